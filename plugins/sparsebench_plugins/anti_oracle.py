@@ -1,0 +1,27 @@
+"""The tokens that matter go: the lower end of the scale."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import sparsebench
+from sparsebench import Kind, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class AntiOracle(Strategy):
+    """Removes the tokens that matter first, as `oracle` removes the others. Never ranked."""
+
+    name: ClassVar[str] = "anti_oracle"
+    kind: ClassVar[Kind] = "oracle"
+    needs: ClassVar[frozenset[str]] = frozenset({"relevance"})
+
+    def scores(self, view: TokenView) -> "Tensor":
+        """Return the relevance with its sign turned; equals are ordered at random."""
+        return 1e-4 * view.random() - view.relevance
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [AntiOracle]

@@ -1,0 +1,40 @@
+"""The most attended tokens stay."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import sparsebench
+from sparsebench import Site, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class AttnTopK(Strategy):
+    """Keeps the tokens with the largest attention in the block where it acts, and drops the others.
+
+    The score is the class token's attention, mean over heads: EViT (Liang et al. 2022) without its fused token.
+    Where there is no class token it is the attention received, mean over heads and queries; the record says which.
+    """
+
+    name: ClassVar[str] = "attn_topk"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset({"attention"})
+    citation: ClassVar[str] = "Liang et al., Not all patches are what you need (EViT), ICLR 2022"
+
+    attention: Literal["auto", "class", "received"] = "auto"
+
+    def requires(self) -> frozenset[str]:
+        """Ask for the one attention that is used."""
+        field = {"auto": "attention", "class": "class_attention", "received": "received_attention"}
+        return frozenset({field[self.attention]})
+
+    def scores(self, view: TokenView) -> "Tensor":
+        """Return the attention."""
+        (field,) = self.requires()
+        return getattr(view, field)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [AttnTopK]

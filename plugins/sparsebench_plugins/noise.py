@@ -1,0 +1,39 @@
+"""The noisiest tokens go."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import sparsebench
+from sparsebench import Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Noise(Strategy):
+    """Removes tokens by an estimate of the noise on them, before the first block.
+
+    With pixels: sigma = sqrt(pi / 2) mean |P * L| / 6 over a patch P and its channels, where L is the difference of
+    two Laplacians [[1,-2,1],[-2,4,-2],[1,-2,1]] that answers to noise and hardly to edges (Immerkaer 1996); only
+    where L fits inside the patch. Without pixels: | ||x|| - median ||x|| |, how far a token's norm is from the
+    sample's median norm, since noise on a pattern changes its length.
+    """
+
+    name: ClassVar[str] = "noise"
+    needs: ClassVar[frozenset[str]] = frozenset({"pixels", "tokens"})
+    citation: ClassVar[str] = "Immerkaer, Fast noise variance estimation, CVIU 64(2), 1996"
+
+    def scores(self, view: TokenView) -> "Tensor":
+        """Return the noise estimate with its sign turned."""
+        P = view.pixels
+        if P is None:
+            norms = view.tokens.norm(dim=-1)
+            return -(norms - norms.median(dim=1, keepdim=True).values).abs()
+        second = P[..., :-2, :] - 2 * P[..., 1:-1, :] + P[..., 2:, :]
+        both = second[..., :-2] - 2 * second[..., 1:-1] + second[..., 2:]
+        return -((3.141592653589793 / 2) ** 0.5 / 6) * both.abs().mean(dim=(2, 3, 4))
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [Noise]

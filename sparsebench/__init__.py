@@ -1,0 +1,32 @@
+"""sparsebench: a benchmark suite for token sparsification in Vision Transformers.
+
+    import sparsebench
+    table = sparsebench.run(["attn_topk"], out="results")       # a DataFrame, one row a strategy and budget
+    records = sparsebench.load_records("results")
+    table = sparsebench.leaderboard(records)
+"""
+
+
+from sparsebench.errors import StrategyError, UnsupportedError, UserError
+from sparsebench.plugin.hooks import hookimpl
+from sparsebench.strategy import Keep, Kind, Merge, Mix, Plan, Site, Strategy, TokenView
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Keep",
+    "Kind",
+    "Merge",
+    "Mix",
+    "Plan",
+    "Site",
+    "Strategy",
+    "StrategyError",
+    "TokenView",
+    "UnsupportedError",
+    "UserError",
+    "hookimpl",
+    "leaderboard",
+    "load_records",
+    "run",
+]

@@ -1,0 +1,50 @@
+"""The errors of sparsebench: one for users, two for strategies."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class UserError(Exception):
+    """A mistake its reader can mend. The command line catches it once and prints it as one line.
+
+    Args:
+        what: what is wrong.
+        got: what was given.
+        allowed: what would have been right.
+        next_step: what to do now.
+    """
+
+    def __init__(self, what: str, *, got: Any = None, allowed: Any = None, next_step: str | None = None):
+        parts = [what]
+        if got is not None:
+            parts.append(f"got {got if isinstance(got, str) else repr(got)}")
+        if allowed is not None:
+            allowed = allowed if isinstance(allowed, str) else ", ".join(map(str, allowed))
+            parts.append(f"allowed: {allowed}")
+        if next_step is not None:
+            parts.append(next_step)
+        super().__init__("; ".join(" ".join(part.split()) for part in parts))
+
+
+def unknown(what: str, got: str, allowed: Iterable[str]) -> UserError:
+    """Return the error for a name that does not exist, with the nearest name that does."""
+    allowed = sorted(allowed)
+    near = difflib.get_close_matches(got, allowed, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else None
+    listed = ", ".join(allowed[:20]) + (f" and {len(allowed) - 20} more" if len(allowed) > 20 else "")
+    return UserError(f"unknown {what}", got=f"'{got}'", allowed=listed or "none is there", next_step=hint)
+
+
+class StrategyError(Exception):
+    """A strategy broke its contract (wrong plan, NaN scores, a field it did not declare): the cell failed."""
+
+
+class UnsupportedError(Exception):
+    """A strategy cannot act on this model or task: the cell is unsupported, which is not a failure."""
+
+
+class DivergedError(Exception):
+    """Training reached a loss that is NaN or infinite: the cell failed."""

@@ -1,0 +1,1 @@
+"""What is measured: cost, timing, the quality of a selection, groups, sample complexity."""

@@ -1,0 +1,139 @@
+"""Multiply-accumulates (MACs) in closed form, from the token counts a network really went through.
+
+Counted: every matrix product, the patch embedding, the head, and the attention rows that a strategy asks for.
+Not counted: norms, softmax, activations, sorting. Half of what a counter of floating-point operations reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Scoring = Literal["", "class", "received"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One block's token counts for one image, class and register tokens not included.
+
+    Attributes:
+        tokens_in: tokens that enter attention as keys.
+        tokens_out: tokens that leave it and enter the MLP.
+        early: whether only the tokens that stay were queries (the choice was made before attention ran).
+        scoring: attention computed only to score the tokens: class row, received by each token, or none.
+    """
+
+    tokens_in: float
+    tokens_out: float
+    early: bool = False
+    scoring: Scoring = ""
+
+
+class CostModel(Protocol):
+    """The closed form of one network."""
+
+    @property
+    def tokens(self) -> int:
+        """Patch tokens at the input."""
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+
+    def steps(self, site: str, blocks: Sequence[int], counts: Sequence[int], needs: Collection[str]) -> list[Step]:
+        """Return the steps of a schedule: `counts` tokens stay at the `blocks`; the input site has one count."""
+
+    def macs(self, steps: Sequence[Step]) -> float:
+        """Return the MACs of one image."""
+
+
+def scoring_of(needs: Collection[str], source: Scoring) -> Scoring:
+    """Return which attention must be computed for these needs; `source` is what plain "attention" means here."""
+    if "received_attention" in needs or ("attention" in needs and source == "received"):
+        return "received"
+    return "class" if {"class_attention", "attention"} & set(needs) else ""
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """MACs of one block: `qkv` and `mlp` and `proj` a token; `width` is the attention's total head dimension."""
+
+    qkv: int
+    proj: int
+    mlp: int
+    width: int
+
+    def macs(self, step: Step, prefix: int, class_rows: int) -> float:
+        """Return 3ND^2 + 2QND + QD^2 + 8MD^2 for a plain block: N keys, Q queries, M tokens after it."""
+        keys, out = prefix + step.tokens_in, prefix + step.tokens_out
+        queries = out if step.early else keys
+        rows = {"": 0.0, "class": class_rows, "received": keys}[step.scoring]
+        attention = self.qkv * keys + 2 * queries * keys * self.width + self.proj * queries
+        return attention + rows * keys * self.width + self.mlp * out
+
+
+@dataclass(frozen=True)
+class VitCost:
+    """A Vision Transformer: `embed` MACs a patch, `head` MACs an image, P = `prefix` class and register tokens."""
+
+    tokens: int
+    prefix: int
+    class_rows: int
+    embed: int
+    head: int
+    blocks: tuple[BlockCost, ...]
+    plain: bool = True
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        return len(self.blocks)
+
+    def steps(self, site: str, blocks: Sequence[int], counts: Sequence[int], needs: Collection[str]) -> list[Step]:
+        """See `CostModel.steps`."""
+        scoring = scoring_of(needs, "class" if self.class_rows else "received")
+        early = self.plain and "tokens" not in needs
+        steps, n = [], self.tokens
+        if site == "input":
+            n = counts[0]
+        at = dict(zip(blocks, counts, strict=True)) if site != "input" else {}
+        for block in range(self.depth):
+            if site == "block":
+                n = at.get(block, n)
+            reduces = site == "attention" and block in at
+            out = at[block] if reduces else n
+            acts = reduces and out < n
+            steps.append(Step(n, out, early and acts, scoring if acts else ""))
+            n = out
+        return steps
+
+    def macs(self, steps: Sequence[Step]) -> float:
+        """See `CostModel.macs`."""
+        inside = sum(b.macs(s, self.prefix, self.class_rows) for b, s in zip(self.blocks, steps, strict=True))
+        return self.embed * self.tokens + inside + self.head
+
+
+@dataclass(frozen=True)
+class ShallowCost:
+    """The one-layer network of Li et al. 2023, eq. (1): L tokens of width d, attention widths m_b and m_a, m neurons."""
+
+    tokens: int
+    d: int
+    m_a: int
+    m_b: int
+    m: int
+    depth: int = 1
+
+    def steps(self, site: str, blocks: Sequence[int], counts: Sequence[int], needs: Collection[str]) -> list[Step]:
+        """See `CostModel.steps`. Wherever a strategy acts, its choice is made before the one attention layer."""
+        acts = counts[0] < self.tokens
+        return [Step(self.tokens, counts[0], acts, scoring_of(needs, "received") if acts else "")]
+
+    def macs(self, steps: Sequence[Step]) -> float:
+        """Return the MACs of one sample: removed tokens are neither queries nor keys nor read out."""
+        (step,) = steps
+        L, n = step.tokens_in, step.tokens_out
+        scoring = 2 * L * self.d * self.m_b + L * L * self.m_b if step.scoring else 0
+        attention = 2 * n * self.d * self.m_b + n * n * self.m_b + n * self.d * self.m_a + n * n * self.m_a
+        return scoring + attention + n * self.m_a * self.m + n * self.m

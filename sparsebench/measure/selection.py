@@ -1,0 +1,32 @@
+"""How well a strategy found the tokens that matter."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.stats import rankdata
+
+
+def auroc(scores: np.ndarray, relevant: np.ndarray) -> float:
+    """Return the mean over samples of the AUROC of (n, N) scores against the (n, N) boolean mask.
+
+    Ties count one half, so that constant scores give 0.5. Samples whose tokens are all relevant, or none, say
+    nothing and are left out; NaN if no sample is left.
+    """
+    positives = relevant.sum(axis=1)
+    negatives = relevant.shape[1] - positives
+    usable = (positives > 0) & (negatives > 0)
+    if not usable.any():
+        return float("nan")
+    ranks = rankdata(scores[usable], axis=1)
+    p, q = positives[usable], negatives[usable]
+    above = (ranks * relevant[usable]).sum(axis=1) - p * (p + 1) / 2
+    return float((above / (p * q)).mean())
+
+
+def precision_recall(kept: np.ndarray, relevant: np.ndarray) -> tuple[float, float]:
+    """Return the share of kept tokens that are relevant, and of relevant ones kept; means over samples, (n, N) masks."""
+    hits = (kept & relevant).sum(axis=1)
+    return (
+        float((hits / np.maximum(kept.sum(axis=1), 1)).mean()),
+        float((hits / np.maximum(relevant.sum(axis=1), 1)).mean()),
+    )

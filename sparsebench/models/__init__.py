@@ -1,0 +1,1 @@
+"""Networks that a strategy can act on."""

@@ -1,0 +1,204 @@
+"""One strategy's way through one forward pass: what it sees, what it decides, what really happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sparsebench import seeds, tokens
+from sparsebench.budget import Budget, solve, stages
+from sparsebench.errors import StrategyError, UnsupportedError
+from sparsebench.measure.cost import CostModel, Scoring, Step
+from sparsebench.strategy import Keep, Merge, Mix, Plan, Strategy, TokenView
+
+Given = Mapping[str, Callable[[], Tensor | None]]
+
+
+class Actor:
+    """A strategy with its token counts for one network.
+
+    Args:
+        strategy: the strategy.
+        budget: what it may spend.
+        cost: the network's closed form, which turns the budget into counts.
+        grid: (rows, columns) of the network's patches, or None.
+        stream: the seed of its random numbers.
+    """
+
+    def __init__(
+        self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int
+    ):
+        self.strategy, self.grid, self.stream = strategy, grid, stream
+        self.depth = cost.depth
+        self.requires = strategy.requires()
+        if "relevance" in self.requires and strategy.kind != "oracle":
+            raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
+        blocks = stages(budget, strategy.site, cost.depth)
+        counts = solve(budget, cost, strategy.site, self.requires)
+        self.keep = dict(zip(blocks, counts, strict=True))
+        self.planned = cost.steps(strategy.site, blocks, counts, self.requires)
+
+    def begin(
+        self, items: Tensor, visit: int, relevance: Tensor | None, *, tokens: int, training: bool
+    ) -> Pass:
+        """Start a forward pass over the (B,) items, seen for the `visit`-th time; relevance is (B, N) or None."""
+        keys = seeds.mix(seeds.mix(items, self.stream), visit)
+        return Pass(self, keys, relevance, tokens, training)
+
+
+@dataclass(eq=False)
+class Pass:
+    """The state of one forward pass. Networks call `acts` and `decide`; the rest is its record.
+
+    Attributes:
+        index, sizes: (B, N) of the tokens that are there now, see `TokenView`.
+        scores: (B, N) of the strategy's first decision, or None.
+        steps: the token counts so far, block by block.
+    """
+
+    actor: Actor
+    keys: Tensor
+    relevance: Tensor | None
+    count: int
+    training: bool
+    index: Tensor = field(init=False)
+    sizes: Tensor = field(init=False)
+    scores: Tensor | None = None
+    decided: bool = False
+    steps: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        B = self.keys.shape[0]
+        self.index = torch.arange(self.count, device=self.keys.device).expand(B, self.count)
+        self.sizes = torch.ones(B, self.count, device=self.keys.device)
+
+    @property
+    def site(self) -> str:
+        """Where the strategy acts."""
+        return self.actor.strategy.site
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """The fields of the view that the strategy reads."""
+        return self.actor.requires
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks that do reduce in this pass, given the tokens that came in."""
+        return list(self.actor.keep)
+
+    def acts(self, block: int) -> bool:
+        """Say whether fewer tokens are to leave this block than are there now."""
+        return self.actor.keep.get(block, self.index.shape[1]) < self.index.shape[1]
+
+    def went(self, tokens_in: int, *, early: bool = False, scoring: Scoring = "") -> None:
+        """Record one block; call it once a block, when its choice is made."""
+        self.steps.append(Step(tokens_in, self.index.shape[1], early, scoring))
+
+    def decide(self, block: int, given: Given) -> Plan | None:
+        """Ask the strategy, check its plan, and remember what became of the tokens.
+
+        Args:
+            block: where it acts.
+            given: how to compute each field of the view; only declared ones are handed on.
+
+        Raises:
+            StrategyError: the plan breaks the contract.
+            UnsupportedError: this network cannot give a field that the strategy needs here.
+        """
+        if not self.acts(block):
+            return None
+        keep = self.actor.keep[block]
+        plan = self.actor.strategy.plan(self._view(block, given), keep)
+        if plan is None:
+            return None
+        name = self.actor.strategy.name
+        check_plan(plan, name, self.index.shape, keep)
+        if not self.decided:
+            self.scores, self.decided = plan.scores, True
+        if isinstance(plan, Keep):
+            plan = Keep(plan.index.sort(dim=1).values, plan.fuse, plan.scores)
+        self.index, self.sizes = tokens.index_after(plan, self.index), tokens.sizes_after(plan, self.sizes)
+        return plan
+
+    def _view(self, block: int, given: Given) -> TokenView:
+        fields = dict(given)
+        if "relevance" in self.requires:
+            if self.relevance is None:
+                raise UnsupportedError("the data of this cell has no relevance mask")
+            mask = self.relevance
+            fields["relevance"] = lambda: _current(mask, self.index)
+        if missing := sorted(self.requires - set(fields)):
+            raise UnsupportedError(
+                f"'{self.actor.strategy.name}' needs {', '.join(missing)}, which this model cannot give at the "
+                f"{self.site} site (it gives {', '.join(sorted(fields))})"
+            )
+        keys = seeds.mix(self.keys, block + 1)
+        count = self.index.shape[1]
+        return TokenView(
+            {need: fields[need] for need in self.requires},
+            index=self.index,
+            sizes=self.sizes,
+            block=block,
+            depth=self.actor.depth,
+            training=self.training,
+            grid=self.actor.grid,
+            random=lambda draw: seeds.uniform(seeds.mix(keys, draw + 1), count),
+        )
+
+
+def _current(mask: Tensor, index: Tensor) -> Tensor:
+    """Return the mask's values for the tokens that are there; 0 for one that stands for no single patch."""
+    return mask.gather(1, index.clamp(min=0)) * (index >= 0)
+
+
+def check_plan(plan: Plan, name: str, shape: torch.Size, keep: int) -> None:
+    """Raise StrategyError unless the plan turns (B, N) tokens into exactly `keep` of them, legally."""
+    if not isinstance(plan, Keep | Merge | Mix):
+        raise StrategyError(f"'{name}' returned {type(plan).__name__}, not a plan (Keep, Merge, Mix or None)")
+    B, N = shape
+    for what, value, expected in (
+        ("scores", plan.scores, (B, N)),
+        ("Keep.fuse", getattr(plan, "fuse", None), (B, N)),
+        ("Merge.target", getattr(plan, "target", None), (B, N)),
+        ("Mix.weight", getattr(plan, "weight", None), (B, keep, N)),
+        ("Keep.index", getattr(plan, "index", None), (B, keep - (getattr(plan, "fuse", None) is not None))),
+    ):
+        if value is None:
+            continue
+        if not isinstance(value, Tensor) or tuple(value.shape) != expected:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise StrategyError(f"'{name}': {what} must have shape {expected}, got {got}")
+        if value.is_floating_point() and bool(value.isnan().any()):
+            raise StrategyError(f"'{name}': {what} holds NaN")
+    if isinstance(plan, Keep):
+        _check_index(plan.index, name, N)
+    elif isinstance(plan, Merge):
+        _check_groups(plan.target, name, keep)
+
+
+def _check_index(index: Tensor, name: str, N: int) -> None:
+    if index.dtype != torch.int64:
+        raise StrategyError(f"'{name}': Keep.index must be int64, got {index.dtype}")
+    if index.numel() == 0:
+        return
+    low, high = (int(x) for x in index.aminmax())
+    if low < 0 or high >= N:
+        raise StrategyError(f"'{name}': Keep.index must lie in 0..{N - 1}, got {low}..{high}")
+    ordered = index.sort(dim=1).values
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        raise StrategyError(f"'{name}': Keep.index names a token twice")
+
+
+def _check_groups(target: Tensor, name: str, keep: int) -> None:
+    if target.dtype != torch.int64:
+        raise StrategyError(f"'{name}': Merge.target must be int64, got {target.dtype}")
+    low, high = (int(x) for x in target.aminmax())
+    if low < 0 or high >= keep:
+        raise StrategyError(f"'{name}': Merge.target must lie in 0..{keep - 1}, got {low}..{high}")
+    members = torch.zeros(target.shape[0], keep, device=target.device)
+    if bool((members.scatter(1, target, 1.0) == 0).any()):
+        raise StrategyError(f"'{name}': Merge.target leaves one of its {keep} groups empty")

@@ -1,0 +1,130 @@
+"""What a model is to the harness, and the models that come with it. Imports no torch until one is built."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sparsebench import seeds
+from sparsebench.tasks.base import Data, Inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sparsebench.measure.cost import CostModel
+    from sparsebench.models.acting import Pass
+
+
+class Network(Protocol):
+    """A built model: called with inputs and, when a strategy acts on it, with the pass that carries it.
+
+    Attributes:
+        grid: (rows, columns) of its patches, or None where tokens have no places.
+        cost: the closed form of its MACs.
+        attention_source: what "attention" means here: "class", "class+distillation" or "received".
+    """
+
+    grid: tuple[int, int] | None
+    cost: CostModel
+    attention_source: str
+
+    @property
+    def module(self) -> Any:
+        """The torch module that holds the weights."""
+
+    def __call__(self, inputs: Tensor, acting: Pass | None = None) -> Tensor:
+        """Return (B, classes) logits, or (B,) margins."""
+
+
+class Model(BaseModel):
+    """A network a strategy can act on; its fields are its parameters.
+
+    Attributes:
+        name: what users type.
+        inputs: "tokens" or "images", what the tasks it fits must give.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: ClassVar[str]
+    inputs: ClassVar[Inputs]
+
+    def build(self, data: Data, repetition: int) -> Network:
+        """Return the network for that data with the initial weights of that repetition."""
+        raise NotImplementedError(f"model '{self.name}' must define build(data, repetition)")
+
+
+class Shallow(Model):
+    """The one-layer Vision Transformer of Li et al. (ICLR 2023), eq. (1)."""
+
+    name: ClassVar[str] = "shallow"
+    inputs: ClassVar[Inputs] = "tokens"
+
+    m: int = Field(256, gt=0, description="neurons; the paper has 1000, with which success curves agree")
+    sigma: float = Field(0.1, ge=0, description="error of the initial value matrix")
+    delta: float = Field(0.2, ge=0, description="error of the initial query and key matrices")
+    xi: float = Field(0.01, gt=0, description="standard deviation of the initial W_O")
+
+    def build(self, data: Data, repetition: int) -> Network:
+        """See `Model.build`."""
+        from sparsebench.models.shallow import ShallowViT
+
+        rng = seeds.generator("init", self.name, self.model_dump_json(), repetition)
+        return ShallowViT(rng, data.patterns, data.train.inputs.shape[1], **self.model_dump())
+
+
+class _Deep(Model):
+    """A timm VisionTransformer."""
+
+    inputs: ClassVar[Inputs] = "images"
+
+    def _vit(self, canvas: int, classes: int) -> Any:
+        raise NotImplementedError
+
+    def build(self, data: Data, repetition: int) -> Network:
+        """See `Model.build`."""
+        import torch
+
+        from sparsebench.models.deep import DeepViT
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeds.seed_of("init", self.name, self.model_dump_json(), repetition))
+            return DeepViT(self._vit(data.train.inputs.shape[-1], len(data.classes)))
+
+
+class Vit(_Deep):
+    """A small Vision Transformer for small images: timm's VisionTransformer, class token, random weights."""
+
+    name: ClassVar[str] = "vit"
+
+    dim: int = Field(64, gt=0, description="width of the tokens")
+    depth: int = Field(3, gt=0, description="blocks")
+    heads: int = Field(4, gt=0, description="attention heads; must divide dim")
+    patch: int = Field(4, gt=0, description="side of a patch in pixels; must divide the image")
+
+    def _vit(self, canvas: int, classes: int) -> Any:
+        from sparsebench.errors import UserError
+        from sparsebench.models.deep import small_vit
+
+        if self.dim % self.heads:
+            raise UserError("vit: heads must divide dim", got=f"dim={self.dim}, heads={self.heads}")
+        if canvas % self.patch:
+            raise UserError("vit: patch must divide the image", got=f"patch={self.patch}, image={canvas}")
+        return small_vit(canvas, classes, **self.model_dump())
+
+
+class Timm(_Deep):
+    """Any timm VisionTransformer by name, with random weights, at the task's image size."""
+
+    name: ClassVar[str] = "timm"
+
+    arch: str = Field("vit_tiny_patch16_224", description="a name that timm.list_models() gives")
+
+    def _vit(self, canvas: int, classes: int) -> Any:
+        from sparsebench.models.deep import named_vit
+
+        return named_vit(self.arch, canvas, classes)
+
+
+SHIPPED = (Shallow, Vit, Timm)

@@ -1,0 +1,279 @@
+"""Acting on any timm VisionTransformer, unmodified. The only file that knows timm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from sparsebench import tokens
+from sparsebench.errors import UnsupportedError, UserError, unknown
+from sparsebench.measure.cost import BlockCost, VitCost, scoring_of
+from sparsebench.models.acting import Given, Pass
+from sparsebench.strategy import Keep, Merge
+
+
+class DeepViT:
+    """A timm VisionTransformer that a strategy can act on; without one it is just called.
+
+    Nothing of the model is changed but for the time of a call: a hook on `patch_drop` for the input site, and a
+    `forward` of the reducing blocks for the others. The weights and the state_dict are never touched.
+
+    Args:
+        vit: the model.
+        mean, std: what its pixels are normalised with.
+
+    Attributes:
+        module: the timm model.
+        grid: (rows, columns) of its patches; `patch` their (height, width) in pixels.
+        cost: its closed form.
+        attention_source: what "attention" means here, for the record.
+
+    Raises:
+        UnsupportedError: an architecture in which tokens cannot be dropped safely, with the reason.
+    """
+
+    def __init__(self, vit: nn.Module, *, mean: float = 0.5, std: float = 0.5):
+        refuse(vit)
+        self.mean, self.std = mean, std
+        self.module: Any = vit
+        self.prefix: int = self.module.num_prefix_tokens
+        self.grid: tuple[int, int] = tuple(self.module.patch_embed.grid_size)
+        self.patch: tuple[int, int] = tuple(self.module.patch_embed.patch_size)
+        has_class = self.module.cls_token is not None
+        self.class_rows = (2 if getattr(vit, "dist_token", None) is not None else 1) if has_class else 0
+        self.attention_source = ("received", "class", "class+distillation")[self.class_rows]
+        self.cost = vit_cost(self.module, self.class_rows)
+
+    def __call__(self, images: Tensor, acting: Pass | None = None) -> Tensor:
+        """Return logits (B, classes) of images (B, 3, height, width): uint8, or real in [0, 1]."""
+        if not images.is_floating_point():
+            images = images.to(next(self.module.parameters()).dtype) / 255
+        normed = (images - self.mean) / self.std
+        if acting is None:
+            return self.module(normed)
+        with self._installed(images, acting):
+            return self.module(normed)
+
+    @contextmanager
+    def _installed(self, images: Tensor, acting: Pass) -> Iterator[None]:
+        with ExitStack() as stack:
+            if acting.site == "input":
+                hook = self.module.patch_drop.register_forward_hook(partial(self._input, images, acting))
+                stack.callback(hook.remove)
+            for number, block in enumerate(self.module.blocks):
+                block.forward = partial(self._block, acting, number, block)
+                stack.callback(block.__dict__.pop, "forward")
+            if self.module.global_pool.startswith("avg") and self.module.attn_pool is None:
+                self.module.pool = partial(self._pool, acting)
+                stack.callback(self.module.__dict__.pop, "pool")
+            yield
+
+    def _input(self, images: Tensor, acting: Pass, _module: nn.Module, _args: Any, x: Tensor) -> Tensor | None:
+        """Act after the position embedding, before the first block."""
+        given: Given = {"tokens": lambda: x[:, self.prefix :], "pixels": lambda: self._patches(images, acting.index)}
+        plan = acting.decide(0, given)
+        return x if plan is None else tokens.apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens), self.prefix)
+
+    def _patches(self, images: Tensor, index: Tensor) -> Tensor:
+        """Return (B, N, channels, height, width), the pixels of each patch at the input."""
+        B, c = images.shape[:2]
+        (rows, columns), (height, width) = self.grid, self.patch
+        cut = images.reshape(B, c, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+        return cut.reshape(B, rows * columns, c, height, width)
+
+    def _block(self, acting: Pass, number: int, block: Any, x: Tensor, **kwargs: Any) -> Tensor:
+        """Run one block, with the strategy's choice before it or inside it."""
+        if acting.site == "block" and acting.acts(number):
+            sizes = acting.sizes
+            plan = acting.decide(number, {"tokens": lambda: x[:, self.prefix :]})
+            x = x if plan is None else tokens.apply(plan, x, sizes, self.prefix)
+        if acting.site != "attention" or not acting.acts(number):
+            acting.went(x.shape[1] - self.prefix)
+            return type(block).forward(block, x, **kwargs)
+        if not isinstance(block, Block):
+            raise UnsupportedError(
+                f"blocks of type {type(block).__name__} cannot be cut between attention and MLP; use a strategy of "
+                "the input or block site"
+            )
+        x = self._attention_site(acting, number, block, x)
+        return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+
+    def _attention_site(self, acting: Pass, number: int, block: Any, x: Tensor) -> Tensor:
+        """Return x + Attn(x) with the chosen tokens only.
+
+        Where the choice needs nothing that attention makes, it comes first and only the tokens that stay are queries
+        (all are keys and values): the same result for fewer MACs.
+        """
+        came, sizes = x.shape[1] - self.prefix, acting.sizes
+        scoring = scoring_of(acting.requires, "class" if self.class_rows else "received")
+        normed = block.norm1(x)
+        plain = is_plain(block.attn)
+        if plain:
+            q, k, v = qkv(block.attn, normed)
+            given = self._given(block.attn, q, k, v)
+        if plain and "tokens" not in acting.requires:
+            plan = acting.decide(number, given)
+            early = isinstance(plan, Keep) and plan.fuse is None
+            if early:
+                rows = tokens.with_prefix(plan.index, self.prefix)  # type: ignore[union-attr]
+                q = q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
+                x = tokens.gather(x, rows)
+            x = x + block.drop_path1(block.ls1(attend(block.attn, q, k, v)))
+            acting.went(came, early=early, scoring=scoring)
+            return x if early or plan is None else tokens.apply(plan, x, sizes, self.prefix)
+        if plain:
+            attended = attend(block.attn, q, k, v)
+        else:
+            attended, given = self._observed(block.attn, normed)
+        x = x + block.drop_path1(block.ls1(attended))
+        plan = acting.decide(number, {**given, "tokens": lambda: x[:, self.prefix :]})
+        acting.went(came, scoring=scoring)
+        return x if plan is None else tokens.apply(plan, x, sizes, self.prefix)
+
+    def _observed(self, attn: Any, normed: Tensor) -> tuple[Tensor, dict[str, Callable[[], Tensor | None]]]:
+        """Run an attention module of another kind as it is, and take its queries and keys where it shows them."""
+        seen: dict[str, Tensor] = {}
+        with ExitStack() as stack:
+            for name in ("q_norm", "k_norm"):
+                if isinstance(getattr(attn, name, None), nn.Module):
+                    hook = getattr(attn, name).register_forward_hook(
+                        lambda _m, _a, out, name=name: seen.__setitem__(name, out)
+                    )
+                    stack.callback(hook.remove)
+            attended = attn(normed)
+        if len(seen) < 2:
+            return attended, {}
+        given = self._given(attn, seen["q_norm"], seen["k_norm"], None)
+        return attended, given
+
+    def _given(
+        self, attn: Any, q: Tensor, k: Tensor, v: Tensor | None
+    ) -> dict[str, Callable[[], Tensor | None]]:
+        """Return how to compute what a strategy may see at the attention site; q, k, v are (B, H, P + N, C / H)."""
+        P, rows = self.prefix, self.class_rows
+
+        def mean_row(queries: Tensor) -> Tensor:
+            attention = torch.softmax(queries * attn.scale @ k.transpose(-2, -1), dim=-1)
+            return attention.mean(dim=(1, 2))[:, P:]
+
+        given: dict[str, Callable[[], Tensor | None]] = {
+            "queries": lambda: q[:, :, P:],
+            "keys": lambda: k[:, :, P:],
+            "received_attention": lambda: mean_row(q),
+        }
+        if v is not None:
+            given["values"] = lambda: v[:, :, P:]
+        if rows:
+            given["class_attention"] = lambda: mean_row(q[:, :, :rows])
+        given["attention"] = given["class_attention" if rows else "received_attention"]
+        return given
+
+    def _pool(self, acting: Pass, x: Tensor, pool_type: str | None = None) -> Tensor:
+        """Average-pool with merged tokens weighted by their sizes."""
+        vit = self.module
+        if bool((acting.sizes == acting.sizes[:, :1]).all()):
+            return type(vit).pool(vit, x, pool_type)
+        sizes = acting.sizes
+        if vit.pool_include_prefix:
+            sizes = torch.cat([sizes.new_ones(x.shape[0], self.prefix), sizes], dim=1)
+        else:
+            x = x[:, self.prefix :]
+        return (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True)
+
+
+def is_plain(attn: nn.Module) -> bool:
+    """Say whether this is timm's plain attention, whose forward pass can be taken apart."""
+    return type(attn) is Attention and getattr(attn, "gate", None) is None
+
+
+def qkv(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values, each (B, H, T, C / H), of plain attention on (B, T, C)."""
+    B, T, _ = x.shape
+    q, k, v = attn.qkv(x).reshape(B, T, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+    return attn.q_norm(q), attn.k_norm(k), v
+
+
+def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return (B, Q, C), plain attention's output for its Q queries, with the kernel that the module would use."""
+    drop = attn.attn_drop.p if attn.training else 0.0
+    if attn.fused_attn:
+        x = F.scaled_dot_product_attention(q, k, v, dropout_p=drop)
+    else:
+        x = attn.attn_drop(torch.softmax(q * attn.scale @ k.transpose(-2, -1), dim=-1)) @ v
+    x = x.transpose(1, 2).flatten(2)
+    return attn.proj_drop(attn.proj(getattr(attn, "norm", nn.Identity())(x)))
+
+
+def refuse(vit: nn.Module) -> None:
+    """Raise UnsupportedError for architectures in which dropping tokens would go wrong silently."""
+    if not isinstance(vit, VisionTransformer):
+        raise UnsupportedError(f"{type(vit).__name__} is no timm VisionTransformer")
+    name = type(vit).__name__
+    if getattr(vit, "grad_checkpointing", False):
+        raise UnsupportedError(f"{name}: gradient checkpointing is on; call set_grad_checkpointing(False)")
+    if getattr(vit, "rope", None) is not None:
+        raise UnsupportedError(f"{name}: rotary position embeddings are bound to the full token grid")
+    if getattr(vit, "dynamic_img_size", False):
+        raise UnsupportedError(f"{name}: dynamic_img_size is on, so the number of tokens is not fixed")
+    if not isinstance(vit.patch_drop, nn.Identity):
+        raise UnsupportedError(f"{name}: it drops patches on its own (patch_drop_rate > 0)")
+
+
+def linear_macs(module: nn.Module | None) -> int:
+    """Return the MACs a token of all linear layers inside the module."""
+    if module is None:
+        return 0
+    return sum(x.in_features * x.out_features for x in module.modules() if isinstance(x, nn.Linear))
+
+
+def vit_cost(vit: Any, class_rows: int) -> VitCost:
+    """Return the closed form of a timm VisionTransformer."""
+    blocks = []
+    for block in vit.blocks:
+        attn = getattr(block, "attn", None)
+        if attn is None or not hasattr(attn, "qkv") or not hasattr(block, "mlp"):
+            raise UnsupportedError(f"blocks of type {type(block).__name__} have no closed form of their MACs yet")
+        blocks.append(
+            BlockCost(
+                qkv=linear_macs(attn.qkv) + linear_macs(getattr(attn, "gate", None)),
+                proj=linear_macs(attn.proj),
+                mlp=linear_macs(block.mlp),
+                width=attn.qkv.out_features // 3,
+            )
+        )
+    patch_weights = vit.patch_embed.proj.weight.numel()
+    head = linear_macs(vit.head) + linear_macs(getattr(vit, "head_dist", None))
+    plain = all(is_plain(block.attn) for block in vit.blocks)
+    tokens_, prefix = vit.patch_embed.num_patches, vit.num_prefix_tokens
+    return VitCost(tokens_, prefix, class_rows, patch_weights, head, tuple(blocks), plain)
+
+
+def small_vit(canvas: int, classes: int, **sizes: int) -> VisionTransformer:
+    """Return a timm VisionTransformer for small images: patch, dim, depth, heads, with random weights."""
+    return VisionTransformer(
+        img_size=canvas,
+        patch_size=sizes["patch"],
+        embed_dim=sizes["dim"],
+        depth=sizes["depth"],
+        num_heads=sizes["heads"],
+        num_classes=classes,
+    )
+
+
+def named_vit(name: str, canvas: int, classes: int) -> nn.Module:
+    """Return a timm model by name, with random weights, for images of canvas x canvas pixels."""
+    if name not in timm.list_models():
+        raise unknown("timm model", name, timm.list_models("*vit*"))
+    try:
+        return timm.create_model(name, img_size=canvas, num_classes=classes)
+    except (AssertionError, ValueError, TypeError) as error:
+        raise UserError(f"timm cannot make '{name}' for {canvas} x {canvas} pixels: {error}") from error

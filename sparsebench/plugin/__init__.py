@@ -1,0 +1,1 @@
+"""How strategies, tasks and models come in: hooks, discovery, specifications on the command line."""

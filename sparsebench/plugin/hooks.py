@@ -1,0 +1,37 @@
+"""The hooks. They register and observe; none of them runs while tokens are being removed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from sparsebench.models.base import Model
+    from sparsebench.strategy import Strategy
+    from sparsebench.sweep.record import Record
+    from sparsebench.tasks.base import Task
+
+PROJECT = "sparsebench"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class Hooks:
+    """What a plugin module may define, each decorated with `sparsebench.hookimpl`."""
+
+    @hookspec
+    def sparsebench_strategies(self) -> list[type[Strategy]]:  # type: ignore[empty-body]
+        """Return the strategies that the plugin brings."""
+
+    @hookspec
+    def sparsebench_tasks(self) -> list[type[Task]]:  # type: ignore[empty-body]
+        """Return the tasks that the plugin brings."""
+
+    @hookspec
+    def sparsebench_models(self) -> list[type[Model]]:  # type: ignore[empty-body]
+        """Return the models that the plugin brings."""
+
+    @hookspec
+    def sparsebench_record_finished(self, record: Record) -> None:
+        """Look at a record that has just been stored. An exception here costs the observer, not the record."""

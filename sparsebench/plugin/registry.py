@@ -1,0 +1,212 @@
+"""Finds strategies, tasks and models. A plugin that fails to load costs only itself."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from sparsebench.errors import UserError, unknown
+from sparsebench.models.base import SHIPPED as MODELS
+from sparsebench.models.base import Model
+from sparsebench.plugin.hooks import PROJECT, Hooks
+from sparsebench.strategy import Strategy, complaint
+from sparsebench.sweep.record import Origin
+from sparsebench.tasks.base import Task
+from sparsebench.tasks.images import SHIPPED as IMAGE_TASKS
+from sparsebench.tasks.theory import Theory
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A strategy class and where it came from."""
+
+    cls: type[Strategy]
+    origin: Origin
+
+
+class Registry:
+    """Everything that can be named on the command line.
+
+    Installed plugins are modules under the entry-point group `sparsebench`; one is imported when a name is asked for
+    that is its entry point's, and all of them only when a name is not found that way or a list is wanted.
+
+    Attributes:
+        broken: why a plugin could not be loaded, by its name.
+    """
+
+    def __init__(self) -> None:
+        self.manager = pluggy.PluginManager(PROJECT)
+        self.manager.add_hookspecs(Hooks)
+        self.broken: dict[str, str] = {}
+        self.entries = {e.name: e for e in sorted(metadata.entry_points(group=PROJECT), key=lambda e: e.name)}
+        self._strategies: dict[str, Found] = {}
+        self._tasks: dict[str, type[Task]] = {cls.name: cls for cls in (Theory, *IMAGE_TASKS)}
+        self._models: dict[str, type[Model]] = {cls.name: cls for cls in MODELS}
+
+    def strategy(self, name: str) -> Found:
+        """Return the strategy of that name, importing no other plugin if the name is an entry point's."""
+        if name not in self._strategies:
+            self._look_for(name, self._strategies)
+        if name not in self._strategies:
+            raise unknown("strategy", name, {*self._strategies, *self.entries})
+        return self._strategies[name]
+
+    def task(self, name: str) -> type[Task]:
+        """Return the task of that name."""
+        if name not in self._tasks:
+            self._look_for(name, self._tasks)
+        if name not in self._tasks:
+            raise unknown("task", name, self._tasks)
+        return self._tasks[name]
+
+    def model(self, name: str) -> type[Model]:
+        """Return the model of that name."""
+        if name not in self._models:
+            self._look_for(name, self._models)
+        if name not in self._models:
+            raise unknown("model", name, self._models)
+        return self._models[name]
+
+    def _look_for(self, name: str, found: dict[str, Any]) -> None:
+        if name in self.entries:
+            self.load_entry(name)
+            if name in self.broken:
+                raise UserError(f"plugin '{name}' does not load: {self.broken[name]}")
+        if name not in found:
+            self.load_all()
+
+    def strategies(self) -> list[Found]:
+        """Return every strategy that is installed or was loaded from a file."""
+        self.load_all()
+        return [self._strategies[name] for name in sorted(self._strategies)]
+
+    def tasks(self) -> list[type[Task]]:
+        """Return every task."""
+        self.load_all()
+        return [self._tasks[name] for name in sorted(self._tasks)]
+
+    def models(self) -> list[type[Model]]:
+        """Return every model."""
+        self.load_all()
+        return [self._models[name] for name in sorted(self._models)]
+
+    def load_all(self) -> None:
+        """Load every installed plugin; those that fail are named in `broken`."""
+        for name in self.entries:
+            self.load_entry(name)
+
+    def load_entry(self, name: str) -> None:
+        """Load one installed plugin, unless that was done or tried before."""
+        if name in self.broken or self.manager.has_plugin(name):
+            return
+        entry = self.entries[name]
+        try:
+            module = entry.load()
+        except (Exception, SystemExit) as error:
+            self.broken[name] = _one_line(error)
+            return
+        source = getattr(module, "__file__", None)
+        self._register(module, Origin(
+            plugin=name,
+            distribution=entry.dist.name if entry.dist else "",
+            version=entry.dist.version if entry.dist else "",
+            sha256=_sha256(Path(source)) if source else "",
+        ))  # fmt: skip
+
+    def load_file(self, path: Path) -> list[str]:
+        """Load a plugin from a .py file under a private module name; return the names of its strategies.
+
+        Raises:
+            UserError: there is no such file, its import fails, or a hook in it raises.
+        """
+        if not path.is_file():
+            raise UserError(f"plugin file {path} does not exist")
+        name, sha256 = f"file:{path.name}", _sha256(path)
+        module_name = f"sparsebench_local_{path.stem}_{sha256[:8]}"
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module  # dataclasses and pydantic look the module up while it is executed
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[module_name]
+            raise UserError(f"plugin file {path} does not load: {_one_line(error)}") from error
+        before = set(self._strategies)
+        self._register(module, Origin(plugin=name, path=str(path.resolve()), sha256=sha256))
+        if name in self.broken:
+            raise UserError(f"plugin file {path} does not load: {self.broken[name]}")
+        return [known for known in self._strategies if known not in before]
+
+    def _register(self, module: ModuleType, origin: Origin) -> None:
+        """Register a module and take what its hooks return."""
+        name = origin.plugin
+        try:
+            self.manager.register(module, name=name)
+            self.manager.check_pending()
+            self._take(name, "sparsebench_strategies", lambda x: self._add_strategy(x, origin))
+            self._take(name, "sparsebench_tasks", lambda x: _add(x, Task, self._tasks))
+            self._take(name, "sparsebench_models", lambda x: _add(x, Model, self._models))
+        except Exception as error:  # a stranger's code: whatever it raises is its own
+            self.broken[name] = _one_line(error)
+            if self.manager.has_plugin(name):
+                self.manager.unregister(name=name)
+
+    def _take(self, name: str, hook: str, add: Callable[[Any], None]) -> None:
+        for implementation in getattr(self.manager.hook, hook).get_hookimpls():
+            if implementation.plugin_name == name:
+                returned = implementation.function()
+                if not isinstance(returned, Iterable):
+                    raise UserError(f"{hook} must return a list", got=returned)
+                for thing in returned:
+                    add(thing)
+
+    def _add_strategy(self, cls: type[Strategy], origin: Origin) -> None:
+        if problem := complaint(cls):
+            raise UserError(problem)
+        taken = self._strategies.get(cls.name)
+        owner = self.entries.get(cls.name)
+        if taken is not None and taken.origin != origin:
+            raise UserError(f"its strategy '{cls.name}' has the name of one of plugin '{taken.origin.plugin}'")
+        if owner is not None and origin.plugin != cls.name:
+            raise UserError(f"its strategy '{cls.name}' has the name of installed plugin '{owner.name}'; rename it")
+        self._strategies[cls.name] = Found(cls, origin)
+
+    def observe(self, record: Any) -> None:
+        """Show a finished record to the observers, one by one."""
+        for implementation in self.manager.hook.sparsebench_record_finished.get_hookimpls():
+            try:
+                implementation.function(record)
+            except Exception as error:  # an observer must never cost a record
+                log.warning("observer '%s' failed: %s", implementation.plugin_name, _one_line(error))
+
+
+def _add(cls: Any, base: type, found: dict[str, Any]) -> None:
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise UserError(f"{cls!r} is not a subclass of {base.__name__}")
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str):
+        raise UserError(f"{cls.__name__} has no name")
+    if found.get(name, cls) is not cls:
+        raise UserError(f"there is a {base.__name__.lower()} '{name}' already")
+    found[name] = cls
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split()) if not isinstance(error, UserError) else str(error)

@@ -1,0 +1,85 @@
+"""NAME:param=value,value,param=value as users type it, and parameters checked against a class."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from sparsebench.errors import UserError, unknown
+
+B = TypeVar("B", bound=BaseModel)
+_FORM = re.compile(r"(?P<name>.*?)(?::(?P<params>[A-Za-z_]\w*=.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What was asked for: a name or file, and for each parameter the values to sweep over."""
+
+    name: str
+    params: dict[str, list[Any]] = field(default_factory=dict)
+
+    def combinations(self, without: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+        """Return every combination of the parameters' values, but for the parameters named."""
+        swept = {key: values for key, values in self.params.items() if key not in without}
+        return [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+
+
+def parse(text: str, positional: str | None = None) -> Spec:
+    """Return the specification of NAME[:param=value[,value...][,param=value...]].
+
+    Values are JSON where they can be, else text. With `positional`, NAME:VALUE sets that parameter.
+    """
+    match = _FORM.fullmatch(text)
+    assert match is not None
+    name, rest = match["name"], match["params"]
+    if rest is None and positional is not None and ":" in name:
+        name, _, value = name.partition(":")
+        return Spec(name, {positional: [value]})
+    if not name:
+        raise UserError("a name is missing", got=f"'{text}'", allowed="NAME or NAME:param=value,value")
+    params: dict[str, list[Any]] = {}
+    key = ""
+    for piece in rest.split(",") if rest else ():
+        head, equals, value = piece.partition("=")
+        if equals:
+            key = head.strip()
+            if key in params:
+                raise UserError(f"parameter '{key}' is given twice", got=f"'{text}'")
+            params[key] = []
+        params[key].append(_value(value if equals else head))
+    return Spec(name, params)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text.strip()
+
+
+def fill(cls: type[B], params: Mapping[str, Any], what: str) -> B:
+    """Return cls(**params), with a tuple written as a+b+c.
+
+    Raises:
+        UserError: a parameter that does not exist, or a value that it cannot have.
+    """
+    given = {}
+    for key, value in params.items():
+        if key not in cls.model_fields:
+            raise unknown(f"parameter of {what}", key, cls.model_fields)
+        kinds = (cls.model_fields[key].annotation, *typing.get_args(cls.model_fields[key].annotation))
+        is_tuple = any(typing.get_origin(kind) is tuple for kind in kinds)
+        given[key] = str(value).split("+") if is_tuple and not isinstance(value, list | tuple) else value
+    try:
+        return cls(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "its parameters"
+        raise UserError(f"{what}: {place}: {first['msg']}", got=first.get("input")) from error

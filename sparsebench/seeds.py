@@ -1,0 +1,52 @@
+"""Random numbers named by what they are for, so that no draw depends on order, batching or machine."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def seed_of(*dimensions: object) -> int:
+    """Return 63 bits that depend on the named dimensions and on nothing else."""
+    text = "\x1f".join(map(str, dimensions)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
+
+
+def generator(*dimensions: object) -> np.random.Generator:
+    """Return a numpy generator for the named dimensions."""
+    return np.random.Generator(np.random.Philox(seed_of(*dimensions)))
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(keys: Tensor, value: int | Tensor) -> Tensor:
+    """Return new int64 keys, (B,) or any shape, from keys and a value.
+
+    One round of SplitMix64 (Steele, Lea and Flood 2014). Integer arithmetic only, so every device agrees.
+    """
+    x = keys + (_signed(value * _GOLDEN % 2**64) if isinstance(value, int) else value * _signed(_GOLDEN))
+    x = (x ^ _shift(x, 30)) * _signed(_MIX[0])
+    x = (x ^ _shift(x, 27)) * _signed(_MIX[1])
+    return x ^ _shift(x, 31)
+
+
+def uniform(keys: Tensor, count: int) -> Tensor:
+    """Return (B, count) float32 numbers in [0, 1), one stream a key of the (B,) int64 keys."""
+    import torch
+
+    steps = torch.arange(1, count + 1, device=keys.device)
+    return _shift(mix(keys[:, None], steps), 40).to(torch.float32) / 2**24

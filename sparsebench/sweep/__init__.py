@@ -1,0 +1,1 @@
+"""From a suite to records: cells, the store, the engines."""

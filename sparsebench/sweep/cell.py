@@ -1,0 +1,59 @@
+"""A cell: one question to the benchmark, as a value with a content hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from sparsebench.budget import Budget
+
+Where = Literal["both", "train", "test"]
+
+
+class Part(BaseModel):
+    """A task, model or strategy by name, with all its parameters spelled out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    params: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, thing: Any) -> Part:
+        """Return the part that names a task, model or strategy object."""
+        return cls(name=thing.name, params=thing.model_dump(mode="json"))
+
+
+class Cell(BaseModel):
+    """Task, model, strategy, budget, number of training samples, where it applies, and which repetition.
+
+    Attributes:
+        where: whether tokens are removed in training, in the test, or in both.
+        init: the cell whose trained weights this one starts from, or None for random ones.
+        repetition: numbers the seeds: data, initial weights and order depend on it, and on no other cell.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: Part
+    model: Part
+    strategy: Part
+    budget: Budget
+    n_train: int = Field(gt=0)
+    repetition: int = Field(ge=0)
+    where: Where = "both"
+    init: Cell | None = None
+
+    @cached_property
+    def id(self) -> str:
+        """Sixteen hexadecimal digits of the SHA-256 of the canonical JSON."""
+        return hashlib.sha256(canonical(self.model_dump(mode="json")).encode()).hexdigest()[:16]
+
+
+def canonical(value: object) -> str:
+    """Return JSON with sorted keys, no spaces, and no NaN or infinity."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,232 @@
+"""From a cell to its record: draw the data, build the network, train it, test it, measure."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+
+from sparsebench import seeds
+from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
+from sparsebench.measure import groups, selection
+from sparsebench.models.acting import Actor
+from sparsebench.models.base import Model, Network
+from sparsebench.plugin.registry import Registry
+from sparsebench.plugin.spec import fill
+from sparsebench.strategy import Strategy
+from sparsebench.sweep import environment, store
+from sparsebench.sweep.cell import Cell
+from sparsebench.sweep.record import Failure, Metric, Origin, Outcomes, Record, Status, TokenStep, pack
+from sparsebench.tasks.base import Data, Locations, Split, Task
+from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
+from sparsebench.training.loop import Samples, train
+
+RELEVANT = 0.5
+"""A patch counts as relevant when at least this share of it matters (theory tokens are 0 or 1)."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a cell needs and its hash does not know: this machine.
+
+    Attributes:
+        out: the run's folder, for initial weights.
+        device: "cpu" or "cuda:i".
+        locations: where the image sets lie.
+        keep_weights: whether the trained weights are stored for other cells to start from.
+    """
+
+    out: Path
+    device: str
+    locations: Locations
+    keep_weights: bool = False
+
+
+def weights_path(out: Path, cell_id: str) -> Path:
+    """Return where the trained weights of a cell lie."""
+    return out / "weights" / f"{cell_id}.safetensors"
+
+
+def run_cell(cell: Cell, origin: Origin, registry: Registry, context: Context) -> Record:
+    """Return the cell's record, whatever happens: what a strategy does wrong is in the record, not raised."""
+    started, clock = datetime.now(UTC).isoformat(), time.perf_counter()
+    strategy = registry.strategy(cell.strategy.name).cls
+    result, failure = _Result(), None
+    status: Status = "ok"
+    try:
+        torch.manual_seed(seeds.seed_of("cell", cell.id))
+        result = _measure(cell, registry, context)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        status, failure = "oom", _failure(error)
+    except UnsupportedError as error:
+        status, failure = "unsupported", Failure(reason=str(error), kind=type(error).__name__)
+    except (StrategyError, DivergedError, UserError) as error:
+        status, failure = "failed", Failure(reason=str(error), kind=type(error).__name__)
+    except Exception as error:  # a strategy is a stranger's code and may raise anything
+        status, failure = "failed", _failure(error)
+    return Record(
+        cell=cell,
+        cell_id=cell.id,
+        status=status,
+        metrics=result.metrics,
+        trajectory=result.trajectory,
+        samples=result.samples,
+        outcomes=result.outcomes,
+        notes=result.notes,
+        failure=failure,
+        origin=origin,
+        kind=strategy.kind,
+        environment=environment.digest(environment.describe()),
+        device=context.device,
+        started=started,
+        seconds=round(time.perf_counter() - clock, 3),
+    )
+
+
+def _failure(error: BaseException) -> Failure:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return Failure(reason=reason, kind=type(error).__name__, traceback="".join(traceback.format_exception(error))[-4000:])
+
+
+class _Result:
+    """What is filled in while a cell runs."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, Metric] = {}
+        self.trajectory: tuple[TokenStep, ...] = ()
+        self.samples: dict[str, tuple[float, ...]] = {}
+        self.outcomes: Outcomes | None = None
+        self.notes: dict[str, str] = {}
+
+    def add(self, name: str, value: float | None, unit: str, n: int) -> None:
+        """Add one metric; NaN becomes None."""
+        value = None if value is None or np.isnan(value) else float(value)
+        self.metrics[name] = Metric(value=value, unit=unit, n=n)
+
+
+def _measure(cell: Cell, registry: Registry, context: Context) -> _Result:
+    task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
+    model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
+    strategy = fill(registry.strategy(cell.strategy.name).cls, cell.strategy.params, f"strategy '{cell.strategy.name}'")
+    data = task.draw(cell.n_train, cell.repetition, context.locations)
+    network = _network(cell, model, data, context)
+    actor = _actor(cell, strategy, network)
+    recipe = task.recipe()
+    splits = [_on_device(split, network.grid, context.device) for split in (data.train, data.test)]
+    order = ("order", cell.task.name, cell.n_train, cell.repetition)
+    result = _Result()
+    trained = train(network, actor if cell.where != "test" else None, splits[0], recipe, order)
+    tested = actor if cell.where != "train" else None
+    evaluation = evaluate(network, tested, splits[1], recipe)
+    _add_training(result, trained, cell.n_train)
+    _add_outcomes(result, task, data, evaluation)
+    _add_selection(result, evaluation, splits[1])
+    _add_cost(result, network, actor, evaluation)
+    if task.inputs == "images":
+        _add_timing(result, network, tested, splits[1])
+    if actor is not None and {"attention", "class_attention", "received_attention"} & actor.requires:
+        result.notes["attention"] = _attention_seen(actor, network)
+    if context.keep_weights:
+        state = {name: value.cpu().contiguous() for name, value in network.module.state_dict().items()}
+        store.write_whole(weights_path(context.out, cell.id), save(state))
+    return result
+
+
+def _network(cell: Cell, model: Model, data: Data, context: Context) -> Network:
+    """Return the network on its device: with the initial weights of the repetition, or those of `cell.init`.
+
+    A pre-trained start gets a fresh output layer, as in Li et al. 2023.
+    """
+    network = model.build(data, cell.repetition)
+    if cell.init is not None:
+        path = weights_path(context.out, cell.init.id)
+        if not path.exists():
+            raise UserError(f"the initial weights of this cell are missing ({path.name}): their cell did not succeed")
+        state = {k: v for k, v in load_file(path).items() if not k.startswith(("head.", "head_dist."))}
+        network.module.load_state_dict(state, strict=False)
+    network.module.to(context.device)
+    return network
+
+
+def _actor(cell: Cell, strategy: Strategy, network: Network) -> Actor | None:
+    """Return what acts on the network, or None for a strategy that spends no budget."""
+    if not strategy.budgeted:
+        return None
+    stream = seeds.seed_of("strategy", cell.task.name, cell.n_train, cell.repetition)
+    return Actor(strategy, cell.budget, network.cost, network.grid, stream)
+
+
+def _on_device(split: Split, grid: tuple[int, int] | None, device: str) -> Samples:
+    inputs, labels, relevance = (
+        torch.from_numpy(np.ascontiguousarray(x)).to(device)
+        for x in (split.inputs, split.labels, split.relevance_on(grid))
+    )
+    return Samples(inputs, labels, relevance)
+
+
+def _add_training(result: _Result, trained: dict[str, float], n: int) -> None:
+    for name, value in trained.items():
+        result.add(name, value, "loss" if name == "train_loss" else name, n)
+
+
+def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluation) -> None:
+    """Add accuracy, loss, success and group metrics, and each item's outcome."""
+    test = data.test
+    n, correct = len(test.labels), evaluation.predicted == test.labels
+    accuracy = float(correct.mean())
+    result.add("accuracy", accuracy, "fraction", n)
+    result.add("test_loss", evaluation.loss, "loss", n)
+    success = task.success(evaluation.loss, accuracy)
+    if success is not None:
+        result.add("success", float(success), "0 or 1", 1)
+    if len(data.group_names) > 1:
+        counts = np.bincount(test.groups, minlength=len(data.group_names))
+        each = groups.group_accuracies(correct, test.groups, len(data.group_names))
+        for name, value, count in zip(data.group_names, each, counts, strict=True):
+            result.add(f"accuracy: {name}", value, "fraction", int(count))
+        for name, value in groups.summary(correct, test.groups, data.train.groups, len(data.group_names)).items():
+            result.add(name, value, "fraction", n)
+    result.outcomes = Outcomes(
+        n=n, predicted=pack(evaluation.predicted), label=pack(test.labels), group=pack(test.groups)
+    )
+
+
+def _add_selection(result: _Result, evaluation: Evaluation, samples: Samples) -> None:
+    relevant = samples.relevance.cpu().numpy() >= RELEVANT
+    precision, recall = selection.precision_recall(evaluation.kept, relevant)
+    n = len(relevant)
+    result.add("selection_precision", precision, "fraction", n)
+    result.add("selection_recall", recall, "fraction", n)
+    result.add("selection_auroc", selection.auroc(evaluation.scores, relevant), "fraction", n)
+
+
+def _add_cost(result: _Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:
+    """Add the MACs of the realised trajectory, of the dense model, and of what was asked for."""
+    cost, n = network.cost, len(evaluation.predicted)
+    full = cost.steps("input", (), (cost.tokens,), ())
+    steps = evaluation.steps or full
+    result.trajectory = tuple(TokenStep(**vars(step)) for step in steps)
+    dense, macs = cost.macs(full), cost.macs(steps)
+    planned = dense if actor is None else cost.macs(actor.planned)
+    result.add("macs", macs, "MACs", n)
+    result.add("macs_dense", dense, "MACs", n)
+    result.add("macs_ratio", macs / dense, "fraction", n)
+    result.add("macs_ratio_planned", planned / dense, "fraction", n)
+
+
+def _add_timing(result: _Result, network: Network, actor: Actor | None, samples: Samples) -> None:
+    batch, seconds = seconds_per_batch(network, actor, samples)
+    result.samples["seconds_per_batch"] = tuple(round(s, 6) for s in seconds)
+    result.add("images_per_s", batch / float(np.median(seconds)), "images/s", len(seconds))
+
+
+def _attention_seen(actor: Actor, network: Network) -> str:
+    if "received_attention" in actor.requires:
+        return "received"
+    return network.attention_source

@@ -1,0 +1,1 @@
+"""Tasks: data whose relevant tokens are known, with labels and groups."""

@@ -1,0 +1,129 @@
+"""What a task is to the harness. No task imports torch: data are numpy arrays until a cell runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+Inputs = Literal["tokens", "images"]
+Locations = Mapping[str, Path]
+"""Where each named image set lies on this machine. Names are in the cell, places are not."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples of one split, n of them.
+
+    Attributes:
+        inputs: (n, L, d) float32 tokens, or (n, 3, height, width) uint8 images.
+        labels: (n,) class numbers.
+        groups: (n,) group numbers; all 0 where the task has no groups.
+        relevance: (n, N) share of each token that matters to the label, or None for images.
+        boxes: for images (n, 4): top, left, height, width of what matters.
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    groups: np.ndarray
+    relevance: np.ndarray | None = None
+    boxes: np.ndarray | None = None
+
+    def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray:
+        """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label."""
+        if self.boxes is None or grid is None:
+            assert self.relevance is not None
+            return self.relevance
+        height, width = self.inputs.shape[-2:]
+        rows = _overlap(self.boxes[:, 0], self.boxes[:, 2], height, grid[0])
+        columns = _overlap(self.boxes[:, 1], self.boxes[:, 3], width, grid[1])
+        return (rows[:, :, None] * columns[:, None, :]).reshape(len(rows), -1).astype(np.float32)
+
+
+def _overlap(start: np.ndarray, length: np.ndarray, pixels: int, parts: int) -> np.ndarray:
+    """Return (n, parts), which share of each of `parts` equal parts of a line of pixels the segment covers."""
+    part = pixels / parts
+    low = np.arange(parts) * part
+    end = (start + length)[:, None]
+    covered = np.minimum(low + part, end) - np.maximum(low, start[:, None])
+    return np.clip(covered, 0, None) / part
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a task draws for one repetition.
+
+    Attributes:
+        classes, group_names: their names.
+        patterns: (d, M) for tasks whose tokens are patterns, else None.
+    """
+
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    group_names: tuple[str, ...] = ("all",)
+    patterns: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained on a task.
+
+    Attributes:
+        loss: "hinge" for (B,) margins, "cross-entropy" for (B, classes) logits.
+        optimizer: "sgd" without momentum, or "adamw" with cosine decay of the step size to 0.
+        steps: the most updates; `epochs` the most passes over the data; the first limit reached ends it.
+        stop_at_zero_loss: stop when each sample of a whole pass had a loss of exactly 0. Gradients were then 0
+            throughout, so training on would change nothing.
+        fixed_selection: a strategy's random numbers are a property of the sample, the same in every pass.
+    """
+
+    loss: Literal["hinge", "cross-entropy"]
+    optimizer: Literal["sgd", "adamw"]
+    lr: float
+    batch: int
+    epochs: int
+    steps: int
+    weight_decay: float = 0.0
+    stop_at_zero_loss: bool = False
+    fixed_selection: bool = False
+
+
+class Task(BaseModel):
+    """Data with the truth about each token. Its fields are its parameters.
+
+    Attributes:
+        name: what users type.
+        inputs: "tokens" or "images"; models say which they take.
+        default_model: the model it is run with unless another is named.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: ClassVar[str]
+    inputs: ClassVar[Inputs]
+    default_model: ClassVar[str]
+
+    def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
+        """Return the data of one repetition; the same for every strategy and model."""
+        raise NotImplementedError(f"task '{self.name}' must define draw(n_train, repetition, locations)")
+
+    def recipe(self) -> Recipe:
+        """Return how networks are trained on it."""
+        raise NotImplementedError(f"task '{self.name}' must define recipe()")
+
+    def initial(self) -> tuple[Task, int] | None:
+        """Return the task and number of samples on which a network is trained first, or None to start at random."""
+        return None
+
+    def sources(self) -> tuple[str, ...]:
+        """Return the names of the image sets it reads."""
+        return ()
+
+    def success(self, test_loss: float, accuracy: float) -> bool | None:
+        """Say whether a trial succeeded, or None where the task has no such criterion."""
+        return None

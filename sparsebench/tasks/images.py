@@ -1,0 +1,212 @@
+"""Image tasks: a foreground pasted at a random place, so that the patches which matter are known exactly."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from sparsebench import seeds
+from sparsebench.errors import UserError
+from sparsebench.tasks import sources
+from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
+
+TRAINING = {"epochs", "batch", "lr", "weight_decay", "pretrain_epochs", "pretrain_samples"}
+
+
+def paste(canvas: np.ndarray, pictures: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Put each picture on its canvas at a random place; the picture replaces what is under it.
+
+    Args:
+        canvas: (n, S, S, 3) uint8, changed in place.
+        pictures: (n, s, s, 3) uint8 with s <= S.
+        rng: the source of the places.
+
+    Returns:
+        The canvases as (n, 3, S, S), and the (n, 4) boxes: top, left, height, width.
+    """
+    n, S = canvas.shape[:2]
+    s = pictures.shape[1]
+    top, left = rng.integers(0, S - s + 1, (2, n))
+    rows, columns = top[:, None] + np.arange(s), left[:, None] + np.arange(s)
+    canvas[np.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]] = pictures
+    boxes = np.stack([top, left, np.full(n, s), np.full(n, s)], axis=1)
+    return np.ascontiguousarray(canvas.transpose(0, 3, 1, 2)), boxes
+
+
+class ImageTask(Task):
+    """A foreground picture on a canvas. Recipe: AdamW with cosine decay, from a pre-trained start if asked."""
+
+    inputs: ClassVar[Inputs] = "images"
+    default_model: ClassVar[str] = "vit"
+
+    images: str = Field(sources.DIGITS, description="foregrounds: digits, cifar10 or a folder")
+    backgrounds: str = Field(sources.PHOTOS, description="backgrounds: photos or a folder")
+    canvas: int = Field(32, gt=0, description="side of the image in pixels")
+    foreground: int = Field(24, gt=0, description="side of the foreground in pixels")
+    held_out: tuple[str, ...] = Field((), description="classes that pre-training never sees; the spurious task's two")
+    test: int = Field(400, gt=0, description="test images")
+    epochs: int = Field(5, gt=0, description="passes over the training images")
+    batch: int = Field(64, gt=0, description="images a step")
+    lr: float = Field(1e-3, gt=0, description="largest step size")
+    weight_decay: float = Field(0.05, ge=0, description="AdamW's weight decay")
+    pretrain_epochs: int = Field(10, ge=0, description="passes of pre-training on plain foregrounds; 0 for none")
+    pretrain_samples: int = Field(4000, gt=0, description="images of pre-training")
+
+    def recipe(self) -> Recipe:
+        """See `Task.recipe`."""
+        steps = self.epochs * 10**9
+        return Recipe("cross-entropy", "adamw", self.lr, self.batch, self.epochs, steps, self.weight_decay)
+
+    def sources(self) -> tuple[str, ...]:
+        """See `Task.sources`."""
+        return (self.images, self.backgrounds)
+
+    def initial(self) -> tuple[Task, int] | None:
+        """See `Task.initial`: the foregrounds of the classes that are not held out, on a clean canvas."""
+        if self.pretrain_epochs == 0:
+            return None
+        shared = self.model_dump(include={"images", "canvas", "foreground", "held_out", "test", "batch", "lr",
+                                          "weight_decay"})  # fmt: skip
+        return Plain(**shared, epochs=self.pretrain_epochs), self.pretrain_samples
+
+    def pool(self, locations: Locations) -> sources.Foregrounds:
+        """Return the foregrounds."""
+        if self.foreground > self.canvas:
+            raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
+        found = sources.foregrounds(self.images, self.foreground, locations)
+        if strange := sorted(set(self.held_out) - set(found.classes)):
+            raise UserError(f"held_out of task '{self.name}'", got=strange, allowed=found.classes)
+        return found
+
+    def pair(self, found: sources.Foregrounds) -> tuple[str, ...]:
+        """Return the classes that are held out: as given, bird and airplane, 3 and 8, or else the first two."""
+        if self.held_out:
+            return self.held_out
+        named = sources.HELD_OUT.get(self.images, ("bird", "airplane"))
+        return named if set(named) <= set(found.classes) else found.classes[:2]
+
+    def stream(self, repetition: int, split: str) -> np.random.Generator:
+        """Return the generator of one split's draws; training parameters do not touch it."""
+        return seeds.generator(self.name, self.model_dump_json(exclude=TRAINING), repetition, split)
+
+    def compose(
+        self,
+        found: sources.Foregrounds,
+        classes: tuple[str, ...],
+        labels: np.ndarray,
+        canvas: np.ndarray,
+        groups: np.ndarray,
+        rng: np.random.Generator,
+        *,
+        test: bool,
+    ) -> Split:
+        """Return the split with a foreground of each label on each canvas."""
+        per_class = found.test if test else found.train
+        s = self.foreground
+        pictures = np.empty((len(labels), s, s, 3), dtype=np.uint8)
+        for k, name in enumerate(classes):
+            mine = labels == k
+            pictures[mine] = _cycle(per_class[name], int(mine.sum()), rng)
+        images, boxes = paste(canvas, pictures, rng)
+        return Split(images, labels, groups, boxes=boxes)
+
+
+def _cycle(pool: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Return n pictures of the pool: all of them before any comes again."""
+    order = [rng.permutation(len(pool)) for _ in range(-(-n // len(pool)))] or [np.empty(0, dtype=int)]
+    return pool[np.concatenate(order)[:n]]
+
+
+def _balanced(n: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Return (n,) labels, as many of each class as can be, in random order."""
+    return rng.permutation(np.arange(n) % classes)
+
+
+class Composite(ImageTask):
+    """All classes, each foreground on a background that says nothing about it (after Karp et al. 2021)."""
+
+    name: ClassVar[str] = "composite"
+
+    def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
+        """See `Task.draw`."""
+        found = self.pool(locations)
+        source = sources.backgrounds(self.backgrounds, self.canvas, locations)
+        splits = []
+        for split, n in (("train", n_train), ("test", self.test)):
+            rng, test = self.stream(repetition, split), split == "test"
+            labels = _balanced(n, len(found.classes), rng)
+            canvas = source.draw(rng, rng.choice(source.textured, n), test=test)
+            nogroups = np.zeros(n, dtype=np.int64)
+            splits.append(self.compose(found, found.classes, labels, canvas, nogroups, rng, test=test))
+        return Data(splits[0], splits[1], found.classes)
+
+
+class Plain(ImageTask):
+    """The foregrounds alone on a clean canvas, without the held-out classes: where pre-training happens.
+
+    A source of two classes has none left: then it is pre-trained on both.
+    """
+
+    name: ClassVar[str] = "plain"
+
+    pretrain_epochs: int = Field(0, ge=0, le=0, description="none: this is the pre-training")
+
+    def sources(self) -> tuple[str, ...]:
+        """See `Task.sources`."""
+        return (self.images,)
+
+    def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
+        """See `Task.draw`."""
+        found = self.pool(locations)
+        classes = tuple(name for name in found.classes if name not in self.pair(found)) or found.classes
+        splits = []
+        for split, n in (("train", n_train), ("test", self.test)):
+            rng, test = self.stream(repetition, split), split == "test"
+            labels = _balanced(n, len(classes), rng)
+            canvas = np.zeros((n, self.canvas, self.canvas, 3), dtype=np.uint8)
+            nogroups = np.zeros(n, dtype=np.int64)
+            splits.append(self.compose(found, classes, labels, canvas, nogroups, rng, test=test))
+        return Data(splits[0], splits[1], classes)
+
+
+class Spurious(ImageTask):
+    """Two classes whose background agrees with the label in most training images and says nothing in the test.
+
+    Li et al. 2023, Section 4.2 and Sagawa et al. 2020: groups are (class, background); the four test groups are
+    equal in size.
+    """
+
+    name: ClassVar[str] = "spurious"
+
+    agreement: float = Field(0.9, ge=0.5, le=1, description="share of training images whose background fits the label")
+
+    def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
+        """See `Task.draw`."""
+        found = self.pool(locations)
+        classes = self.pair(found)
+        if len(classes) != 2:
+            raise UserError("the spurious task needs exactly two held_out classes", got=classes)
+        source = sources.backgrounds(self.backgrounds, self.canvas, locations)
+        splits = []
+        for split, n in (("train", n_train), ("test", self.test)):
+            rng, test = self.stream(repetition, split), split == "test"
+            labels = _balanced(n, 2, rng)
+            agrees = self._agrees(labels, 0.5 if test else self.agreement, rng)
+            kinds = np.where(agrees, labels, 1 - labels)
+            canvas = source.draw(rng, kinds, test=test)
+            splits.append(self.compose(found, classes, labels, canvas, 2 * labels + kinds, rng, test=test))
+        names = tuple(f"{name} on {kind}" for name in classes for kind in source.kinds)
+        return Data(splits[0], splits[1], classes, names)
+
+    def _agrees(self, labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+        """Return (n,) booleans, true for that share of each class, rounded."""
+        agrees = np.zeros(len(labels), dtype=bool)
+        for label in (0, 1):
+            mine = rng.permutation(np.flatnonzero(labels == label))
+            agrees[mine[: round(share * len(mine))]] = True
+        return agrees
+
+
+SHIPPED = (Composite, Spurious, Plain)

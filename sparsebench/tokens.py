@@ -1,0 +1,81 @@
+"""Pure functions that apply a plan to (B, N, C) tensors. P class or register tokens come first and always stay."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparsebench.strategy import Keep, Merge, Mix, Plan
+
+
+def gather(tokens: Tensor, index: Tensor) -> Tensor:
+    """Return the rows index (B, M) of tokens (B, N, C) as (B, M, C).
+
+    An embedding look-up on the flattened rows: several times faster than `torch.gather` with an expanded index.
+    """
+    B, N, C = tokens.shape
+    rows = index + torch.arange(B, device=index.device)[:, None] * N
+    return F.embedding(rows, tokens.reshape(B * N, C))
+
+
+def with_prefix(index: Tensor, prefix: int) -> Tensor:
+    """Return (B, P + M) row numbers that keep the first P rows and shift the (B, M) index behind them."""
+    if prefix == 0:
+        return index
+    first = torch.arange(prefix, device=index.device).expand(index.shape[0], prefix)
+    return torch.cat([first, index + prefix], dim=1)
+
+
+def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
+    """Return the (B, P + M, C) tokens that the plan makes of (B, P + N, C) tokens with sizes (B, N)."""
+    if isinstance(plan, Keep) and plan.fuse is None:
+        return gather(tokens, with_prefix(plan.index, prefix))
+    first, patches = tokens[:, :prefix], tokens[:, prefix:]
+    if isinstance(plan, Keep):
+        return torch.cat([first, gather(patches, plan.index), _fused(plan, patches)], dim=1)
+    weight = plan.weight if isinstance(plan, Mix) else _group_weights(plan, sizes)
+    return torch.cat([first, weight.to(patches.dtype) @ patches], dim=1)
+
+
+def _fused(plan: Keep, patches: Tensor) -> Tensor:
+    """Return (B, 1, C), the tokens not kept summed with their weights (EViT, eq. for the inattentive token)."""
+    assert plan.fuse is not None
+    weight = plan.fuse.scatter(1, plan.index, 0.0).to(patches.dtype)
+    return weight[:, None, :] @ patches
+
+
+def _group_weights(plan: Merge, sizes: Tensor) -> Tensor:
+    """Return the (B, M, N) weights of the size-weighted mean of each group."""
+    groups = F.one_hot(plan.target).transpose(1, 2) * sizes[:, None, :]
+    return groups / groups.sum(dim=2, keepdim=True)
+
+
+def sizes_after(plan: Plan, sizes: Tensor) -> Tensor:
+    """Return (B, M), how many patches each new token stands for."""
+    if isinstance(plan, Merge):
+        M = int(plan.target.max()) + 1
+        return sizes.new_zeros(sizes.shape[0], M).scatter_add(1, plan.target, sizes)
+    if isinstance(plan, Mix):
+        return sizes.new_ones(plan.weight.shape[:2])
+    kept = sizes.gather(1, plan.index)
+    if plan.fuse is None:
+        return kept
+    return torch.cat([kept, sizes.sum(1, keepdim=True) - kept.sum(1, keepdim=True)], dim=1)
+
+
+def index_after(plan: Plan, index: Tensor) -> Tensor:
+    """Return (B, M), the input patch that each new token is named after: itself, or its group's first member.
+
+    A fused or mixed token stands for no single patch and is named -1.
+    """
+    if isinstance(plan, Mix):
+        return index.new_full(plan.weight.shape[:2], -1)
+    if isinstance(plan, Merge):
+        M = int(plan.target.max()) + 1
+        far = torch.iinfo(index.dtype).max
+        return index.new_full((index.shape[0], M), far).scatter_reduce(1, plan.target, index, "amin")
+    kept = index.gather(1, plan.index)
+    if plan.fuse is None:
+        return kept
+    return torch.cat([kept, index.new_full((index.shape[0], 1), -1)], dim=1)

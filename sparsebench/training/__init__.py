@@ -1,0 +1,1 @@
+"""Training: the plain loop."""
