@@ -1,12 +1,12 @@
 """sparsebench: a benchmark suite for token sparsification in Vision Transformers.
 
-    import sparsebench
-    table = sparsebench.run(["attn_topk"], out="results")       # a DataFrame, one row a strategy and budget
-    records = sparsebench.load_records("results")
-    table = sparsebench.leaderboard(records)
+import sparsebench
+table = sparsebench.run(["attn_topk"], out="results")       # a DataFrame, one row a strategy and budget
+records = sparsebench.load_records("results")
+table = sparsebench.leaderboard(records)
 """
 
-
+from sparsebench.api import leaderboard, load_records, run
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.plugin.hooks import hookimpl
 from sparsebench.strategy import Keep, Kind, Merge, Mix, Plan, Site, Strategy, TokenView

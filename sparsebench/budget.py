@@ -94,6 +94,7 @@ def solve(budget: Budget, cost: CostModel, site: str, needs: Collection[str]) ->
     if budget.keep_rate is not None:
         return counts_at(budget.keep_rate, budget.convention, cost.tokens, len(blocks))
     assert budget.macs is not None
+    target = budget.macs
     dense = cost.macs(cost.steps(site, blocks, [cost.tokens] * len(blocks), ()))
 
     def counts(rate: float) -> tuple[int, ...]:
@@ -102,10 +103,10 @@ def solve(budget: Budget, cost: CostModel, site: str, needs: Collection[str]) ->
     def ratio(rate: float) -> float:
         return cost.macs(cost.steps(site, blocks, counts(rate), needs)) / dense
 
-    if budget.macs == 1.0:
+    if target == 1.0:
         return counts(1.0)
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if ratio(middle) <= budget.macs else (low, middle)
-    return counts(min((low, high), key=lambda rate: abs(ratio(rate) - budget.macs)))
+        low, high = (middle, high) if ratio(middle) <= target else (low, middle)
+    return counts(min((low, high), key=lambda rate: abs(ratio(rate) - target)))

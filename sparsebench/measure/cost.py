@@ -116,7 +116,7 @@ class VitCost:
 
 @dataclass(frozen=True)
 class ShallowCost:
-    """The one-layer network of Li et al. 2023, eq. (1): L tokens of width d, attention widths m_b and m_a, m neurons."""
+    """The one-layer network of Li et al. 2023, eq. (1): L tokens, width d, attention widths m_b and m_a, m neurons."""
 
     tokens: int
     d: int

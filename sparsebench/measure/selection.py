@@ -24,7 +24,7 @@ def auroc(scores: np.ndarray, relevant: np.ndarray) -> float:
 
 
 def precision_recall(kept: np.ndarray, relevant: np.ndarray) -> tuple[float, float]:
-    """Return the share of kept tokens that are relevant, and of relevant ones kept; means over samples, (n, N) masks."""
+    """Return the share of kept tokens that are relevant and of relevant ones kept, means over the (n, N) samples."""
     hits = (kept & relevant).sum(axis=1)
     return (
         float((hits / np.maximum(kept.sum(axis=1), 1)).mean()),

@@ -28,9 +28,7 @@ class Actor:
         stream: the seed of its random numbers.
     """
 
-    def __init__(
-        self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int
-    ):
+    def __init__(self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int):
         self.strategy, self.grid, self.stream = strategy, grid, stream
         self.depth = cost.depth
         self.requires = strategy.requires()
@@ -41,9 +39,7 @@ class Actor:
         self.keep = dict(zip(blocks, counts, strict=True))
         self.planned = cost.steps(strategy.site, blocks, counts, self.requires)
 
-    def begin(
-        self, items: Tensor, visit: int, relevance: Tensor | None, *, tokens: int, training: bool
-    ) -> Pass:
+    def begin(self, items: Tensor, visit: int, relevance: Tensor | None, *, tokens: int, training: bool) -> Pass:
         """Start a forward pass over the (B,) items, seen for the `visit`-th time; relevance is (B, N) or None."""
         keys = seeds.mix(seeds.mix(items, self.stream), visit)
         return Pass(self, keys, relevance, tokens, training)

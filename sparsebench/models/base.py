@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from sparsebench import seeds
-from sparsebench.tasks.base import Data, Inputs
+from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.tasks.base import Data, Inputs, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,23 +18,25 @@ if TYPE_CHECKING:
 
 
 class Network(Protocol):
-    """A built model: called with inputs and, when a strategy acts on it, with the pass that carries it.
+    """A built model: called with inputs and, when a strategy acts on it, with the pass that carries it."""
 
-    Attributes:
-        grid: (rows, columns) of its patches, or None where tokens have no places.
-        cost: the closed form of its MACs.
-        attention_source: what "attention" means here: "class", "class+distillation" or "received".
-    """
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """(rows, columns) of its patches, or None where tokens have no places."""
 
-    grid: tuple[int, int] | None
-    cost: CostModel
-    attention_source: str
+    @property
+    def cost(self) -> CostModel:
+        """The closed form of its MACs."""
+
+    @property
+    def attention_source(self) -> str:
+        """What "attention" means here: "class", "class+distillation" or "received"."""
 
     @property
     def module(self) -> Any:
         """The torch module that holds the weights."""
 
-    def __call__(self, inputs: Tensor, acting: Pass | None = None) -> Tensor:
+    def __call__(self, inputs: Tensor, acting: Pass | None = None, /) -> Tensor:
         """Return (B, classes) logits, or (B,) margins."""
 
 
@@ -43,12 +46,17 @@ class Model(BaseModel):
     Attributes:
         name: what users type.
         inputs: "tokens" or "images", what the tasks it fits must give.
+        positional: the parameter that NAME:VALUE sets, if any.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str]
     inputs: ClassVar[Inputs]
+    positional: ClassVar[str | None] = None
+
+    def check(self, task: Task) -> None:
+        """Raise UserError if the model cannot be built for that task."""
 
     def build(self, data: Data, repetition: int) -> Network:
         """Return the network for that data with the initial weights of that repetition."""
@@ -70,6 +78,8 @@ class Shallow(Model):
         """See `Model.build`."""
         from sparsebench.models.shallow import ShallowViT
 
+        if data.patterns is None:
+            raise UserError("model 'shallow' needs the patterns of the tokens, which this task does not give")
         rng = seeds.generator("init", self.name, self.model_dump_json(), repetition)
         return ShallowViT(rng, data.patterns, data.train.inputs.shape[1], **self.model_dump())
 
@@ -103,14 +113,17 @@ class Vit(_Deep):
     heads: int = Field(4, gt=0, description="attention heads; must divide dim")
     patch: int = Field(4, gt=0, description="side of a patch in pixels; must divide the image")
 
-    def _vit(self, canvas: int, classes: int) -> Any:
-        from sparsebench.errors import UserError
-        from sparsebench.models.deep import small_vit
-
+    def check(self, task: Task) -> None:
+        """See `Model.check`."""
         if self.dim % self.heads:
             raise UserError("vit: heads must divide dim", got=f"dim={self.dim}, heads={self.heads}")
+        canvas = getattr(task, "canvas", self.patch)
         if canvas % self.patch:
             raise UserError("vit: patch must divide the image", got=f"patch={self.patch}, image={canvas}")
+
+    def _vit(self, canvas: int, classes: int) -> Any:
+        from sparsebench.models.deep import small_vit
+
         return small_vit(canvas, classes, **self.model_dump())
 
 
@@ -118,8 +131,18 @@ class Timm(_Deep):
     """Any timm VisionTransformer by name, with random weights, at the task's image size."""
 
     name: ClassVar[str] = "timm"
+    positional: ClassVar[str | None] = "arch"
 
     arch: str = Field("vit_tiny_patch16_224", description="a name that timm.list_models() gives")
+
+    def check(self, task: Task) -> None:
+        """See `Model.check`."""
+        from sparsebench.models.deep import DeepViT, named_vit
+
+        try:
+            DeepViT(named_vit(self.arch, getattr(task, "canvas", 224), 2))
+        except UnsupportedError as error:
+            raise UserError(f"model 'timm:{self.arch}' is not supported: {error}") from error
 
     def _vit(self, canvas: int, classes: int) -> Any:
         from sparsebench.models.deep import named_vit

@@ -18,7 +18,7 @@ from sparsebench import tokens
 from sparsebench.errors import UnsupportedError, UserError, unknown
 from sparsebench.measure.cost import BlockCost, VitCost, scoring_of
 from sparsebench.models.acting import Given, Pass
-from sparsebench.strategy import Keep, Merge
+from sparsebench.strategy import Keep
 
 
 class DeepViT:
@@ -41,11 +41,11 @@ class DeepViT:
         UnsupportedError: an architecture in which tokens cannot be dropped safely, with the reason.
     """
 
-    def __init__(self, vit: nn.Module, *, mean: float = 0.5, std: float = 0.5):
+    def __init__(self, vit: Any, *, mean: float = 0.5, std: float = 0.5):
         refuse(vit)
         self.mean, self.std = mean, std
-        self.module: Any = vit
-        self.prefix: int = self.module.num_prefix_tokens
+        self.module = vit
+        self.prefix: int = vit.num_prefix_tokens
         self.grid: tuple[int, int] = tuple(self.module.patch_embed.grid_size)
         self.patch: tuple[int, int] = tuple(self.module.patch_embed.patch_size)
         has_class = self.module.cls_token is not None
@@ -155,9 +155,7 @@ class DeepViT:
         given = self._given(attn, seen["q_norm"], seen["k_norm"], None)
         return attended, given
 
-    def _given(
-        self, attn: Any, q: Tensor, k: Tensor, v: Tensor | None
-    ) -> dict[str, Callable[[], Tensor | None]]:
+    def _given(self, attn: Any, q: Tensor, k: Tensor, v: Tensor | None) -> dict[str, Callable[[], Tensor | None]]:
         """Return how to compute what a strategy may see at the attention site; q, k, v are (B, H, P + N, C / H)."""
         P, rows = self.prefix, self.class_rows
 
@@ -213,7 +211,7 @@ def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attn.proj_drop(attn.proj(getattr(attn, "norm", nn.Identity())(x)))
 
 
-def refuse(vit: nn.Module) -> None:
+def refuse(vit: Any) -> None:
     """Raise UnsupportedError for architectures in which dropping tokens would go wrong silently."""
     if not isinstance(vit, VisionTransformer):
         raise UnsupportedError(f"{type(vit).__name__} is no timm VisionTransformer")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,10 +31,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Found:
-    """A strategy class and where it came from."""
+    """A strategy class and where it came from.
+
+    Attributes:
+        file: the plugin file it was loaded from, or None.
+        failure: why there is no such class; then `cls` only stands in its place.
+    """
 
     cls: type[Strategy]
     origin: Origin
+    file: Path | None = None
+    failure: str | None = None
 
 
 class Registry:
@@ -82,15 +90,15 @@ class Registry:
     def _look_for(self, name: str, found: dict[str, Any]) -> None:
         if name in self.entries:
             self.load_entry(name)
-            if name in self.broken:
-                raise UserError(f"plugin '{name}' does not load: {self.broken[name]}")
+            if name in self.broken and found is self._strategies:
+                found[name] = _stand_in(name, Origin(plugin=name), None, self.broken[name])
         if name not in found:
             self.load_all()
 
     def strategies(self) -> list[Found]:
         """Return every strategy that is installed or was loaded from a file."""
         self.load_all()
-        return [self._strategies[name] for name in sorted(self._strategies)]
+        return [found for _, found in sorted(self._strategies.items()) if found.failure is None]
 
     def tasks(self) -> list[type[Task]]:
         """Return every task."""
@@ -128,13 +136,30 @@ class Registry:
     def load_file(self, path: Path) -> list[str]:
         """Load a plugin from a .py file under a private module name; return the names of its strategies.
 
+        A file that fails to load stands for one strategy, named as the file, whose cells will have failed.
+
         Raises:
-            UserError: there is no such file, its import fails, or a hook in it raises.
+            UserError: there is no such file, or it brings no strategy.
         """
         if not path.is_file():
             raise UserError(f"plugin file {path} does not exist")
-        name, sha256 = f"file:{path.name}", _sha256(path)
-        module_name = f"sparsebench_local_{path.stem}_{sha256[:8]}"
+        if (name := f"file:{path.name}") in self.broken or self.manager.has_plugin(name):
+            return [known for known, found in self._strategies.items() if found.origin.plugin == name]
+        origin = Origin(plugin=name, sha256=_sha256(path))
+        self._load_module(path, origin)
+        if name in self.broken:
+            stem = re.sub(r"\W", "_", path.stem)
+            self._strategies[stem] = _stand_in(stem, origin, path, self.broken[name])
+        names = [known for known, found in self._strategies.items() if found.origin.plugin == name]
+        if not names:
+            raise UserError(
+                f"plugin file {path} brings no strategy",
+                next_step="return its classes from sparsebench_strategies(), decorated with sparsebench.hookimpl",
+            )
+        return names
+
+    def _load_module(self, path: Path, origin: Origin) -> None:
+        module_name = f"sparsebench_local_{path.stem}_{origin.sha256[:8]}"
         spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -143,20 +168,17 @@ class Registry:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[module_name]
-            raise UserError(f"plugin file {path} does not load: {_one_line(error)}") from error
-        before = set(self._strategies)
-        self._register(module, Origin(plugin=name, path=str(path.resolve()), sha256=sha256))
-        if name in self.broken:
-            raise UserError(f"plugin file {path} does not load: {self.broken[name]}")
-        return [known for known in self._strategies if known not in before]
+            self.broken[origin.plugin] = _one_line(error)
+            return
+        self._register(module, origin, path)
 
-    def _register(self, module: ModuleType, origin: Origin) -> None:
+    def _register(self, module: ModuleType, origin: Origin, file: Path | None = None) -> None:
         """Register a module and take what its hooks return."""
         name = origin.plugin
         try:
             self.manager.register(module, name=name)
             self.manager.check_pending()
-            self._take(name, "sparsebench_strategies", lambda x: self._add_strategy(x, origin))
+            self._take(name, "sparsebench_strategies", lambda x: self._add_strategy(x, origin, file))
             self._take(name, "sparsebench_tasks", lambda x: _add(x, Task, self._tasks))
             self._take(name, "sparsebench_models", lambda x: _add(x, Model, self._models))
         except Exception as error:  # a stranger's code: whatever it raises is its own
@@ -173,7 +195,7 @@ class Registry:
                 for thing in returned:
                     add(thing)
 
-    def _add_strategy(self, cls: type[Strategy], origin: Origin) -> None:
+    def _add_strategy(self, cls: type[Strategy], origin: Origin, file: Path | None) -> None:
         if problem := complaint(cls):
             raise UserError(problem)
         taken = self._strategies.get(cls.name)
@@ -182,7 +204,7 @@ class Registry:
             raise UserError(f"its strategy '{cls.name}' has the name of one of plugin '{taken.origin.plugin}'")
         if owner is not None and origin.plugin != cls.name:
             raise UserError(f"its strategy '{cls.name}' has the name of installed plugin '{owner.name}'; rename it")
-        self._strategies[cls.name] = Found(cls, origin)
+        self._strategies[cls.name] = Found(cls, origin, file)
 
     def observe(self, record: Any) -> None:
         """Show a finished record to the observers, one by one."""
@@ -191,6 +213,11 @@ class Registry:
                 implementation.function(record)
             except Exception as error:  # an observer must never cost a record
                 log.warning("observer '%s' failed: %s", implementation.plugin_name, _one_line(error))
+
+
+def _stand_in(name: str, origin: Origin, file: Path | None, failure: str) -> Found:
+    """Return what stands for a strategy that could not be loaded."""
+    return Found(type("Unloaded", (Strategy,), {"name": name, "__module__": __name__}), origin, file, failure)
 
 
 def _add(cls: Any, base: type, found: dict[str, Any]) -> None:

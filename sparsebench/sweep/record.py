@@ -51,14 +51,12 @@ class Origin(_Model):
     Attributes:
         plugin: the entry point's name, or the file's.
         distribution, version: the installed package, "" for a file.
-        path: the file, for `--plugin FILE`, so that workers can load it; None for installed plugins.
         sha256: of the source file, so that an edited strategy is run again.
     """
 
     plugin: str
     distribution: str = ""
     version: str = ""
-    path: str | None = Field(None, exclude=True)
     sha256: str = ""
 
 
@@ -87,6 +85,7 @@ class Record(_Model):
         samples: raw timings, seconds a batch.
         notes: facts that are no numbers, such as which attention a strategy was given.
         environment: hash of the machine and library description beside the records.
+        label: the strategy's name, with the parameters that are not its defaults.
         started, seconds: UTC and wall time; they belong to this run and not to the cell.
     """
 
@@ -102,6 +101,7 @@ class Record(_Model):
     failure: Failure | None = None
     origin: Origin
     kind: str
+    label: str
     environment: str = ""
     device: str = ""
     started: str = ""

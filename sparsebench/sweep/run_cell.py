@@ -22,7 +22,8 @@ from sparsebench.plugin.spec import fill
 from sparsebench.strategy import Strategy
 from sparsebench.sweep import environment, store
 from sparsebench.sweep.cell import Cell
-from sparsebench.sweep.record import Failure, Metric, Origin, Outcomes, Record, Status, TokenStep, pack
+from sparsebench.sweep.job import Job
+from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, Status, TokenStep, pack
 from sparsebench.tasks.base import Data, Locations, Split, Task
 from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
 from sparsebench.training.loop import Samples, train
@@ -39,29 +40,23 @@ class Context:
         out: the run's folder, for initial weights.
         device: "cpu" or "cuda:i".
         locations: where the image sets lie.
-        keep_weights: whether the trained weights are stored for other cells to start from.
     """
 
     out: Path
     device: str
     locations: Locations
-    keep_weights: bool = False
 
 
-def weights_path(out: Path, cell_id: str) -> Path:
-    """Return where the trained weights of a cell lie."""
-    return out / "weights" / f"{cell_id}.safetensors"
-
-
-def run_cell(cell: Cell, origin: Origin, registry: Registry, context: Context) -> Record:
-    """Return the cell's record, whatever happens: what a strategy does wrong is in the record, not raised."""
+def run_cell(job: Job, registry: Registry, context: Context) -> Record:
+    """Return the job's record, whatever happens: what a strategy does wrong is in the record, not raised."""
     started, clock = datetime.now(UTC).isoformat(), time.perf_counter()
-    strategy = registry.strategy(cell.strategy.name).cls
     result, failure = _Result(), None
     status: Status = "ok"
     try:
-        torch.manual_seed(seeds.seed_of("cell", cell.id))
-        result = _measure(cell, registry, context)
+        torch.manual_seed(seeds.seed_of("cell", job.cell.id))
+        result = _measure(job.cell, _strategy(job, registry), registry, context)
+        if job.keep_weights:
+            store.write_whole(store.weights_path(context.out, job.cell.id), save(result.weights))
     except (torch.OutOfMemoryError, MemoryError) as error:
         status, failure = "oom", _failure(error)
     except UnsupportedError as error:
@@ -70,28 +65,45 @@ def run_cell(cell: Cell, origin: Origin, registry: Registry, context: Context) -
         status, failure = "failed", Failure(reason=str(error), kind=type(error).__name__)
     except Exception as error:  # a strategy is a stranger's code and may raise anything
         status, failure = "failed", _failure(error)
+    seconds = time.perf_counter() - clock
+    if failure is not None:
+        return job.record_of_failure(status, failure, started, seconds)
     return Record(
-        cell=cell,
-        cell_id=cell.id,
+        cell=job.cell,
+        cell_id=job.cell.id,
         status=status,
         metrics=result.metrics,
         trajectory=result.trajectory,
         samples=result.samples,
         outcomes=result.outcomes,
         notes=result.notes,
-        failure=failure,
-        origin=origin,
-        kind=strategy.kind,
+        origin=job.origin,
+        kind=job.kind,
+        label=job.label,
         environment=environment.digest(environment.describe()),
         device=context.device,
         started=started,
-        seconds=round(time.perf_counter() - clock, 3),
+        seconds=round(seconds, 3),
     )
+
+
+def _strategy(job: Job, registry: Registry) -> Strategy:
+    """Return the job's strategy: by its name, or from its file, which must be the one the run began with."""
+    if job.file is not None:
+        registry.load_file(Path(job.file))
+    found = registry.strategy(job.cell.strategy.name)
+    if failure := job.failure or found.failure:
+        raise StrategyError(f"the plugin does not load: {failure}")
+    if found.origin.sha256 != job.origin.sha256:
+        raise StrategyError(f"the source of '{found.cls.name}' changed while the run was under way; run it again")
+    return fill(found.cls, job.cell.strategy.params, f"strategy '{found.cls.name}'")
 
 
 def _failure(error: BaseException) -> Failure:
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-    return Failure(reason=reason, kind=type(error).__name__, traceback="".join(traceback.format_exception(error))[-4000:])
+    return Failure(
+        reason=reason, kind=type(error).__name__, traceback="".join(traceback.format_exception(error))[-4000:]
+    )
 
 
 class _Result:
@@ -103,6 +115,7 @@ class _Result:
         self.samples: dict[str, tuple[float, ...]] = {}
         self.outcomes: Outcomes | None = None
         self.notes: dict[str, str] = {}
+        self.weights: dict[str, torch.Tensor] = {}
 
     def add(self, name: str, value: float | None, unit: str, n: int) -> None:
         """Add one metric; NaN becomes None."""
@@ -110,10 +123,9 @@ class _Result:
         self.metrics[name] = Metric(value=value, unit=unit, n=n)
 
 
-def _measure(cell: Cell, registry: Registry, context: Context) -> _Result:
+def _measure(cell: Cell, strategy: Strategy, registry: Registry, context: Context) -> _Result:
     task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
-    strategy = fill(registry.strategy(cell.strategy.name).cls, cell.strategy.params, f"strategy '{cell.strategy.name}'")
     data = task.draw(cell.n_train, cell.repetition, context.locations)
     network = _network(cell, model, data, context)
     actor = _actor(cell, strategy, network)
@@ -132,9 +144,7 @@ def _measure(cell: Cell, registry: Registry, context: Context) -> _Result:
         _add_timing(result, network, tested, splits[1])
     if actor is not None and {"attention", "class_attention", "received_attention"} & actor.requires:
         result.notes["attention"] = _attention_seen(actor, network)
-    if context.keep_weights:
-        state = {name: value.cpu().contiguous() for name, value in network.module.state_dict().items()}
-        store.write_whole(weights_path(context.out, cell.id), save(state))
+    result.weights = {name: value.cpu().contiguous() for name, value in network.module.state_dict().items()}
     return result
 
 
@@ -145,7 +155,7 @@ def _network(cell: Cell, model: Model, data: Data, context: Context) -> Network:
     """
     network = model.build(data, cell.repetition)
     if cell.init is not None:
-        path = weights_path(context.out, cell.init.id)
+        path = store.weights_path(context.out, cell.init.id)
         if not path.exists():
             raise UserError(f"the initial weights of this cell are missing ({path.name}): their cell did not succeed")
         state = {k: v for k, v in load_file(path).items() if not k.startswith(("head.", "head_dist."))}

@@ -1,8 +1,8 @@
 """The store: append-only JSON lines, one new segment a writer, read as the union of all segments.
 
-    OUT/records/<utc>-<host>-<pid>-<random>.jsonl      one record a line, one fsynced write a record
-    OUT/environments/<hash>.json                        machine and libraries, once each
-    OUT/weights/<cell id>.safetensors                   weights that other cells start from
+OUT/records/<utc>-<host>-<pid>-<random>.jsonl      one record a line, one fsynced write a record
+OUT/environments/<hash>.json                        machine and libraries, once each
+OUT/weights/<cell id>.safetensors                   weights that other cells start from
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import socket
+import tempfile
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,21 @@ from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.record import SCHEMA, Record
 
 log = logging.getLogger(__name__)
+
+
+def weights_path(out: Path, cell_id: str) -> Path:
+    """Return where the trained weights of a cell lie."""
+    return out / "weights" / f"{cell_id}.safetensors"
+
+
+def check_writable(out: Path) -> None:
+    """Raise UserError unless files can be made in the folder; makes it if it is not there."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror or error}", next_step="give another --out") from error
 
 
 class Writer:

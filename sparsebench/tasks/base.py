@@ -112,6 +112,9 @@ class Task(BaseModel):
         """Return the data of one repetition; the same for every strategy and model."""
         raise NotImplementedError(f"task '{self.name}' must define draw(n_train, repetition, locations)")
 
+    def check(self) -> None:
+        """Raise UserError if these parameters contradict each other."""
+
     def recipe(self) -> Recipe:
         """Return how networks are trained on it."""
         raise NotImplementedError(f"task '{self.name}' must define recipe()")
@@ -119,10 +122,6 @@ class Task(BaseModel):
     def initial(self) -> tuple[Task, int] | None:
         """Return the task and number of samples on which a network is trained first, or None to start at random."""
         return None
-
-    def sources(self) -> tuple[str, ...]:
-        """Return the names of the image sets it reads."""
-        return ()
 
     def success(self, test_loss: float, accuracy: float) -> bool | None:
         """Say whether a trial succeeded, or None where the task has no such criterion."""

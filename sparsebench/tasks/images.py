@@ -54,14 +54,15 @@ class ImageTask(Task):
     pretrain_epochs: int = Field(10, ge=0, description="passes of pre-training on plain foregrounds; 0 for none")
     pretrain_samples: int = Field(4000, gt=0, description="images of pre-training")
 
+    def check(self) -> None:
+        """See `Task.check`."""
+        if self.foreground > self.canvas:
+            raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
+
     def recipe(self) -> Recipe:
         """See `Task.recipe`."""
         steps = self.epochs * 10**9
         return Recipe("cross-entropy", "adamw", self.lr, self.batch, self.epochs, steps, self.weight_decay)
-
-    def sources(self) -> tuple[str, ...]:
-        """See `Task.sources`."""
-        return (self.images, self.backgrounds)
 
     def initial(self) -> tuple[Task, int] | None:
         """See `Task.initial`: the foregrounds of the classes that are not held out, on a clean canvas."""
@@ -73,8 +74,7 @@ class ImageTask(Task):
 
     def pool(self, locations: Locations) -> sources.Foregrounds:
         """Return the foregrounds."""
-        if self.foreground > self.canvas:
-            raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
+        self.check()
         found = sources.foregrounds(self.images, self.foreground, locations)
         if strange := sorted(set(self.held_out) - set(found.classes)):
             raise UserError(f"held_out of task '{self.name}'", got=strange, allowed=found.classes)
@@ -152,10 +152,6 @@ class Plain(ImageTask):
     name: ClassVar[str] = "plain"
 
     pretrain_epochs: int = Field(0, ge=0, le=0, description="none: this is the pre-training")
-
-    def sources(self) -> tuple[str, ...]:
-        """See `Task.sources`."""
-        return (self.images,)
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""

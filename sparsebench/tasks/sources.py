@@ -191,10 +191,10 @@ def _digits(size: int) -> Foregrounds:
     rng = seeds.generator("digits", "colours")
     ink, paper = rng.uniform(0.6, 1.0, (len(bunch.images), 3)), rng.uniform(0.0, 0.4, (len(bunch.images), 3))
     shade = np.stack(
-        [np.asarray(Image.fromarray(np.uint8(x * 15.9)).resize((size, size), Image.Resampling.BICUBIC))
+        [np.asarray(Image.fromarray((x * 15.9).astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC))
          for x in bunch.images]
     )[..., None] / 255  # fmt: skip
-    coloured = np.uint8(255 * (shade * ink[:, None, None] + (1 - shade) * paper[:, None, None]))
+    coloured = (255 * (shade * ink[:, None, None] + (1 - shade) * paper[:, None, None])).astype(np.uint8)
     train, test = {}, {}
     for digit in range(10):
         mine = coloured[bunch.target == digit]
@@ -233,9 +233,7 @@ def _resized(pixels: np.ndarray, size: int) -> np.ndarray:
     """Return (n, size, size, 3) from (n, height, width, 3) uint8 pictures."""
     from PIL import Image
 
-    return np.stack(
-        [np.asarray(Image.fromarray(x).resize((size, size), Image.Resampling.BILINEAR)) for x in pixels]
-    )
+    return np.stack([np.asarray(Image.fromarray(x).resize((size, size), Image.Resampling.BILINEAR)) for x in pixels])
 
 
 def _from_folder(root: Path, size: int) -> Foregrounds:

@@ -38,6 +38,10 @@ class Theory(Task):
     batch: int = Field(20, gt=0, description="B, samples a step")
     steps: int = Field(600, gt=0, description="T, the most steps")
 
+    def check(self) -> None:
+        """See `Task.check`."""
+        self.counts()
+
     def recipe(self) -> Recipe:
         """See `Task.recipe`: Algorithm 1, plain SGD on the hinge loss."""
         lr = self.tokens / 50 if self.lr is None else self.lr

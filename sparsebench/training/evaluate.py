@@ -80,7 +80,9 @@ def _mean_steps(batches: list[tuple[int, list[Step]]]) -> list[Step]:
 
 
 @torch.no_grad()
-def seconds_per_batch(network: Network, actor: Actor | None, samples: Samples, repeats: int = 7) -> tuple[int, list[float]]:
+def seconds_per_batch(
+    network: Network, actor: Actor | None, samples: Samples, repeats: int = 7
+) -> tuple[int, list[float]]:
     """Return the batch size and the wall seconds of each of `repeats` forward passes, after one that is not counted."""
     network.module.eval()
     rows = samples.items[:BATCH]

@@ -1,0 +1,150 @@
+"""The Python interface: run, load records, build a leaderboard."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sparsebench.sweep.record import Record
+    from sparsebench.sweep.run import Rerun
+
+OUT = "sparsebench-out"
+
+
+def run(
+    plugins: Sequence[str] | str = (),
+    *,
+    suite: str = "quick",
+    tasks: Sequence[str] | str = (),
+    model: str | None = None,
+    images: str | None = None,
+    backgrounds: str | None = None,
+    data_root: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    device: str = "auto",
+    seeds: int | None = None,
+    keep: Sequence[float] = (),
+    macs: Sequence[float] = (),
+    n_train: Sequence[int] = (),
+    out: str | os.PathLike[str] = OUT,
+    rerun: Rerun = "missing",
+    jobs: int | None = None,
+    on_record: Callable[[Record], None] | None = None,
+) -> pd.DataFrame:
+    """Run what is missing and return the leaderboard of the request, one row a strategy and budget.
+
+    The arguments are the options of `sparsebench run`; `on_record` is called with each record as it comes.
+
+    Raises:
+        UserError: anything unknown, out of range, missing or unwritable.
+    """
+    import pandas as pd
+
+    from sparsebench.board.build import COLUMNS, build
+
+    finished = execute(
+        plugins=plugins, suite=suite, tasks=tasks, model=model, images=images, backgrounds=backgrounds,
+        data_root=data_root, download=download, device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train,
+        out=out, rerun=rerun, jobs=jobs, on_record=on_record,
+    )  # fmt: skip
+    return pd.DataFrame(build(finished), columns=list(COLUMNS))
+
+
+def execute(
+    *,
+    plugins: Sequence[str] | str,
+    suite: str,
+    tasks: Sequence[str] | str,
+    model: str | None,
+    images: str | None,
+    backgrounds: str | None,
+    data_root: str | os.PathLike[str] | None,
+    download: bool,
+    device: str,
+    seeds: int | None,
+    keep: Sequence[float],
+    macs: Sequence[float],
+    n_train: Sequence[int],
+    out: str | os.PathLike[str],
+    rerun: Rerun,
+    jobs: int | None,
+    on_record: Callable[[Record], None] | None = None,
+    on_plan: Callable[[int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Run what is missing, write the leaderboard, and return the request's records, flat; see `run`.
+
+    `on_plan` is called with the number of cells to do and in all before the first one starts.
+    """
+    from sparsebench.board.build import flatten
+    from sparsebench.board.publish import publish
+    from sparsebench.plugin.registry import Registry
+    from sparsebench.sweep import run as runs
+    from sparsebench.sweep import store
+    from sparsebench.sweep.suite import Request
+
+    folder, registry = Path(out), Registry()
+    request = Request(
+        plugins=_several(plugins), suite=suite, tasks=_several(tasks), model=model, seeds=seeds, keep=tuple(keep),
+        macs=tuple(macs), n_train=tuple(n_train),
+    )  # fmt: skip
+    where = runs.Images(images, backgrounds, None if data_root is None else Path(data_root), download)
+    device = runs.resolve_device(device)
+    plan = runs.plan(request, where, registry, folder, rerun)
+    store.check_writable(folder)
+    if on_plan is not None:
+        on_plan(len(plan.todo), len(plan.jobs))
+    runs.execute(plan, registry, folder, device, jobs, on_record)
+    known = store.read(folder)
+    finished = [flatten(known[job.cell.id]) for job in plan.jobs]
+    publish(finished, folder)
+    return finished
+
+
+def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """Return the records of a run's folder as a DataFrame, one row a cell, one column a metric.
+
+    Raises:
+        UserError: the folder holds no records.
+    """
+    import pandas as pd
+
+    return pd.DataFrame(load_flat(Path(path)))
+
+
+def load_flat(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's folder, flat, in the order of their cells' hashes.
+
+    Raises:
+        UserError: the folder holds no records.
+    """
+    from sparsebench.board.build import flatten
+    from sparsebench.errors import UserError
+    from sparsebench.sweep import store
+
+    records = store.read(folder)
+    if not records:
+        raise UserError(f"no records in {folder}", next_step="run `sparsebench run --out` with this folder first")
+    return [flatten(record) for _, record in sorted(records.items())]
+
+
+def leaderboard(records: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
+    """Return the leaderboard of records from `load_records`; `by="task"` gives a row a task and model as well.
+
+    Raises:
+        UserError: `by` is another word.
+    """
+    import pandas as pd
+
+    from sparsebench.board.build import BY_TASK, COLUMNS, build
+
+    rows = build(records.to_dict("records"), by)
+    return pd.DataFrame(rows, columns=[*(BY_TASK if by else ()), *COLUMNS])
+
+
+def _several(given: Sequence[str] | str) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)

@@ -1,0 +1,1 @@
+"""The leaderboard: a pure function of records. Imports no torch."""

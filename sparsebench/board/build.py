@@ -1,0 +1,212 @@
+"""From flat records to leaderboard rows."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsebench.board.statistics import mean_interval, sample_complexity
+from sparsebench.errors import UserError
+from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.record import Record
+
+COLUMNS = (
+    "rank", "strategy", "kind", "budget", "macs_ratio", "accuracy", "accuracy_low", "accuracy_high", "accuracy_delta",
+    "sample_complexity", "sample_complexity_low", "sample_complexity_high", "sample_complexity_ratio", "spurious_gap",
+    "spurious_gap_reduction", "spurious_gap_reduction_low", "spurious_gap_reduction_high", "worst_group_accuracy",
+    "selection_auroc", "images_per_s", "n_seeds",
+)  # fmt: skip
+BY_TASK = ("task", "model", "n_train")
+NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
+DENSE = "dense"
+PRETRAINING = "plain"
+
+Flat = Mapping[str, Any]
+Row = dict[str, Any]
+
+
+def flatten(record: Record) -> dict[str, Any]:
+    """Return a record as one flat row: what it is about, then each metric's value under its name."""
+    cell = record.cell
+    return {
+        "cell_id": record.cell_id,
+        "status": record.status,
+        "reason": record.failure.reason if record.failure else "",
+        "task": cell.task.name,
+        "model": cell.model.name,
+        "strategy": record.label,
+        "kind": record.kind,
+        "budget": cell.budget.label,
+        "n_train": cell.n_train,
+        "repetition": cell.repetition,
+        "where": cell.where,
+        "setting": canonical([part.model_dump(mode="json") for part in (cell.task, cell.model)] + [cell.where]),
+        "device": record.device,
+        "started": record.started,
+        "seconds": record.seconds,
+    } | {name: metric.value for name, metric in record.metrics.items()}
+
+
+def _has(row: Flat, metric: str) -> bool:
+    value = row.get(metric)
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
+
+
+def build(records: Iterable[Flat], by: str | None = None) -> list[Row]:
+    """Return the leaderboard's rows, ranked ones first and oracles last.
+
+    Args:
+        records: flat records, as `flatten` gives them; only those that are ok count.
+        by: None for one row a strategy and budget over all tasks, "task" for one row a task and model as well.
+
+    Raises:
+        UserError: `by` is another word.
+    """
+    good = [row for row in records if row["status"] == "ok"]
+    settings = _settings(good)
+    if by is None:
+        newest = {key[0]: key for key in sorted(settings, key=lambda key: max(r["started"] for r in settings[key]))}
+        tasks = {task: settings[key] for task, key in newest.items() if task != PRETRAINING}
+        first = next((tasks[t] for t in ("composite", "spurious", "theory") if t in tasks), [])
+        main = tasks.get("composite") or first or next(iter(tasks.values()), [])
+        return _rank(_board(main, tasks.get("theory", []), tasks.get("spurious", [])))
+    if by != "task":
+        raise UserError("--by", got=f"'{by}'", allowed="task")
+    rows = []
+    for key in sorted(settings):
+        here = settings[key]
+        own = {"task": key[0], "model": here[0]["model"], "n_train": max(r["n_train"] for r in here)}
+        rows += [own | row for row in _rank(_board(here, here, here))]
+    return rows
+
+
+def other_settings(records: Iterable[Flat]) -> dict[str, int]:
+    """Return for each task how many settings (data, model, size) a board over all tasks leaves out."""
+    tasks = [key[0] for key in _settings([r for r in records if r["status"] == "ok"]) if key[0] != PRETRAINING]
+    return {task: tasks.count(task) - 1 for task in sorted(set(tasks)) if tasks.count(task) > 1}
+
+
+def _settings(good: Sequence[Flat]) -> dict[tuple[str, str, int], list[Flat]]:
+    """Return the records of each task, model and size; tasks with a success criterion have all sizes together."""
+    settings = defaultdict(list)
+    for row in good:
+        settings[(row["task"], row["setting"], 0 if _has(row, "success") else row["n_train"])].append(row)
+    return settings
+
+
+def _board(main: Sequence[Flat], theory: Sequence[Flat], spurious: Sequence[Flat]) -> list[Row]:
+    """Return one row a strategy and budget: accuracy and cost from `main`, the other columns from their tasks."""
+    entries = sorted({(r["strategy"], r["kind"], r["budget"]) for part in (main, theory, spurious) for r in part})
+    largest = max((r["n_train"] for r in main), default=0)
+    main = [r for r in main if r["n_train"] == largest]
+    rows = []
+    for strategy, kind, budget in entries:
+        row: Row = dict.fromkeys(COLUMNS)
+        row |= {"strategy": strategy, "kind": kind, "budget": budget}
+        own = (strategy, budget)
+        mine = [[r for r in part if (r["strategy"], r["budget"]) == own] for part in (main, theory, spurious)]
+        row |= _main_columns(mine[0], main) | _theory_columns(mine[1], theory) | _spurious_columns(mine[2], spurious)
+        row["n_seeds"] = min(len({r["repetition"] for r in part}) for part in mine if part)
+        rows.append(row)
+    return rows
+
+
+def _by_seed(rows: Iterable[Flat], metric: str) -> dict[int, float]:
+    return {r["repetition"]: r[metric] for r in rows if _has(r, metric)}
+
+
+def _dense(rows: Iterable[Flat]) -> list[Flat]:
+    return [r for r in rows if r["strategy"] == DENSE]
+
+
+def _paired(mine: Mapping[int, float], dense: Mapping[int, float]) -> list[float]:
+    return [mine[seed] - dense[seed] for seed in sorted(set(mine) & set(dense))]
+
+
+def _main_columns(mine: Sequence[Flat], everyone: Sequence[Flat]) -> Row:
+    row: Row = {}
+    accuracy = _by_seed(mine, "accuracy")
+    if accuracy:
+        mean, low, high = mean_interval(list(accuracy.values()))
+        clip = [None if x is None else min(1.0, max(0.0, x)) for x in (low, high)]
+        row |= {"accuracy": mean, "accuracy_low": clip[0], "accuracy_high": clip[1]}
+    if pairs := _paired(accuracy, _by_seed(_dense(everyone), "accuracy")):
+        row["accuracy_delta"] = float(np.mean(pairs))
+    for metric in ("macs_ratio", "selection_auroc"):
+        if values := list(_by_seed(mine, metric).values()):
+            row[metric] = float(np.mean(values))
+    if speeds := list(_by_seed(mine, "images_per_s").values()):
+        row["images_per_s"] = float(np.median(speeds))
+    return row
+
+
+def _trials(rows: Iterable[Flat]) -> dict[int, dict[int, float]]:
+    trials: dict[int, dict[int, float]] = defaultdict(dict)
+    for r in rows:
+        if _has(r, "success"):
+            trials[r["repetition"]][r["n_train"]] = r["success"]
+    return trials
+
+
+def _theory_columns(mine: Sequence[Flat], everyone: Sequence[Flat]) -> Row:
+    if not (trials := _trials(mine)):
+        return {}
+    value, low, high = sample_complexity(trials)
+    dense_trials = _trials(_dense(everyone))
+    dense = sample_complexity(dense_trials)[0] if dense_trials else math.nan
+    ratio = value / dense if math.isfinite(dense) else None
+    named = {"": value, "_low": low, "_high": high, "_ratio": ratio}
+    return {f"sample_complexity{end}": _reached(number) for end, number in named.items()}
+
+
+def _reached(number: float | None) -> float | str | None:
+    if number is None or math.isnan(number):
+        return None
+    return NOT_REACHED if math.isinf(number) else number
+
+
+def _spurious_columns(mine: Sequence[Flat], everyone: Sequence[Flat]) -> Row:
+    gaps = _by_seed(mine, "spurious_gap")
+    if not gaps:
+        return {}
+    worst = list(_by_seed(mine, "worst_group_accuracy").values())
+    row: Row = {"spurious_gap": float(np.mean(list(gaps.values()))), "worst_group_accuracy": float(np.mean(worst))}
+    if pairs := _paired(gaps, _by_seed(_dense(everyone), "spurious_gap")):
+        mean, low, high = mean_interval([-x for x in pairs])
+        row |= {
+            "spurious_gap_reduction": mean + 0.0,  # no minus zero
+            "spurious_gap_reduction_low": low,
+            "spurious_gap_reduction_high": high,
+        }
+    return row
+
+
+def _rank(rows: list[Row]) -> list[Row]:
+    """Rank by accuracy; equal accuracies share a rank. Oracles know the answer and are not ranked."""
+    ranked = [r for r in rows if r["kind"] != "oracle" and r["accuracy"] is not None]
+    for row in rows:
+        row["rank"] = NOT_RANKED
+    for row in ranked:
+        row["rank"] = 1 + sum(other["accuracy"] > row["accuracy"] for other in ranked)
+
+    def order(row: Row) -> tuple[Any, ...]:
+        rank = row["rank"] if isinstance(row["rank"], int) else math.inf
+        return row["kind"] == "oracle", rank, -(row["accuracy"] or 0), row["strategy"], row["budget"]
+
+    return sorted(rows, key=order)
+
+
+def failures(records: Iterable[Flat]) -> list[str]:
+    """Return one line for each strategy, task and reason of the cells that have no result."""
+    counted: dict[tuple[str, str, str, str], int] = defaultdict(int)
+    for r in records:
+        if r["status"] != "ok":
+            counted[(r["strategy"], r["task"], r["status"], r["reason"])] += 1
+    return [
+        f"{strategy} on {task}: {n} cell{'s' if n > 1 else ''} {status}: {reason}"
+        for (strategy, task, status, reason), n in sorted(counted.items())
+    ]

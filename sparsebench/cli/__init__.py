@@ -1,0 +1,39 @@
+"""The command line: one small file a command; no work is done here."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import click
+
+from sparsebench import __version__
+from sparsebench.cli import env, leaderboard, listing, run, show
+from sparsebench.errors import UserError
+
+
+class _Group(click.Group):
+    """Prints mistakes of users as one line and leaves with 2; nowhere else is that done."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="sparsebench")
+def main() -> None:
+    """Benchmark token sparsification in Vision Transformers, on data that knows which tokens matter."""
+
+
+for command in (run.run, listing.list_, show.show, leaderboard.leaderboard, env.env):
+    main.add_command(command)
+
+
+def run_cli() -> None:
+    """Start the command line; warnings of the library go to standard error."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    main()

@@ -1,0 +1,17 @@
+"""sparsebench env."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+def env() -> None:
+    """Show the machine and the libraries that records are made with."""
+    from tabulate import tabulate
+
+    from sparsebench.sweep.environment import describe, digest, gpus
+
+    found = describe()
+    rows = [*found.items(), ("CUDA devices", ", ".join(gpus()) or "none"), ("hash", digest(found))]
+    click.echo(tabulate(rows, tablefmt="plain"))

@@ -1,0 +1,24 @@
+"""sparsebench leaderboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sparsebench.board.tables import FORMATS
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
+@click.option("--by", type=click.Choice(["task"]), help="A row a task and model as well.")
+def leaderboard(folder: Path, form: str, by: str | None) -> None:
+    """Print the leaderboard of a run's FOLDER, from its records alone."""
+    from sparsebench.api import load_flat
+    from sparsebench.board.build import build
+    from sparsebench.board.publish import notes_on
+    from sparsebench.board.tables import render
+
+    flat = load_flat(folder)
+    click.echo(render(build(flat, by), form, notes_on(flat)), nl=False)

@@ -1,0 +1,68 @@
+"""sparsebench list."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+WHAT = ("plugins", "tasks", "models", "suites")
+
+
+def first_line(thing: Any) -> str:
+    """Return the first line of a docstring."""
+    return (thing.__doc__ or "").strip().partition("\n")[0]
+
+
+@click.command("list")
+@click.argument("what", type=click.Choice(WHAT), default="plugins")
+@click.option("--json", "as_json", is_flag=True, help="A list of objects with at least `name`.")
+def list_(what: str, as_json: bool) -> None:
+    """List the plugins (strategies), tasks, models or suites that can be named."""
+    from tabulate import tabulate
+
+    from sparsebench.plugin.registry import Registry
+
+    registry = Registry()
+    rows = {"plugins": _plugins, "tasks": _tasks, "models": _models, "suites": _suites}[what](registry)
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+        return
+    click.echo(tabulate(rows, headers="keys", tablefmt="simple"))
+
+
+def _plugins(registry: Any) -> list[dict[str, str]]:
+    rows = [
+        {
+            "name": found.cls.name,
+            "kind": found.cls.kind,
+            "site": found.cls.site,
+            "needs": ", ".join(sorted(found.cls.needs)),
+            "from": f"{found.origin.distribution} {found.origin.version}".strip(),
+            "what": first_line(found.cls),
+        }
+        for found in registry.strategies()
+    ]
+    broken = [
+        {"name": name, "kind": "broken", "site": "", "needs": "", "from": "", "what": reason}
+        for name, reason in sorted(registry.broken.items())
+    ]
+    return rows + broken
+
+
+def _tasks(registry: Any) -> list[dict[str, str]]:
+    return [
+        {"name": cls.name, "inputs": cls.inputs, "model": cls.default_model, "what": first_line(cls)}
+        for cls in registry.tasks()
+    ]
+
+
+def _models(registry: Any) -> list[dict[str, str]]:
+    return [{"name": cls.name, "inputs": cls.inputs, "what": first_line(cls)} for cls in registry.models()]
+
+
+def _suites(_registry: Any) -> list[dict[str, str]]:
+    from sparsebench.sweep.suite import load, names
+
+    return [{"name": suite.name, "version": str(suite.version), "what": suite.title} for suite in map(load, names())]

@@ -1,0 +1,46 @@
+"""sparsebench show."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sparsebench.errors import unknown
+
+
+@click.command()
+@click.argument("name")
+def show(name: str) -> None:
+    """Show what is known of a strategy, task, model or suite NAME, or of the strategies of a FILE.py."""
+    from sparsebench.plugin.registry import Registry
+    from sparsebench.sweep import suite as suites
+
+    registry = Registry()
+    if name.endswith(".py"):
+        for strategy in registry.load_file(Path(name)):
+            _class("strategy", registry.strategy(strategy).cls)
+        return
+    known: dict[str, tuple[str, Any]] = {
+        cls.name: ("strategy", cls) for cls in (found.cls for found in registry.strategies())
+    }
+    known |= {cls.name: ("task", cls) for cls in registry.tasks()} | {c.name: ("model", c) for c in registry.models()}
+    if name in known:
+        _class(*known[name])
+    elif name in suites.names():
+        click.echo(suites.text(name), nl=False)
+    else:
+        raise unknown("strategy, task, model or suite", name, {*known, *suites.names()})
+
+
+def _class(what: str, cls: Any) -> None:
+    click.echo(f"{what} {cls.name}\n\n{inspect.cleandoc(cls.__doc__ or '')}\n")
+    if what == "strategy":
+        click.echo(f"kind: {cls.kind}\nsite: {cls.site}\nneeds: {', '.join(sorted(cls.needs)) or 'nothing'}")
+        click.echo(f"citation: {cls.citation or '-'}\n")
+    for key, info in cls.model_fields.items():
+        kind = str(info.annotation) if not isinstance(info.annotation, type) else info.annotation.__name__
+        about = f"  {info.description}" if info.description else ""
+        click.echo(f"  {key} = {info.default!r}  ({kind.replace('typing.', '')}){about}")

@@ -1,0 +1,41 @@
+"""A job: a cell to run, with what its hash does not know."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from sparsebench.strategy import Kind
+from sparsebench.sweep.cell import Cell
+from sparsebench.sweep.record import Failure, Origin, Record, Status
+
+
+class Job(BaseModel):
+    """A cell to run.
+
+    Attributes:
+        origin: where its strategy comes from.
+        kind: the strategy's kind.
+        label: what tables call it: its name, with the parameters that are not its defaults.
+        file: the plugin file that workers load the strategy from; None for an installed one.
+        failure: why the strategy could not be loaded, if so: the cell is recorded as failed and not run.
+        after: id of the cell that must be done before, or "".
+        keep_weights: whether other cells start from its weights.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cell: Cell
+    origin: Origin
+    kind: Kind
+    label: str
+    file: str | None = None
+    failure: str | None = None
+    after: str = ""
+    keep_weights: bool = False
+
+    def record_of_failure(self, status: Status, failure: Failure, started: str = "", seconds: float = 0.0) -> Record:
+        """Return a record that says why there is no result."""
+        return Record(
+            cell=self.cell, cell_id=self.cell.id, status=status, failure=failure, origin=self.origin, kind=self.kind,
+            label=self.label, started=started, seconds=round(seconds, 3),
+        )  # fmt: skip

@@ -1,0 +1,56 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from sparsebench.measure.selection import auroc, precision_recall
+
+
+def by_pairs(scores, relevant):
+    """Return the share of (relevant, irrelevant) pairs in the right order, ties one half; None without pairs."""
+    pairs = [(p > q) + 0.5 * (p == q) for p in scores[relevant] for q in scores[~relevant]]
+    return sum(pairs) / len(pairs) if pairs else None
+
+
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(2, 9))
+@settings(deadline=None)
+def test_auroc_is_the_mean_share_of_pairs_in_the_right_order(seed, n, N):
+    rng = np.random.default_rng(seed)
+    scores, relevant = rng.integers(0, 4, (n, N)).astype(float), rng.random((n, N)) < 0.4
+    each = [a for a in map(by_pairs, scores, relevant) if a is not None]
+    assert auroc(scores, relevant) == pytest.approx(np.mean(each) if each else math.nan, nan_ok=True)
+
+
+def test_auroc_of_one_sample_is_scikit_learns():
+    rng = np.random.default_rng(0)
+    scores, relevant = rng.normal(size=(1, 50)), rng.random((1, 50)) < 0.3
+    assert auroc(scores, relevant) == pytest.approx(roc_auc_score(relevant[0], scores[0]))
+
+
+def test_auroc_of_a_perfect_a_reversed_and_a_constant_score():
+    relevant = np.array([[True, False, True, False]])
+    assert auroc(relevant.astype(float), relevant) == 1
+    assert auroc(-relevant.astype(float), relevant) == 0
+    assert auroc(np.zeros((1, 4)), relevant) == 0.5
+
+
+def test_samples_without_two_kinds_of_tokens_say_nothing():
+    scores = np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])
+    relevant = np.array([[True, True], [True, False], [False, False]])
+    assert auroc(scores, relevant) == 1
+    assert math.isnan(auroc(scores[:1], relevant[:1]))
+
+
+def test_precision_and_recall_are_means_over_samples():
+    kept = np.array([[1, 1, 0, 0], [1, 0, 0, 0]], dtype=bool)
+    relevant = np.array([[1, 0, 1, 1], [1, 0, 0, 0]], dtype=bool)
+    assert precision_recall(kept, relevant) == (pytest.approx((1 / 2 + 1) / 2), pytest.approx((1 / 3 + 1) / 2))
+
+
+def test_nothing_kept_and_nothing_relevant_count_as_zero():
+    nothing, all_ = np.zeros((1, 3), dtype=bool), np.ones((1, 3), dtype=bool)
+    assert precision_recall(nothing, all_) == (0, 0)
+    assert precision_recall(all_, nothing) == (0, 0)

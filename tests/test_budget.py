@@ -1,0 +1,171 @@
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sparsebench.budget import FULL, Budget, counts_at, solve, stages
+from sparsebench.errors import UserError
+from sparsebench.measure.cost import BlockCost, ShallowCost, VitCost
+
+BLOCK = BlockCost(qkv=3 * 64**2, proj=64**2, mlp=8 * 64**2, width=64)
+VIT = VitCost(tokens=64, prefix=1, class_rows=1, embed=48 * 64, head=640, blocks=(BLOCK,) * 4)
+CLASSLESS = VitCost(tokens=64, prefix=0, class_rows=0, embed=48 * 64, head=640, blocks=(BLOCK,) * 4)
+SHALLOW = ShallowCost(tokens=50, d=10, m_a=10, m_b=10, m=256)
+RATES = st.integers(1, 100).map(lambda percent: Fraction(percent, 100))
+CONVENTIONS = ("power-floor", "compound-ceil")
+
+
+@pytest.mark.parametrize(
+    ("convention", "rate", "counts"),
+    [
+        ("power-floor", 0.9, (176, 158, 142)),
+        ("power-floor", 0.7, (137, 96, 67)),
+        ("power-floor", 0.5, (98, 49, 24)),
+        ("power-floor", 0.25, (49, 12, 3)),
+        ("compound-ceil", 0.9, (177, 160, 144)),
+        ("compound-ceil", 0.7, (138, 97, 68)),
+        ("compound-ceil", 0.5, (98, 49, 25)),
+        ("compound-ceil", 0.25, (49, 13, 4)),
+    ],
+)
+def test_published_keep_rates_give_the_published_counts_of_196_tokens(convention, rate, counts):
+    assert counts_at(rate, convention, 196, 3) == counts
+
+
+@given(RATES, st.integers(1, 400), st.integers(1, 6))
+def test_counts_are_those_of_exact_arithmetic(rate, tokens, number):
+    floor = tuple(max(1, math.floor(rate**s * tokens)) for s in range(1, number + 1))
+    assert counts_at(float(rate), "power-floor", tokens, number) == floor
+    ceil = [tokens]
+    for _ in range(number):
+        ceil.append(math.ceil(rate * ceil[-1]))
+    assert counts_at(float(rate), "compound-ceil", tokens, number) == tuple(ceil[1:])
+
+
+@given(st.floats(1e-6, 1), st.sampled_from(CONVENTIONS), st.integers(1, 400), st.integers(1, 12))
+def test_counts_never_rise_and_never_reach_zero(rate, convention, tokens, number):
+    counts = counts_at(rate, convention, tokens, number)
+    assert len(counts) == number
+    assert all(tokens >= a >= b >= 1 for a, b in zip((tokens, *counts), counts, strict=False))
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_a_keep_rate_of_one_keeps_all(convention):
+    assert counts_at(1.0, convention, 197, 4) == (197,) * 4
+
+
+@pytest.mark.parametrize("value", [0, -0.1, 1.0001, 2, math.nan, math.inf, True, "0.5", [0.5]])
+@pytest.mark.parametrize("key", ["macs", "keep_rate"])
+def test_a_budget_outside_zero_to_one_is_a_user_error(key, value):
+    with pytest.raises(UserError, match=r"allowed: \(0, 1\]"):
+        Budget(**{key: value})
+
+
+@pytest.mark.parametrize("given_", [{}, {"macs": None}, {"macs": 0.5, "keep_rate": 0.5}])
+def test_a_budget_is_one_currency_and_not_two_or_none(given_):
+    with pytest.raises(UserError, match="either a fraction of MACs or a keep rate"):
+        Budget(**given_)
+
+
+def test_a_budget_knows_no_other_fields_and_no_other_convention():
+    with pytest.raises(ValidationError, match="rate"):
+        Budget(macs=0.5, rate=0.5)
+    with pytest.raises(ValidationError, match="convention"):
+        Budget(keep_rate=0.5, convention="round")
+
+
+def test_whole_and_real_numbers_are_the_same_budget():
+    assert Budget(macs=1) == Budget(macs=1.0) == FULL
+    assert Budget(macs=1).model_dump_json() == FULL.model_dump_json()
+    assert Budget.model_validate_json(Budget(keep_rate=0.7, blocks=(1, 2)).model_dump_json()).blocks == (1, 2)
+
+
+def test_labels_tell_budgets_apart():
+    budgets = [
+        Budget(macs=0.5),
+        Budget(macs=0.65),
+        Budget(keep_rate=0.5),
+        Budget(keep_rate=0.5, convention="compound-ceil"),
+        Budget(macs=0.5, blocks=(1, 2)),
+        Budget(keep_rate=0.5, blocks=(1, 2)),
+    ]
+    assert len({budget.label for budget in budgets}) == len(budgets)
+
+
+@pytest.mark.parametrize(("depth", "blocks"), [(12, (3, 6, 9)), (24, (6, 12, 18)), (5, (1, 2, 4)), (3, (1, 2))])
+@pytest.mark.parametrize("site", ["attention", "block"])
+def test_the_default_stages_follow_each_quarter_of_the_depth(site, depth, blocks):
+    assert stages(Budget(macs=0.5), site, depth) == blocks
+
+
+def test_the_input_site_and_a_single_block_have_one_stage():
+    assert stages(Budget(macs=0.5), "input", 12) == (0,)
+    assert stages(Budget(macs=0.5), "attention", 1) == (0,)
+    assert stages(Budget(macs=0.5, blocks=(0, 2, 11)), "attention", 12) == (0, 2, 11)
+
+
+@pytest.mark.parametrize("blocks", [(12,), (-1, 3), (3, 12), (6, 3), (3, 3), ()])
+def test_stages_outside_the_network_or_out_of_order_are_a_user_error(blocks):
+    with pytest.raises(UserError, match="budget blocks"):
+        stages(Budget(macs=0.5, blocks=blocks), "attention", 12)
+
+
+def ratios(cost, site, blocks, needs):
+    dense = cost.macs(cost.steps(site, blocks, [cost.tokens], ()))
+    return {n: cost.macs(cost.steps(site, blocks, [n], needs)) / dense for n in range(1, cost.tokens + 1)}
+
+
+ONE_STAGE = [("input", None), ("attention", (1,)), ("attention", (3,)), ("block", (2,))]
+
+
+@pytest.mark.parametrize(("site", "blocks"), ONE_STAGE)
+@pytest.mark.parametrize("needs", [(), ("tokens",), ("class_attention",)])
+def test_one_stage_comes_as_near_to_the_target_as_any_count(site, blocks, needs):
+    found = ratios(VIT, site, stages(Budget(macs=0.5, blocks=blocks), site, 4), needs)
+    for target in (0.05, 0.2, 0.37, 0.5, 0.65, 0.8, 0.87, 0.95, 0.999, 1.0):
+        (count,) = solve(Budget(macs=target, blocks=blocks), VIT, site, needs)
+        assert abs(found[count] - target) == min(abs(ratio - target) for ratio in found.values())
+
+
+@pytest.mark.parametrize(
+    ("cost", "site", "blocks"), [(SHALLOW, "input", None), (CLASSLESS, "attention", (0,)), (VIT, "attention", (1,))]
+)
+@given(target=st.floats(0.3, 1))
+@settings(max_examples=60, deadline=None)
+def test_keeping_all_is_taken_where_scoring_makes_nearly_all_dearer(cost, site, blocks, target):
+    needs = ("received_attention",)
+    found = ratios(cost, site, stages(Budget(macs=target, blocks=blocks), site, cost.depth), needs)
+    (count,) = solve(Budget(macs=target, blocks=blocks), cost, site, needs)
+    assert abs(found[count] - target) <= min(abs(ratio - target) for ratio in found.values()) + 1e-12
+
+
+@given(target=st.floats(0.4, 1))
+@settings(max_examples=20, deadline=None)
+def test_several_stages_share_one_rate_and_no_rate_of_a_fine_grid_comes_nearer(target):
+    blocks, dense = (1, 2, 3), VIT.macs(VIT.steps("attention", (1,), [64], ()))
+
+    def distance(counts):
+        return abs(VIT.macs(VIT.steps("attention", blocks, counts, ("class_attention",))) / dense - target)
+
+    counts = solve(Budget(macs=target), VIT, "attention", ("class_attention",))
+    every = {counts_at(k / 2000, "power-floor", 64, 3) for k in range(1, 2001)}
+    assert counts in {counts_at(k / 20000, "power-floor", 64, 3) for k in range(1, 20001)}
+    assert distance(counts) <= min(map(distance, every)) + 1e-12
+
+
+def test_a_target_below_what_one_token_costs_gives_one_token():
+    assert solve(Budget(macs=0.001), VIT, "attention", ()) == (1, 1, 1)
+
+
+def test_a_keep_rate_is_taken_as_it_is_whatever_it_costs():
+    budget = Budget(keep_rate=0.5, convention="compound-ceil")
+    assert solve(budget, VIT, "attention", ()) == (32, 16, 8)
+    assert solve(budget, VIT, "input", ()) == (32,)
+
+
+def test_all_the_macs_keep_all_tokens_even_where_scoring_costs():
+    assert solve(FULL, SHALLOW, "input", ("attention",)) == (50,)
+    assert solve(FULL, VIT, "attention", ("received_attention",)) == (64, 64, 64)
