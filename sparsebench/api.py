@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sparsebench.sweep.cell import Where
     from sparsebench.sweep.record import Record
     from sparsebench.sweep.run import Rerun
 
@@ -31,6 +32,7 @@ def run(
     keep: Sequence[float] = (),
     macs: Sequence[float] = (),
     n_train: Sequence[int] = (),
+    where: Where = "both",
     out: str | os.PathLike[str] = OUT,
     rerun: Rerun = "missing",
     jobs: int | None = None,
@@ -50,7 +52,7 @@ def run(
     finished = execute(
         plugins=plugins, suite=suite, tasks=tasks, model=model, images=images, backgrounds=backgrounds,
         data_root=data_root, download=download, device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train,
-        out=out, rerun=rerun, jobs=jobs, on_record=on_record,
+        where=where, out=out, rerun=rerun, jobs=jobs, on_record=on_record,
     )  # fmt: skip
     return pd.DataFrame(build(finished), columns=list(COLUMNS))
 
@@ -70,6 +72,7 @@ def execute(
     keep: Sequence[float],
     macs: Sequence[float],
     n_train: Sequence[int],
+    where: Where,
     out: str | os.PathLike[str],
     rerun: Rerun,
     jobs: int | None,
@@ -90,11 +93,11 @@ def execute(
     folder, registry = Path(out), Registry()
     request = Request(
         plugins=_several(plugins), suite=suite, tasks=_several(tasks), model=model, seeds=seeds, keep=tuple(keep),
-        macs=tuple(macs), n_train=tuple(n_train),
+        macs=tuple(macs), n_train=tuple(n_train), where=where,
     )  # fmt: skip
-    where = runs.Images(images, backgrounds, None if data_root is None else Path(data_root), download)
+    pictures = runs.Images(images, backgrounds, None if data_root is None else Path(data_root), download)
     device = runs.resolve_device(device)
-    plan = runs.plan(request, where, registry, folder, rerun)
+    plan = runs.plan(request, pictures, registry, folder, rerun)
     store.check_writable(folder)
     if on_plan is not None:
         on_plan(len(plan.todo), len(plan.jobs))

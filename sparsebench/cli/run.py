@@ -50,6 +50,13 @@ class _Numbers(click.ParamType):
 @click.option("--keep", type=_Numbers(float), default=(), help="Keep rates at every stage, in place of the budget.")
 @click.option("--macs", type=_Numbers(float), default=(), help="Fractions of the dense MACs, in place of the budget.")
 @click.option("--n-train", type=_Numbers(int), default=(), help="Training samples, in place of the suite's.")
+@click.option(
+    "--where",
+    type=click.Choice(["both", "train", "test"]),
+    default="both",
+    show_default=True,
+    help="Remove tokens in training, in the test, or in both.",
+)
 @click.option("--out", default=OUT, show_default=True, type=click.Path(path_type=Path), help="The run's folder.")
 @click.option(
     "--rerun",

@@ -17,7 +17,7 @@ from sparsebench.models.base import Model
 from sparsebench.plugin.registry import Found, Registry
 from sparsebench.plugin.spec import Spec, fill, parse
 from sparsebench.strategy import Strategy
-from sparsebench.sweep.cell import Cell, Part
+from sparsebench.sweep.cell import Cell, Part, Where
 from sparsebench.sweep.job import Job
 from sparsebench.tasks.base import Task
 
@@ -99,6 +99,7 @@ class Request:
         model: NAME or NAME:param=v, for every task it fits.
         keep, macs: budgets to sweep over, in place of the suite's.
         images, backgrounds: names of located image sets, for every image task.
+        where: whether tokens are removed in training, in the test, or in both.
     """
 
     plugins: tuple[str, ...] = ()
@@ -111,6 +112,7 @@ class Request:
     keep: tuple[float, ...] = ()
     macs: tuple[float, ...] = ()
     n_train: tuple[int, ...] = ()
+    where: Where = "both"
 
 
 def expand(request: Request, registry: Registry) -> list[Job]:
@@ -130,12 +132,14 @@ def expand(request: Request, registry: Registry) -> list[Job]:
         for setting in settings:
             for contender in contenders:
                 for n_train in setting.n_train:
-                    for job in _jobs(setting, contender, n_train, repetition, registry):
+                    for job in _jobs(setting, contender, n_train, repetition, request.where, registry):
                         jobs.setdefault(job.cell.id, job)
     return sorted(jobs.values(), key=lambda job: not job.keep_weights)
 
 
-def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: int, registry: Registry) -> Iterator[Job]:
+def _jobs(
+    setting: _Setting, contender: _Contender, n_train: int, repetition: int, where: Where, registry: Registry
+) -> Iterator[Job]:
     """Yield the job of one cell, after that of the cell it starts from, if there is one."""
     model = Part.of(setting.model)
     init = None
@@ -150,7 +154,7 @@ def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: in
     strategy, found, budget = contender
     cell = Cell(
         task=Part.of(setting.task), model=model, strategy=Part.of(strategy), budget=budget, n_train=n_train,
-        repetition=repetition, init=init,
+        repetition=repetition, where=where if strategy.budgeted else "both", init=init,
     )  # fmt: skip
     file = None if found.file is None else str(found.file.resolve())
     yield Job(
