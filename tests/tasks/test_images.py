@@ -1,0 +1,293 @@
+import os
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from sparsebench.errors import UserError
+from sparsebench.tasks import sources
+from sparsebench.tasks.base import Split
+from sparsebench.tasks.images import Composite, Plain, Spurious, paste
+
+SMALL = {"canvas": 16, "foreground": 10, "test": 40}
+
+
+def foreground_of(split, i):
+    top, left, height, width = split.boxes[i]
+    return split.inputs[i, :, top : top + height, left : left + width].transpose(1, 2, 0)
+
+
+def foregrounds_of(split):
+    return [foreground_of(split, i).tobytes() for i in range(len(split.labels))]
+
+
+def outside(split, i):
+    """Return one row or column of pixels, (16, 3), that the foreground does not cover, and its axis and place."""
+    image = split.inputs[i].transpose(1, 2, 0)
+    for axis in (0, 1):
+        start, length = split.boxes[i][axis], split.boxes[i][2 + axis]
+        if start > 0 or start + length < len(image):
+            place = 0 if start > 0 else len(image) - 1
+            return image.take(place, axis=axis), axis, place
+    raise AssertionError("the foreground covers the canvas")
+
+
+def lines(photo, axis, size):
+    """Return the set of all lines of `size` pixels of a photograph, along its rows (axis 0) or columns."""
+    photo = photo if axis == 0 else photo.transpose(1, 0, 2)
+    return {row[i : i + size].tobytes() for row in photo for i in range(len(row) - size + 1)}
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_pasting_puts_the_very_pixels_in_the_box_and_changes_no_others(seed):
+    rng = np.random.default_rng(seed)
+    n, S = int(rng.integers(1, 5)), int(rng.integers(4, 12))
+    s = int(rng.integers(1, S + 1))
+    canvas = rng.integers(0, 256, (n, S, S, 3), dtype=np.uint8)
+    pictures = rng.integers(0, 256, (n, s, s, 3), dtype=np.uint8)
+    expected = canvas.copy()
+    images, boxes = paste(canvas.copy(), pictures, rng)
+    for i, (top, left, height, width) in enumerate(boxes):
+        assert (height, width) == (s, s) and 0 <= top <= S - s and 0 <= left <= S - s
+        expected[i, top : top + s, left : left + s] = pictures[i]
+    np.testing.assert_array_equal(images, expected.transpose(0, 3, 1, 2))
+
+
+def test_foregrounds_come_to_lie_at_every_place():
+    canvas, pictures = np.zeros((400, 4, 4, 3), np.uint8), np.ones((400, 2, 2, 3), np.uint8)
+    _, boxes = paste(canvas, pictures, np.random.default_rng(0))
+    places, counts = np.unique(boxes[:, :2], axis=0, return_counts=True)
+    assert len(places) == 9 and counts.min() > 20
+
+
+@given(st.integers(0, 10**6), st.sampled_from([(4, 4), (8, 8), (3, 5), (1, 1), (16, 2)]), st.sampled_from([16, 24, 20]))
+@settings(max_examples=40, deadline=None)
+def test_relevance_is_the_share_of_each_patch_that_the_box_covers(seed, grid, side):
+    rng = np.random.default_rng(seed)
+    n, (rows, columns) = 4, grid
+    sizes = rng.integers(1, side + 1, (n, 2))
+    boxes = np.concatenate([rng.integers(0, side - sizes + 1), sizes], axis=1)
+    split = Split(np.zeros((n, 3, side, side), np.uint8), np.zeros(n), np.zeros(n), boxes=boxes)
+    relevance = split.relevance_on(grid)
+    assert relevance.dtype == np.float32
+    for box, found in zip(boxes, relevance, strict=True):
+        top, left, height, width = box
+        mask = np.zeros((side, side))
+        mask[top : top + height, left : left + width] = 1
+        fine = np.kron(mask, np.ones((rows, columns)))
+        expected = fine.reshape(rows, side, columns, side).mean(axis=(1, 3)).flatten()
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_relevance_counts_patches_along_rows_first():
+    split = Split(np.zeros((1, 3, 8, 8), np.uint8), np.zeros(1), np.zeros(1), boxes=np.array([[0, 4, 4, 4]]))
+    assert split.relevance_on((2, 2)).tolist() == [[0, 1, 0, 0]]
+
+
+def test_composite_has_every_class_equally_often_and_the_foreground_of_its_label():
+    data = Composite(**SMALL).draw(60, 0, {})
+    pool = sources.foregrounds("digits", 10, {})
+    for split, per_class, n in ((data.train, pool.train, 60), (data.test, pool.test, 40)):
+        assert split.inputs.shape == (n, 3, 16, 16) and split.inputs.dtype == np.uint8
+        assert np.bincount(split.labels).tolist() == [n // 10] * 10
+        assert split.groups.tolist() == [0] * n
+        known = {label: {x.tobytes() for x in per_class[name]} for label, name in enumerate(pool.classes)}
+        assert all(f in known[label] for f, label in zip(foregrounds_of(split), split.labels, strict=True))
+    assert data.classes == pool.classes and data.group_names == ("all",)
+
+
+def test_the_background_of_composite_says_nothing_about_the_class():
+    data = Composite(**SMALL).draw(40, 0, {})
+    photos = sources.backgrounds("photos", 16, {}).photos
+    kinds = []
+    for i in range(40):
+        line, axis, _ = outside(data.train, i)
+        kinds.append([line.tobytes() in lines(photos[kind][0], axis, 16) for kind in (0, 1)])
+    assert all(sum(kind) == 1 for kind in kinds)
+    assert 8 < sum(kind[0] for kind in kinds) < 32
+
+
+@pytest.mark.parametrize("task", [Composite(**SMALL), Spurious(**SMALL), Plain(**SMALL, epochs=3)], ids=lambda t: t.name)
+def test_training_and_test_share_no_foreground(task):
+    data = task.draw(150, 0, {})
+    assert not set(foregrounds_of(data.train)) & set(foregrounds_of(data.test))
+
+
+@pytest.mark.parametrize("task", [Composite(**SMALL), Spurious(**SMALL)], ids=lambda t: t.name)
+def test_training_and_test_backgrounds_come_from_parts_of_their_own(task):
+    data = task.draw(16, 0, {})
+    photos = sources.backgrounds("photos", 16, {}).photos
+    for test, split in enumerate((data.train, data.test)):
+        for i in range(16):
+            line, axis, _ = outside(split, i)
+            found = [[line.tobytes() in lines(part, axis, 16) for part in photo] for photo in photos]
+            assert any(kind[test] for kind in found) and not any(kind[1 - test] for kind in found)
+
+
+def test_all_foregrounds_are_used_before_any_comes_again():
+    pool = sources.foregrounds("digits", 10, {})
+    n = sum(len(pool.train[name]) for name in ("3", "8"))
+    drawn = foregrounds_of(Spurious(**SMALL).draw(n - 2, 0, {}).train)
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_spurious_backgrounds_agree_in_nine_of_ten_training_images_and_in_half_of_the_test():
+    data = Spurious(**SMALL).draw(200, 0, {})
+    assert data.classes == ("3", "8")
+    assert data.group_names == ("3 on flower", "3 on china", "8 on flower", "8 on china")
+    assert np.bincount(data.train.groups).tolist() == [90, 10, 10, 90]
+    assert np.bincount(data.test.groups).tolist() == [10, 10, 10, 10]
+    for split in (data.train, data.test):
+        assert (split.groups // 2 == split.labels).all()
+
+
+def test_the_group_of_an_image_names_its_class_and_the_background_behind_it():
+    data = Spurious(**SMALL).draw(20, 0, {})
+    photos = sources.backgrounds("photos", 16, {}).photos
+    pool = sources.foregrounds("digits", 10, {})
+    for i, group in enumerate(data.train.groups):
+        line, axis, _ = outside(data.train, i)
+        assert line.tobytes() in lines(photos[group % 2][0], axis, 16)
+        assert foreground_of(data.train, i).tobytes() in {x.tobytes() for x in pool.train["38"[group // 2]]}
+
+
+@pytest.mark.parametrize(("agreement", "counts"), [(0.5, [25, 25, 25, 25]), (1.0, [50, 0, 0, 50]), (0.75, [38, 12, 12, 38])])
+def test_the_agreement_can_be_chosen(agreement, counts):
+    data = Spurious(**SMALL, agreement=agreement).draw(100, 0, {})
+    assert np.bincount(data.train.groups, minlength=4).tolist() == counts
+    with pytest.raises(ValidationError, match="agreement"):
+        Spurious(agreement=0.4)
+
+
+def test_plain_has_a_clean_canvas_and_no_held_out_class():
+    data = Plain(**SMALL).draw(32, 0, {})
+    assert data.classes == tuple("01245679")
+    assert np.bincount(data.train.labels).tolist() == [4] * 8
+    for i in range(32):
+        assert foreground_of(data.train, i).any()
+        rest = data.train.inputs[i].copy()
+        top, left, height, width = data.train.boxes[i]
+        rest[:, top : top + height, left : left + width] = 0
+        assert not rest.any()
+
+
+def test_pre_training_is_on_the_other_classes_with_the_same_sizes():
+    task, n = Spurious(**SMALL, held_out=("1", "7"), pretrain_epochs=3, pretrain_samples=50, lr=0.01).initial()
+    assert isinstance(task, Plain) and n == 50
+    assert (task.canvas, task.foreground, task.test, task.epochs, task.lr) == (16, 10, 40, 3, 0.01)
+    assert task.draw(8, 0, {}).classes == tuple("02345689")
+    assert task.initial() is None and Spurious(pretrain_epochs=0).initial() is None
+
+
+def same(a, b):
+    return all(np.array_equal(getattr(a, f), getattr(b, f)) for f in ("inputs", "labels", "groups", "boxes"))
+
+
+@pytest.mark.parametrize("cls", [Composite, Spurious, Plain])
+def test_a_repetition_is_the_same_again_and_unlike_the_next(cls):
+    first, again, other = (cls(**SMALL).draw(30, repetition, {}) for repetition in (0, 0, 1))
+    assert same(first.train, again.train) and same(first.test, again.test)
+    assert not np.array_equal(first.train.inputs, other.train.inputs)
+    assert not np.array_equal(first.train.boxes, other.train.boxes)
+    assert not np.array_equal(first.test.inputs, other.test.inputs)
+
+
+@pytest.mark.parametrize("cls", [Composite, Spurious])
+def test_how_a_network_is_trained_does_not_change_the_data(cls):
+    plain = cls(**SMALL).draw(30, 0, {})
+    tuned = cls(**SMALL, epochs=9, batch=3, lr=0.5, weight_decay=0, pretrain_epochs=0, pretrain_samples=7).draw(30, 0, {})
+    assert same(plain.train, tuned.train) and same(plain.test, tuned.test)
+
+
+def test_the_test_set_is_the_same_for_every_number_of_training_images():
+    few, many = (Composite(**SMALL).draw(n, 0, {}) for n in (20, 50))
+    assert same(few.test, many.test)
+
+
+def test_the_recipe_is_the_tasks():
+    recipe = Composite(epochs=7, batch=5, lr=0.02, weight_decay=0.3).recipe()
+    assert (recipe.loss, recipe.optimizer, recipe.lr) == ("cross-entropy", "adamw", 0.02)
+    assert (recipe.batch, recipe.epochs, recipe.weight_decay) == (5, 7, 0.3)
+    assert recipe.steps >= 10**9 and not recipe.stop_at_zero_loss and not recipe.fixed_selection
+
+
+def test_a_foreground_larger_than_the_canvas_is_a_user_error():
+    for ask in (lambda task: task.check(), lambda task: task.draw(4, 0, {})):
+        with pytest.raises(UserError, match="larger than the canvas; got 17 > 16"):
+            ask(Composite(canvas=16, foreground=17))
+    assert (Composite(canvas=16, foreground=16, test=2).draw(2, 0, {}).train.boxes == [0, 0, 16, 16]).all()
+
+
+@pytest.mark.parametrize(
+    ("held_out", "said"),
+    [(("3", "ten"), r"got \['ten'\]"), (("3",), "exactly two"), (("1", "2", "3"), "exactly two"), (("3", "3"), "two")],
+)
+def test_held_out_classes_that_are_not_two_of_the_source_are_a_user_error(held_out, said):
+    with pytest.raises(UserError, match=said):
+        Spurious(**SMALL, held_out=held_out).draw(4, 0, {})
+
+
+@pytest.fixture(scope="module")
+def real(real_images, tmp_path_factory):
+    """Return real pictures, few enough to be read in no time: three classes and 25 backgrounds."""
+    root = tmp_path_factory.mktemp("real")
+    for split, n in (("train", 30), ("test", 20)):
+        for name in ("airplane", "bird", "cat"):
+            (root / "images" / split / name).mkdir(parents=True)
+            for path in sorted((real_images / "cifar10" / split / name).iterdir())[:n]:
+                shutil.copy(path, root / "images" / split / name)
+    (root / "plants").mkdir()
+    for path in sorted((real_images / "plants").iterdir())[:25]:
+        shutil.copy(path, root / "plants")
+    images, images_root = sources.locate_images(f"folder:{root / 'images'}", None, False)
+    plants, plants_root = sources.locate_backgrounds(os.fspath(root / "plants"))
+    return SimpleNamespace(
+        root=root, names={"images": images, "backgrounds": plants}, locations={images: images_root, plants: plants_root}
+    )
+
+
+def pictures(root, size):
+    return {sources.read_square(path, size).tobytes() for path in sources.pictures_in(root)}
+
+
+def test_real_foregrounds_are_pasted_on_real_backgrounds_split_by_split(real):
+    data = Composite(**SMALL, **real.names).draw(60, 0, real.locations)
+    assert data.classes == ("airplane", "bird", "cat")
+    every = [sources.read_square(path, 16) for path in sources.pictures_in(real.root / "plants")]
+    for test, (split, part) in enumerate(((data.train, "train"), (data.test, "test"))):
+        scenes = [scene for i, scene in enumerate(every) if (i % 5 == 4) == test]
+        for i, label in enumerate(split.labels):
+            own = pictures(real.root / "images" / part / data.classes[label], 10) if i < 6 else None
+            assert own is None or foreground_of(split, i).tobytes() in own
+            line, axis, place = outside(split, i)
+            assert any(np.array_equal(scene.take(place, axis=axis), line) for scene in scenes)
+    assert not set(foregrounds_of(data.train)) & set(foregrounds_of(data.test))
+
+
+def test_real_pictures_with_and_without_scene_make_four_groups(real):
+    data = Spurious(**SMALL, **real.names).draw(60, 0, real.locations)
+    assert data.classes == ("bird", "airplane")
+    assert data.group_names == ("bird on pictures", "bird on clean", "airplane on pictures", "airplane on clean")
+    assert np.bincount(data.train.groups).tolist() == [27, 3, 3, 27]
+    assert np.bincount(data.test.groups).tolist() == [10] * 4
+    for i, group in enumerate(data.train.groups):
+        assert bool(outside(data.train, i)[0].any()) == (group % 2 == 0)
+
+
+def test_pre_training_on_real_pictures_leaves_the_held_out_classes_out(real):
+    task, _ = Spurious(**SMALL, **real.names, held_out=("cat", "bird")).initial()
+    data = task.draw(6, 0, real.locations)
+    assert data.classes == ("airplane",) or set(data.classes) == {"airplane"}
+
+
+def test_a_source_of_the_held_out_classes_alone_is_pre_trained_on_both(real, tmp_path):
+    root = shutil.copytree(real.root / "images", tmp_path / "two")
+    for split in ("train", "test"):
+        shutil.rmtree(root / split / "cat")
+    name, place = sources.locate_images(f"folder:{root}", None, False)
+    assert Plain(**SMALL, images=name).draw(6, 0, {name: place}).classes == ("airplane", "bird")

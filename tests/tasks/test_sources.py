@@ -1,0 +1,250 @@
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sparsebench.errors import UserError
+from sparsebench.tasks import sources
+
+COLOUR = (204, 51, 102)  # one that web palettes have
+
+
+def save(path, size=(20, 12), colour=COLOUR, mode="RGB", **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).convert(mode).save(path, **options)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder of two classes, six pictures to train on and four to test on each, a colour each."""
+    root = tmp_path / "pictures"
+    for k, name in enumerate(("cat", "dog")):
+        for i in range(6):
+            save(root / "train" / name / f"{i}.png", colour=(100 * k, 10 * i, 0))
+        for i in range(4):
+            save(root / "test" / name / f"{i}.png", colour=(100 * k, 10 * i, 200))
+    return root
+
+
+def located(root):
+    name, place = sources.locate_images(f"folder:{root}", None, False)
+    return name, {name: place}
+
+
+def test_a_folder_of_classes_is_read_split_by_split(folder):
+    name, locations = located(folder)
+    found = sources.foregrounds(name, 8, locations)
+    assert found.classes == ("cat", "dog")
+    for split, n, blue in ((found.train, 6, 0), (found.test, 4, 200)):
+        for k, label in enumerate(found.classes):
+            assert split[label].shape == (n, 8, 8, 3) and split[label].dtype == np.uint8
+            for i, picture in enumerate(split[label]):
+                assert (picture == (100 * k, 10 * i, blue)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("colour.png", "RGB"),
+        ("colour.jpg", "RGB"),
+        ("COLOUR.JPEG", "RGB"),
+        ("colour.webp", "RGB"),
+        ("colour.bmp", "RGB"),
+        ("grey.png", "L"),
+        ("grey.jpg", "L"),
+        ("palette.png", "P"),
+        ("palette.gif", "P"),
+        ("ink.jpg", "CMYK"),
+        ("ink.tif", "CMYK"),
+        ("clear.png", "RGBA"),
+    ],
+)
+def test_every_kind_of_picture_becomes_rgb(tmp_path, name, mode):
+    square = sources.read_square(save(tmp_path / name, mode=mode), 8)
+    assert square.shape == (8, 8, 3) and square.dtype == np.uint8
+    assert np.abs(square.astype(int) - ((102, 102, 102) if mode == "L" else COLOUR)).max() <= 8
+
+
+def test_a_palette_with_transparent_entries_is_read_like_any_other(tmp_path):
+    path = save(tmp_path / "sticker.png", mode="P", transparency=bytes(range(256)))
+    assert np.abs(sources.read_square(path, 4).astype(int) - COLOUR).max() <= 4
+
+
+def test_a_grey_picture_of_16_bits_keeps_its_shades(tmp_path):
+    shades = np.repeat(np.linspace(0, 65535, 8).astype(np.uint16)[None], 8, axis=0)
+    Image.fromarray(shades).save(tmp_path / "deep.png")
+    square = sources.read_square(tmp_path / "deep.png", 8)
+    assert np.abs(square[0, :, 0].astype(int) - np.linspace(0, 255, 8)).max() <= 2
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_the_middle_square_is_taken(tmp_path, wide):
+    pixels = np.zeros((10, 30, 3), dtype=np.uint8)
+    pixels[:, 10:20] = COLOUR
+    Image.fromarray(pixels if wide else pixels.transpose(1, 0, 2)).save(tmp_path / "bands.png")
+    assert (sources.read_square(tmp_path / "bands.png", 10) == COLOUR).all()
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", None], ids=["empty", "text", "cut off"])
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".gif"])
+def test_a_corrupt_picture_is_a_user_error_that_names_the_file(folder, content, suffix):
+    bad = folder / "train" / "dog" / f"bad{suffix}"
+    if content is None:
+        noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(bad)
+        content = bad.read_bytes()[:200]
+    bad.write_bytes(content)
+    name, locations = located(folder)
+    with pytest.raises(UserError, match=f"bad{suffix} cannot be read as a picture"):
+        sources.foregrounds(name, 8, locations)
+
+
+def test_a_picture_that_unpacks_to_an_absurd_size_is_a_user_error(tmp_path, monkeypatch):
+    path = save(tmp_path / "bomb.png", size=(400, 400))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(UserError, match=r"bomb\.png"):
+        sources.read_square(path, 8)
+
+
+@pytest.mark.parametrize("missing", ["train", "test"])
+def test_a_missing_split_is_a_user_error_that_shows_the_layout(folder, missing):
+    shutil.rmtree(folder / missing)
+    with pytest.raises(UserError, match=rf"{missing} is not a folder; allowed: .*train/<class>/\* and test/<class>"):
+        sources.locate_images(f"folder:{folder}", None, False)
+
+
+def test_splits_of_different_classes_are_a_user_error(folder):
+    (folder / "test" / "dog").rename(folder / "test" / "wolf")
+    name, locations = located(folder)
+    with pytest.raises(UserError, match=r"different classes; got \['dog', 'wolf'\]"):
+        sources.foregrounds(name, 8, locations)
+
+
+def test_one_class_and_an_empty_class_are_user_errors(folder):
+    for path in (folder / "test" / "dog").iterdir():
+        path.unlink()
+    name, locations = located(folder)
+    with pytest.raises(UserError, match="dog holds no pictures"):
+        sources.foregrounds(name, 8, locations)
+    shutil.rmtree(folder / "train" / "dog")
+    shutil.rmtree(folder / "test" / "dog")
+    name, locations = located(folder)
+    with pytest.raises(UserError, match="too few classes"):
+        sources.foregrounds(name, 8, locations)
+
+
+def test_the_name_of_a_folder_is_the_same_wherever_it_lies_and_changes_with_a_new_file(folder, tmp_path):
+    name, _ = located(folder)
+    copy = shutil.copytree(folder, tmp_path / "elsewhere" / "copy")
+    assert located(copy)[0] == name and name.startswith("folder-") and str(tmp_path) not in name
+    (copy / "notes.txt").write_text("no picture")
+    assert located(copy)[0] == name
+    save(copy / "train" / "cat" / "new.png")
+    changed, _ = located(copy)
+    assert changed != name
+    (copy / "train" / "cat" / "new.png").rename(copy / "train" / "cat" / "renamed.png")
+    assert len({name, changed, located(copy)[0]}) == 3
+
+
+def test_two_folders_are_never_mixed_up(folder, tmp_path):
+    name, locations = located(folder)
+    first = sources.foregrounds(name, 8, locations)
+    save(folder / "train" / "cat" / "more.png")
+    name, locations = located(folder)
+    assert len(sources.foregrounds(name, 8, locations).train["cat"]) == len(first.train["cat"]) + 1
+
+
+@pytest.mark.parametrize("spec", ["mnist", "folder:", "folder", ""])
+def test_an_unknown_source_is_a_user_error_with_the_known_ones(spec):
+    with pytest.raises(UserError, match="allowed: digits, cifar10, folder:DIR"):
+        sources.locate_images(spec, None, False)
+
+
+def test_sources_that_are_not_on_this_machine_are_user_errors_with_the_option_to_give():
+    with pytest.raises(UserError, match="not on this machine; give --images"):
+        sources.foregrounds("folder-0123456789ab", 8, {})
+    with pytest.raises(UserError, match="give --backgrounds"):
+        sources.backgrounds("pictures-0123456789ab", 8, {})
+
+
+def test_missing_cifar10_is_a_user_error_that_says_how_to_get_it(tmp_path):
+    with pytest.raises(UserError, match=r"CIFAR-10 is missing or corrupt.*--download"):
+        sources.locate_images("cifar10", tmp_path, False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_built_in_sources_lie_nowhere():
+    assert sources.locate_images("digits", None, False) == ("digits", None)
+    assert sources.locate_backgrounds("photos") == ("photos", None)
+
+
+def test_digits_are_split_two_thirds_to_one_in_ten_classes_of_their_own_colours():
+    found = sources.foregrounds("digits", 12, {})
+    assert found.classes == tuple("0123456789")
+    seen = set()
+    for name in found.classes:
+        train, test = found.train[name], found.test[name]
+        assert len(train) == (len(train) + len(test)) * 2 // 3 > 100
+        seen |= {picture.tobytes() for split in (train, test) for picture in split}
+    assert len(seen) == 1797
+
+
+def test_photographs_are_cut_in_two_parts_without_a_pixel_in_common():
+    photos = sources.Photos(16)
+    for train, test in photos.photos:
+        assert train.shape[0] == test.shape[0] == round(3.4 * 16)
+        assert train.shape[1] == (train.shape[1] + test.shape[1]) * 3 // 5
+
+
+def windows(photo, size):
+    """Return the set of all crops of a photograph."""
+    view = np.lib.stride_tricks.sliding_window_view(photo, (size, size, 3)).reshape(-1, size * size * 3)
+    return {row.tobytes() for row in view}
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_a_crop_comes_from_the_kind_and_the_part_it_should(test):
+    photos = sources.Photos(8)
+    kinds = np.array([0, 1] * 20)
+    crops = photos.draw(np.random.default_rng(0), kinds, test=test)
+    own = [windows(photos.photos[kind][test], 8) for kind in (0, 1)]
+    other = [windows(photos.photos[kind][not test], 8) for kind in (0, 1)]
+    for crop, kind in zip(crops, kinds, strict=True):
+        assert crop.tobytes() in own[kind] and crop.tobytes() not in other[kind] | own[1 - kind]
+    assert len({crop.tobytes() for crop in crops}) > 30
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    root = tmp_path / "scenes"
+    for i in range(12):
+        save(root / f"{i:02}.png", colour=(20 * i + 10, 0, 0))
+    return root
+
+
+def test_every_fifth_picture_is_for_tests_only_and_the_other_kind_is_black(pictures):
+    name, root = sources.locate_backgrounds(str(pictures))
+    assert name.startswith("pictures-")
+    source = sources.backgrounds(name, 8, {name: root})
+    assert source.kinds == ("pictures", "clean") and source.textured == (0,)
+    rng, kinds = np.random.default_rng(0), np.array([0] * 200 + [1] * 10)
+    for test, expected in ((False, {0, 1, 2, 3, 5, 6, 7, 8, 10, 11}), (True, {4, 9})):
+        drawn = source.draw(rng, kinds, test=test)
+        assert drawn.shape == (210, 8, 8, 3) and drawn.dtype == np.uint8
+        assert {(red - 10) // 20 for red in drawn[:200, 0, 0, 0].tolist()} == expected
+        assert not drawn[200:].any()
+
+
+def test_a_background_folder_that_is_missing_empty_or_small_is_a_user_error(tmp_path, pictures):
+    with pytest.raises(UserError, match="is not a folder; allowed: photos"):
+        sources.locate_backgrounds(str(tmp_path / "nowhere"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no pictures"):
+        sources.locate_backgrounds(str(tmp_path / "empty"))
+    for i in range(4, 12):
+        (pictures / f"{i:02}.png").unlink()
+    name, root = sources.locate_backgrounds(str(pictures))
+    with pytest.raises(UserError, match="too few pictures; got 4; allowed: 5 or more"):
+        sources.backgrounds(name, 8, {name: root})
