@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from sparsebench.sweep.cell import Where
     from sparsebench.sweep.record import Record
-    from sparsebench.sweep.run import Rerun
+    from sparsebench.sweep.run import Plan, Rerun
 
 OUT = "sparsebench-out"
 
@@ -77,11 +77,11 @@ def execute(
     rerun: Rerun,
     jobs: int | None,
     on_record: Callable[[Record], None] | None = None,
-    on_plan: Callable[[int, int], None] | None = None,
+    on_plan: Callable[[Plan, int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run what is missing, write the leaderboard, and return the request's records, flat; see `run`.
 
-    `on_plan` is called with the number of cells to do and in all before the first one starts.
+    `on_plan` is called with the plan and the number of workers before the first cell starts.
     """
     from sparsebench.board.build import flatten
     from sparsebench.board.publish import publish
@@ -99,9 +99,10 @@ def execute(
     device = runs.resolve_device(device)
     plan = runs.plan(request, pictures, registry, folder, rerun)
     store.check_writable(folder)
+    workers = runs.workers_for(plan, device, jobs)
     if on_plan is not None:
-        on_plan(len(plan.todo), len(plan.jobs))
-    runs.execute(plan, registry, folder, device, jobs, on_record)
+        on_plan(plan, workers)
+    runs.execute(plan, registry, folder, device, workers, on_record)
     known = store.read(folder)
     finished = [flatten(known[job.cell.id]) for job in plan.jobs]
     publish(finished, folder)

@@ -16,8 +16,9 @@ from sparsebench.errors import UserError
 FORMATS = ("table", "md", "csv", "json", "latex")
 
 LEGEND = (
-    "accuracy, AUROC and MACs: composite task; N50: theory task, training samples for half of the trials to succeed; "
-    "gap: average minus worst-group accuracy, spurious task. [ ]: 95 % intervals over seeds; differences and ratios "
+    "Accuracy, AUROC and MACs: composite task, where it was run. N50: theory task, training samples for half of the "
+    "trials to succeed. "
+    "Gap: average minus worst-group accuracy, spurious task. [ ]: 95 % intervals over seeds; differences and ratios "
     "are to dense. Oracles see the relevance mask and are not ranked."
 )
 
@@ -62,9 +63,9 @@ def _headers(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
         "budget": ("budget",),
         "MACs / dense": ("macs_ratio",),
         "accuracy": ("accuracy", "accuracy_low", "accuracy_high"),
-        "- dense": ("accuracy_delta",),
+        "acc. - dense": ("accuracy_delta",),
         "N50": ("sample_complexity", "sample_complexity_low", "sample_complexity_high"),
-        "/ dense": ("sample_complexity_ratio",),
+        "N50 / dense": ("sample_complexity_ratio",),
         "gap": ("spurious_gap",),
         "gap reduction": ("spurious_gap_reduction", "spurious_gap_reduction_low", "spurious_gap_reduction_high"),
         "worst group": ("worst_group_accuracy",),

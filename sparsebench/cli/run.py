@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from sparsebench.board.tables import FORMATS
 
 if TYPE_CHECKING:
     from sparsebench.sweep.record import Record
+    from sparsebench.sweep.run import Plan
 
 
 class _Numbers(click.ParamType):
@@ -99,23 +101,42 @@ def run(form: str, out: Path, **options: Any) -> None:  # fmt: skip
 
 
 class _Progress:
-    """A bar with the time left on a terminal, a line now and then elsewhere."""
+    """A bar with the time left, reckoned from what the cells of each task took so far."""
 
     def __init__(self) -> None:
         self.bar: Any = None
+        self.left: Counter[str] = Counter()
+        self.took: dict[str, list[float]] = {}
+        self.workers = 1
 
-    def begin(self, todo: int, total: int) -> None:
-        if todo == 0:
-            click.echo(f"all {total} cells are in the store", err=True)
+    def begin(self, plan: Plan, workers: int) -> None:
+        if not plan.todo:
+            click.echo(f"all {len(plan.jobs)} cells are in the store", err=True)
             return
         from tqdm import tqdm
 
-        click.echo(f"{todo} of {total} cells to run", err=True)
-        self.bar = tqdm(total=todo, unit="cell", mininterval=0.5 if sys.stderr.isatty() else 10, file=sys.stderr)
+        click.echo(
+            f"{len(plan.todo)} of {len(plan.jobs)} cells to run, on {workers or 'no'} worker processes", err=True
+        )
+        self.left.update(job.cell.task.name for job in plan.todo)
+        self.workers = max(1, workers)
+        form = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} cells, {elapsed} gone{postfix}"
+        interval = 0.5 if sys.stderr.isatty() else 10
+        self.bar = tqdm(total=len(plan.todo), bar_format=form, mininterval=interval, file=sys.stderr)
 
     def step(self, record: Record) -> None:
-        self.bar.set_postfix_str(f"{record.label} on {record.cell.task.name}", refresh=False)
+        task = record.cell.task.name
+        self.left[task] -= 1
+        self.took.setdefault(task, []).append(record.seconds)
+        self.bar.set_postfix_str(f"{self.time_left()} left, {record.label} on {task} done", refresh=False)
         self.bar.update()
+
+    def time_left(self) -> str:
+        """Return the time left; "over" it while some task has no finished cell yet."""
+        known = {task: sum(s) / len(s) for task, s in self.took.items()}
+        seconds = int(sum(n * known.get(task, 0) for task, n in self.left.items()) / self.workers)
+        unknown = any(n > 0 and task not in known for task, n in self.left.items())
+        return f"{'over ' if unknown else ''}{seconds // 60}:{seconds % 60:02d}"
 
     def close(self) -> None:
         if self.bar is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from sparsebench.errors import unknown
+from sparsebench.errors import UserError, unknown
 
 
 @click.command()
@@ -21,7 +21,10 @@ def show(name: str) -> None:
     registry = Registry()
     if name.endswith(".py"):
         for strategy in registry.load_file(Path(name)):
-            _class("strategy", registry.strategy(strategy).cls)
+            found = registry.strategy(strategy)
+            if found.failure:
+                raise UserError(f"{name} does not load: {found.failure}")
+            _class("strategy", found.cls)
         return
     known: dict[str, tuple[str, Any]] = {
         cls.name: ("strategy", cls) for cls in (found.cls for found in registry.strategies())

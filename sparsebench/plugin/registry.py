@@ -177,7 +177,7 @@ class Registry:
         name = origin.plugin
         try:
             self.manager.register(module, name=name)
-            self.manager.check_pending()
+            _check_hooks(module)
             self._take(name, "sparsebench_strategies", lambda x: self._add_strategy(x, origin, file))
             self._take(name, "sparsebench_tasks", lambda x: _add(x, Task, self._tasks))
             self._take(name, "sparsebench_models", lambda x: _add(x, Model, self._models))
@@ -213,6 +213,14 @@ class Registry:
                 implementation.function(record)
             except Exception as error:  # an observer must never cost a record
                 log.warning("observer '%s' failed: %s", implementation.plugin_name, _one_line(error))
+
+
+def _check_hooks(module: ModuleType) -> None:
+    """Raise UserError for a hook implementation whose name is no hook's."""
+    known = [name for name in vars(Hooks) if name.startswith(PROJECT)]
+    for name, thing in vars(module).items():
+        if hasattr(thing, f"{PROJECT}_impl") and name not in known:
+            raise unknown("hook", name, known)
 
 
 def _stand_in(name: str, origin: Origin, file: Path | None, failure: str) -> Found:

@@ -79,7 +79,7 @@ def execute(
     registry: Registry,
     out: Path,
     device: str,
-    workers: int | None = None,
+    workers: int,
     on_record: Callable[[Record], None] | None = None,
 ) -> None:
     """Run what is to do; each record is stored, and on the disk, before the next is waited for.
@@ -89,7 +89,7 @@ def execute(
         registry: whose observers see each record.
         out: the run's folder.
         device: from `resolve_device`.
-        workers: processes; 0 runs in this one; None takes one a core, or one for a GPU.
+        workers: from `workers_for`.
         on_record: called with each stored record.
     """
     if not plan.todo:
@@ -108,12 +108,19 @@ def execute(
 
 
 def _records(
-    jobs: Sequence[Job], registry: Registry, out: Path, device: str, workers: int | None, locations: Mapping[str, Path]
+    jobs: Sequence[Job], registry: Registry, out: Path, device: str, workers: int, locations: Mapping[str, Path]
 ) -> Iterator[Record]:
     if workers == 0:
         return engine.inline(jobs, registry, out, device, locations)
+    return engine.local(jobs, workers, out, device, locations)
+
+
+def workers_for(plan: Plan, device: str, asked: int | None) -> int:
+    """Return how many worker processes a run has: as asked, or one a core, or one for a GPU; 0 is this process."""
+    if asked == 0:
+        return 0
     most = min(_cores(), MOST_WORKERS) if device == "cpu" else 1
-    return engine.local(jobs, min(workers or most, len(jobs)), out, device, locations)
+    return max(1, min(asked or most, len(plan.todo)))
 
 
 def _cores() -> int:
