@@ -125,7 +125,7 @@ class DeepViT:
             early = isinstance(plan, Keep) and plan.fuse is None
             if early:
                 rows = tokens.with_prefix(plan.index, self.prefix)  # type: ignore[union-attr]
-                q = q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
+                q = gather_heads(q, rows)
                 x = tokens.gather(x, rows)
             x = x + block.drop_path1(block.ls1(attend(block.attn, q, k, v)))
             acting.went(came, early=early, scoring=scoring)
@@ -159,19 +159,24 @@ class DeepViT:
         """Return how to compute what a strategy may see at the attention site; q, k, v are (B, H, P + N, C / H)."""
         P, rows = self.prefix, self.class_rows
 
-        def mean_row(queries: Tensor) -> Tensor:
-            attention = torch.softmax(queries * attn.scale @ k.transpose(-2, -1), dim=-1)
+        def received() -> Tensor:
+            attention = torch.softmax(q * attn.scale @ k.transpose(-2, -1), dim=-1)
             return attention.mean(dim=(1, 2))[:, P:]
+
+        def class_row() -> Tensor:
+            # A product and a sum: for one row several times faster than a matrix product.
+            scores = torch.stack([(q[:, :, row, None] * k).sum(-1) for row in range(rows)], dim=2)
+            return torch.softmax(scores * attn.scale, dim=-1).mean(dim=(1, 2))[:, P:]
 
         given: dict[str, Callable[[], Tensor | None]] = {
             "queries": lambda: q[:, :, P:],
             "keys": lambda: k[:, :, P:],
-            "received_attention": lambda: mean_row(q),
+            "received_attention": received,
         }
         if v is not None:
             given["values"] = lambda: v[:, :, P:]
         if rows:
-            given["class_attention"] = lambda: mean_row(q[:, :, :rows])
+            given["class_attention"] = class_row
         given["attention"] = given["class_attention" if rows else "received_attention"]
         return given
 
@@ -198,6 +203,13 @@ def qkv(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     B, T, _ = x.shape
     q, k, v = attn.qkv(x).reshape(B, T, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
     return attn.q_norm(q), attn.k_norm(k), v
+
+
+def gather_heads(q: Tensor, rows: Tensor) -> Tensor:
+    """Return the rows (B, M) of (B, H, T, d) as (B, H, M, d), by way of the faster gather of whole tokens."""
+    B, H, T, d = q.shape
+    taken = tokens.gather(q.transpose(1, 2).reshape(B, T, H * d), rows)
+    return taken.reshape(B, -1, H, d).transpose(1, 2)
 
 
 def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import SHIPPED as MODELS
 from sparsebench.models.base import Model
 from sparsebench.plugin.hooks import PROJECT, Hooks
+from sparsebench.plugin.origin import Origin
 from sparsebench.strategy import Strategy, complaint
-from sparsebench.sweep.record import Origin
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.images import SHIPPED as IMAGE_TASKS
 from sparsebench.tasks.theory import Theory

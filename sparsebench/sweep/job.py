@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+from sparsebench.plugin.origin import Origin
 from sparsebench.strategy import Kind
 from sparsebench.sweep.cell import Cell
-from sparsebench.sweep.record import Failure, Origin, Record, Status
+from sparsebench.sweep.record import Failure, Record, Status
 
 
 class Job(BaseModel):

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from sparsebench.plugin.origin import Origin
 from sparsebench.sweep.cell import Cell
 
 SCHEMA = 1
@@ -43,21 +44,6 @@ class TokenStep(_Model):
     tokens_out: float
     early: bool
     scoring: str
-
-
-class Origin(_Model):
-    """Where a strategy came from.
-
-    Attributes:
-        plugin: the entry point's name, or the file's.
-        distribution, version: the installed package, "" for a file.
-        sha256: of the source file, so that an edited strategy is run again.
-    """
-
-    plugin: str
-    distribution: str = ""
-    version: str = ""
-    sha256: str = ""
 
 
 class Failure(_Model):

@@ -1,0 +1,22 @@
+"""Where a strategy came from."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Origin(BaseModel):
+    """Where a strategy came from.
+
+    Attributes:
+        plugin: the entry point's name, or the file's.
+        distribution, version: the installed package, "" for a file.
+        sha256: of the source file, so that an edited strategy is run again.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plugin: str
+    distribution: str = ""
+    version: str = ""
+    sha256: str = ""
