@@ -10,14 +10,14 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention
+from timm.layers import Attention, PatchEmbed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from sparsebench import tokens
 from sparsebench.errors import UnsupportedError, UserError, unknown
 from sparsebench.measure.cost import BlockCost, VitCost, scoring_of
-from sparsebench.models.acting import Given, Pass
+from sparsebench.models.acting import Pass
 from sparsebench.strategy import Keep
 
 
@@ -72,18 +72,20 @@ class DeepViT:
             for number, block in enumerate(self.module.blocks):
                 block.forward = partial(self._block, acting, number, block)
                 stack.callback(block.__dict__.pop, "forward")
-            if self.module.global_pool.startswith("avg") and self.module.attn_pool is None:
+            if self.module.global_pool in ("avg", "avgmax") and self.module.attn_pool is None:
                 self.module.pool = partial(self._pool, acting)
                 stack.callback(self.module.__dict__.pop, "pool")
             yield
 
     def _input(self, images: Tensor, acting: Pass, _module: nn.Module, _args: Any, x: Tensor) -> Tensor | None:
         """Act after the position embedding, before the first block."""
-        given: Given = {"tokens": lambda: x[:, self.prefix :], "pixels": lambda: self._patches(images, acting.index)}
+        given: dict[str, Callable[[], Tensor | None]] = {"tokens": lambda: x[:, self.prefix :]}
+        if tuple(images.shape[-2:]) == tuple(n * side for n, side in zip(self.grid, self.patch, strict=True)):
+            given["pixels"] = lambda: self._patches(images)
         plan = acting.decide(0, given)
         return x if plan is None else tokens.apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens), self.prefix)
 
-    def _patches(self, images: Tensor, index: Tensor) -> Tensor:
+    def _patches(self, images: Tensor) -> Tensor:
         """Return (B, N, channels, height, width), the pixels of each patch at the input."""
         B, c = images.shape[:2]
         (rows, columns), (height, width) = self.grid, self.patch
@@ -99,7 +101,7 @@ class DeepViT:
         if acting.site != "attention" or not acting.acts(number):
             acting.went(x.shape[1] - self.prefix)
             return type(block).forward(block, x, **kwargs)
-        if not isinstance(block, Block):
+        if type(block).forward is not Block.forward:
             raise UnsupportedError(
                 f"blocks of type {type(block).__name__} cannot be cut between attention and MLP; use a strategy of "
                 "the input or block site"
@@ -140,20 +142,18 @@ class DeepViT:
         return x if plan is None else tokens.apply(plan, x, sizes, self.prefix)
 
     def _observed(self, attn: Any, normed: Tensor) -> tuple[Tensor, dict[str, Callable[[], Tensor | None]]]:
-        """Run an attention module of another kind as it is, and take its queries and keys where it shows them."""
+        """Run attention that cannot be taken apart as it is; take its queries and keys if it is timm's usual one."""
+        if not isinstance(attn, Attention):
+            return attn(normed), {}
         seen: dict[str, Tensor] = {}
         with ExitStack() as stack:
             for name in ("q_norm", "k_norm"):
-                if isinstance(getattr(attn, name, None), nn.Module):
-                    hook = getattr(attn, name).register_forward_hook(
-                        lambda _m, _a, out, name=name: seen.__setitem__(name, out)
-                    )
-                    stack.callback(hook.remove)
+                hook = getattr(attn, name).register_forward_hook(
+                    lambda _m, _a, out, name=name: seen.__setitem__(name, out)
+                )
+                stack.callback(hook.remove)
             attended = attn(normed)
-        if len(seen) < 2:
-            return attended, {}
-        given = self._given(attn, seen["q_norm"], seen["k_norm"], None)
-        return attended, given
+        return attended, self._given(attn, seen["q_norm"], seen["k_norm"], None)
 
     def _given(self, attn: Any, q: Tensor, k: Tensor, v: Tensor | None) -> dict[str, Callable[[], Tensor | None]]:
         """Return how to compute what a strategy may see at the attention site; q, k, v are (B, H, P + N, C / H)."""
@@ -190,7 +190,8 @@ class DeepViT:
             sizes = torch.cat([sizes.new_ones(x.shape[0], self.prefix), sizes], dim=1)
         else:
             x = x[:, self.prefix :]
-        return (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True)
+        mean = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True)
+        return mean if vit.global_pool == "avg" else 0.5 * (mean + x.amax(dim=1))
 
 
 def is_plain(attn: nn.Module) -> bool:
@@ -234,6 +235,10 @@ def refuse(vit: Any) -> None:
         raise UnsupportedError(f"{name}: rotary position embeddings are bound to the full token grid")
     if getattr(vit, "dynamic_img_size", False):
         raise UnsupportedError(f"{name}: dynamic_img_size is on, so the number of tokens is not fixed")
+    if type(vit.patch_embed) is not PatchEmbed:
+        raise UnsupportedError(
+            f"{name}: its patches are made by {type(vit.patch_embed).__name__}, not by one projection"
+        )
     if not isinstance(vit.patch_drop, nn.Identity):
         raise UnsupportedError(f"{name}: it drops patches on its own (patch_drop_rate > 0)")
 
