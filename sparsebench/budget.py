@@ -109,4 +109,4 @@ def solve(budget: Budget, cost: CostModel, site: str, needs: Collection[str]) ->
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if ratio(middle) <= target else (low, middle)
-    return counts(min((low, high), key=lambda rate: abs(ratio(rate) - target)))
+    return counts(min((low, high, 1.0), key=lambda rate: abs(ratio(rate) - target)))

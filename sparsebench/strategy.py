@@ -180,7 +180,7 @@ class Strategy(BaseModel):
         citation: where the method was published.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     kind: ClassVar[Kind] = "deployable"

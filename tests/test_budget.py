@@ -35,7 +35,7 @@ def test_published_keep_rates_give_the_published_counts_of_196_tokens(convention
     assert counts_at(rate, convention, 196, 3) == counts
 
 
-@given(RATES, st.integers(1, 400), st.integers(1, 6))
+@given(RATES, st.integers(1, 400), st.integers(1, 4))
 def test_counts_are_those_of_exact_arithmetic(rate, tokens, number):
     floor = tuple(max(1, math.floor(rate**s * tokens)) for s in range(1, number + 1))
     assert counts_at(float(rate), "power-floor", tokens, number) == floor
@@ -50,6 +50,11 @@ def test_counts_never_rise_and_never_reach_zero(rate, convention, tokens, number
     counts = counts_at(rate, convention, tokens, number)
     assert len(counts) == number
     assert all(tokens >= a >= b >= 1 for a, b in zip((tokens, *counts), counts, strict=False))
+
+
+def test_a_product_that_is_whole_but_for_rounding_counts_as_whole():
+    assert 0.29 * 100 < 29 and counts_at(0.29, "power-floor", 100, 1) == (29,)
+    assert 0.07 * 100 > 7 and counts_at(0.07, "compound-ceil", 100, 1) == (7,)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -142,17 +147,17 @@ def test_keeping_all_is_taken_where_scoring_makes_nearly_all_dearer(cost, site, 
     assert abs(found[count] - target) <= min(abs(ratio - target) for ratio in found.values()) + 1e-12
 
 
-@given(target=st.floats(0.4, 1))
-@settings(max_examples=20, deadline=None)
-def test_several_stages_share_one_rate_and_no_rate_of_a_fine_grid_comes_nearer(target):
-    blocks, dense = (1, 2, 3), VIT.macs(VIT.steps("attention", (1,), [64], ()))
+@pytest.mark.parametrize("target", [0.4, 0.5, 0.6015625, 0.65, 0.8, 0.87, 0.95])
+def test_several_stages_share_one_rate_and_no_rate_comes_nearer(target):
+    blocks, needs = (1, 2, 3), ("class_attention",)
+    dense = VIT.macs(VIT.steps("attention", blocks, (64, 64, 64), ()))
 
     def distance(counts):
-        return abs(VIT.macs(VIT.steps("attention", blocks, counts, ("class_attention",))) / dense - target)
+        return abs(VIT.macs(VIT.steps("attention", blocks, counts, needs)) / dense - target)
 
-    counts = solve(Budget(macs=target), VIT, "attention", ("class_attention",))
-    every = {counts_at(k / 2000, "power-floor", 64, 3) for k in range(1, 2001)}
-    assert counts in {counts_at(k / 20000, "power-floor", 64, 3) for k in range(1, 20001)}
+    counts = solve(Budget(macs=target), VIT, "attention", needs)
+    every = {counts_at(k / 5000, "power-floor", 64, 3) for k in range(1, 5001)}
+    assert min(max(abs(a - b) for a, b in zip(counts, other, strict=True)) for other in every) <= 1
     assert distance(counts) <= min(map(distance, every)) + 1e-12
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -151,20 +151,26 @@ def _current(mask: Tensor, index: Tensor) -> Tensor:
     return mask.gather(1, index.clamp(min=0)) * (index >= 0)
 
 
+def _tensors(plan: Plan, B: int, N: int, keep: int) -> Iterator[tuple[str, object, tuple[int, ...]]]:
+    """Yield the name, the value and the right shape of what the plan holds."""
+    if isinstance(plan, Keep):
+        yield "Keep.index", plan.index, (B, keep - (plan.fuse is not None))
+        if plan.fuse is not None:
+            yield "Keep.fuse", plan.fuse, (B, N)
+    elif isinstance(plan, Merge):
+        yield "Merge.target", plan.target, (B, N)
+    else:
+        yield "Mix.weight", plan.weight, (B, keep, N)
+    if plan.scores is not None:
+        yield "scores", plan.scores, (B, N)
+
+
 def check_plan(plan: Plan, name: str, shape: torch.Size, keep: int) -> None:
     """Raise StrategyError unless the plan turns (B, N) tokens into exactly `keep` of them, legally."""
     if not isinstance(plan, Keep | Merge | Mix):
         raise StrategyError(f"'{name}' returned {type(plan).__name__}, not a plan (Keep, Merge, Mix or None)")
     B, N = shape
-    for what, value, expected in (
-        ("scores", plan.scores, (B, N)),
-        ("Keep.fuse", getattr(plan, "fuse", None), (B, N)),
-        ("Merge.target", getattr(plan, "target", None), (B, N)),
-        ("Mix.weight", getattr(plan, "weight", None), (B, keep, N)),
-        ("Keep.index", getattr(plan, "index", None), (B, keep - (getattr(plan, "fuse", None) is not None))),
-    ):
-        if value is None:
-            continue
+    for what, value, expected in _tensors(plan, B, N, keep):
         if not isinstance(value, Tensor) or tuple(value.shape) != expected:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise StrategyError(f"'{name}': {what} must have shape {expected}, got {got}")

@@ -49,7 +49,7 @@ class Model(BaseModel):
         positional: the parameter that NAME:VALUE sets, if any.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     inputs: ClassVar[Inputs]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sparsebench import tokens
 from sparsebench.errors import UnsupportedError, UserError, unknown
 from sparsebench.measure.cost import BlockCost, VitCost, scoring_of
-from sparsebench.models.acting import Pass
+from sparsebench.models.acting import Given, Pass
 from sparsebench.strategy import Keep
 
 
@@ -72,16 +72,14 @@ class DeepViT:
             for number, block in enumerate(self.module.blocks):
                 block.forward = partial(self._block, acting, number, block)
                 stack.callback(block.__dict__.pop, "forward")
-            if self.module.global_pool in ("avg", "avgmax") and self.module.attn_pool is None:
+            if self.module.global_pool in ("avg", "avgmax"):
                 self.module.pool = partial(self._pool, acting)
                 stack.callback(self.module.__dict__.pop, "pool")
             yield
 
     def _input(self, images: Tensor, acting: Pass, _module: nn.Module, _args: Any, x: Tensor) -> Tensor | None:
         """Act after the position embedding, before the first block."""
-        given: dict[str, Callable[[], Tensor | None]] = {"tokens": lambda: x[:, self.prefix :]}
-        if tuple(images.shape[-2:]) == tuple(n * side for n, side in zip(self.grid, self.patch, strict=True)):
-            given["pixels"] = lambda: self._patches(images)
+        given: Given = {"tokens": lambda: x[:, self.prefix :], "pixels": lambda: self._patches(images)}
         plan = acting.decide(0, given)
         return x if plan is None else tokens.apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens), self.prefix)
 
@@ -142,9 +140,7 @@ class DeepViT:
         return x if plan is None else tokens.apply(plan, x, sizes, self.prefix)
 
     def _observed(self, attn: Any, normed: Tensor) -> tuple[Tensor, dict[str, Callable[[], Tensor | None]]]:
-        """Run attention that cannot be taken apart as it is; take its queries and keys if it is timm's usual one."""
-        if not isinstance(attn, Attention):
-            return attn(normed), {}
+        """Run attention that cannot be taken apart as it is; take its queries and keys where it shows them."""
         seen: dict[str, Tensor] = {}
         with ExitStack() as stack:
             for name in ("q_norm", "k_norm"):
@@ -235,10 +231,15 @@ def refuse(vit: Any) -> None:
         raise UnsupportedError(f"{name}: rotary position embeddings are bound to the full token grid")
     if getattr(vit, "dynamic_img_size", False):
         raise UnsupportedError(f"{name}: dynamic_img_size is on, so the number of tokens is not fixed")
-    if type(vit.patch_embed) is not PatchEmbed:
-        raise UnsupportedError(
-            f"{name}: its patches are made by {type(vit.patch_embed).__name__}, not by one projection"
-        )
+    if vit.attn_pool is not None:
+        raise UnsupportedError(f"{name}: its MACs are not known here, as it pools with {type(vit.attn_pool).__name__}")
+    embed = vit.patch_embed
+    if type(embed) is not PatchEmbed:
+        raise UnsupportedError(f"{name}: its patches are made by {type(embed).__name__}, not by one projection")
+    if any(
+        n * side != pixels for n, side, pixels in zip(embed.grid_size, embed.patch_size, embed.img_size, strict=True)
+    ):
+        raise UnsupportedError(f"{name}: {embed.img_size} pixels are no whole number of patches of {embed.patch_size}")
     if not isinstance(vit.patch_drop, nn.Identity):
         raise UnsupportedError(f"{name}: it drops patches on its own (patch_drop_rate > 0)")
 
@@ -255,8 +256,9 @@ def vit_cost(vit: Any, class_rows: int) -> VitCost:
     blocks = []
     for block in vit.blocks:
         attn = getattr(block, "attn", None)
-        if attn is None or not hasattr(attn, "qkv") or not hasattr(block, "mlp"):
-            raise UnsupportedError(f"blocks of type {type(block).__name__} have no closed form of their MACs yet")
+        if not isinstance(attn, Attention) or not hasattr(block, "mlp"):
+            what = f"blocks of type {type(block).__name__} with attention of type {type(attn).__name__}"
+            raise UnsupportedError(f"{what} have no closed form of their MACs here")
         blocks.append(
             BlockCost(
                 qkv=linear_macs(attn.qkv) + linear_macs(getattr(attn, "gate", None)),
@@ -287,7 +289,7 @@ def small_vit(canvas: int, classes: int, **sizes: int) -> VisionTransformer:
 def named_vit(name: str, canvas: int, classes: int) -> nn.Module:
     """Return a timm model by name, with random weights, for images of canvas x canvas pixels."""
     if name not in timm.list_models():
-        raise unknown("timm model", name, timm.list_models("*vit*"))
+        raise unknown("timm model", name, timm.list_models(["*vit*", "*deit*"]))
     try:
         return timm.create_model(name, img_size=canvas, num_classes=classes)
     except (AssertionError, ValueError, TypeError) as error:

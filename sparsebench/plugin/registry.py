@@ -58,7 +58,8 @@ class Registry:
         self.manager = pluggy.PluginManager(PROJECT)
         self.manager.add_hookspecs(Hooks)
         self.broken: dict[str, str] = {}
-        self.entries = {e.name: e for e in sorted(metadata.entry_points(group=PROJECT), key=lambda e: e.name)}
+        self.entries = _entries()
+        self._files: dict[Path, list[str]] = {}
         self._strategies: dict[str, Found] = {}
         self._tasks: dict[str, type[Task]] = {cls.name: cls for cls in (Theory, *IMAGE_TASKS)}
         self._models: dict[str, type[Model]] = {cls.name: cls for cls in MODELS}
@@ -126,12 +127,14 @@ class Registry:
             self.broken[name] = _one_line(error)
             return
         source = getattr(module, "__file__", None)
-        self._register(module, Origin(
+        origin = Origin(
             plugin=name,
             distribution=entry.dist.name if entry.dist else "",
             version=entry.dist.version if entry.dist else "",
             sha256=_sha256(Path(source)) if source else "",
-        ))  # fmt: skip
+        )
+        if (failure := self._register(module, origin)) is not None:
+            self.broken[name] = failure
 
     def load_file(self, path: Path) -> list[str]:
         """Load a plugin from a .py file under a private module name; return the names of its strategies.
@@ -143,23 +146,31 @@ class Registry:
         """
         if not path.is_file():
             raise UserError(f"plugin file {path} does not exist")
-        if (name := f"file:{path.name}") in self.broken or self.manager.has_plugin(name):
-            return [known for known, found in self._strategies.items() if found.origin.plugin == name]
-        origin = Origin(plugin=name, sha256=_sha256(path))
-        self._load_module(path, origin)
-        if name in self.broken:
-            stem = re.sub(r"\W", "_", path.stem)
-            self._strategies[stem] = _stand_in(stem, origin, path, self.broken[name])
-        names = [known for known, found in self._strategies.items() if found.origin.plugin == name]
-        if not names:
+        path = path.resolve()
+        if path not in self._files:
+            origin = Origin(plugin=f"file:{path.name}", sha256=_sha256(path))
+            failure = self._load_module(path, origin)
+            if failure is not None:
+                self.broken[origin.plugin] = failure
+                stem = self._free_name(re.sub(r"\W", "_", path.stem))
+                self._strategies[stem] = _stand_in(stem, origin, path, failure)
+            self._files[path] = [name for name, found in self._strategies.items() if found.file == path]
+        if not self._files[path]:
             raise UserError(
-                f"plugin file {path} brings no strategy",
+                f"plugin file {path.name} brings no strategy",
                 next_step="return its classes from sparsebench_strategies(), decorated with sparsebench.hookimpl",
             )
-        return names
+        return self._files[path]
 
-    def _load_module(self, path: Path, origin: Origin) -> None:
-        module_name = f"sparsebench_local_{path.stem}_{origin.sha256[:8]}"
+    def _free_name(self, name: str) -> str:
+        """Return the name, or one made from it that no strategy has."""
+        while name in self._strategies or name in self.entries:
+            name = f"file_{name}"
+        return name
+
+    def _load_module(self, path: Path, origin: Origin) -> str | None:
+        """Execute a plugin file and take what its hooks return; return why that failed, or None."""
+        module_name = f"sparsebench_local_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
         spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -168,13 +179,15 @@ class Registry:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[module_name]
-            self.broken[origin.plugin] = _one_line(error)
-            return
-        self._register(module, origin, path)
+            return _one_line(error)
+        return self._register(module, origin, path)
 
-    def _register(self, module: ModuleType, origin: Origin, file: Path | None = None) -> None:
-        """Register a module and take what its hooks return."""
+    def _register(self, module: ModuleType, origin: Origin, file: Path | None = None) -> str | None:
+        """Register a module and take what its hooks return; return why that failed, or None."""
         name = origin.plugin
+        while self.manager.has_plugin(name):
+            name += "'"
+        before = dict(self._strategies), dict(self._tasks), dict(self._models)
         try:
             self.manager.register(module, name=name)
             _check_hooks(module)
@@ -182,9 +195,11 @@ class Registry:
             self._take(name, "sparsebench_tasks", lambda x: _add(x, Task, self._tasks))
             self._take(name, "sparsebench_models", lambda x: _add(x, Model, self._models))
         except Exception as error:  # a stranger's code: whatever it raises is its own
-            self.broken[name] = _one_line(error)
+            self._strategies, self._tasks, self._models = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
+            return _one_line(error)
+        return None
 
     def _take(self, name: str, hook: str, add: Callable[[Any], None]) -> None:
         for implementation in getattr(self.manager.hook, hook).get_hookimpls():
@@ -198,12 +213,14 @@ class Registry:
     def _add_strategy(self, cls: type[Strategy], origin: Origin, file: Path | None) -> None:
         if problem := complaint(cls):
             raise UserError(problem)
-        taken = self._strategies.get(cls.name)
         owner = self.entries.get(cls.name)
-        if taken is not None and taken.origin != origin:
-            raise UserError(f"its strategy '{cls.name}' has the name of one of plugin '{taken.origin.plugin}'")
         if owner is not None and origin.plugin != cls.name:
             raise UserError(f"its strategy '{cls.name}' has the name of installed plugin '{owner.name}'; rename it")
+        taken = self._strategies.get(cls.name)
+        if taken is not None and (taken.cls, taken.origin) != (cls, origin):
+            raise UserError(
+                f"its strategy '{cls.name}' has the name of one of plugin '{taken.origin.plugin}'; rename it"
+            )
         self._strategies[cls.name] = Found(cls, origin, file)
 
     def observe(self, record: Any) -> None:
@@ -215,11 +232,27 @@ class Registry:
                 log.warning("observer '%s' failed: %s", implementation.plugin_name, _one_line(error))
 
 
+def _entries() -> dict[str, metadata.EntryPoint]:
+    """Return the installed entry points by name; of two with one name the shipped one, else the first, counts."""
+    found: dict[str, metadata.EntryPoint] = {}
+    for entry in sorted(metadata.entry_points(group=PROJECT), key=lambda e: (e.name, not _is_shipped(e))):
+        first = found.setdefault(entry.name, entry)
+        if first.value != entry.value:
+            log.warning(
+                "plugin '%s' of %s is left out: its name is taken", entry.name, getattr(entry.dist, "name", "?")
+            )
+    return found
+
+
+def _is_shipped(entry: metadata.EntryPoint) -> bool:
+    return entry.dist is not None and entry.dist.name == PROJECT
+
+
 def _check_hooks(module: ModuleType) -> None:
     """Raise UserError for a hook implementation whose name is no hook's."""
     known = [name for name in vars(Hooks) if name.startswith(PROJECT)]
     for name, thing in vars(module).items():
-        if hasattr(thing, f"{PROJECT}_impl") and name not in known:
+        if isinstance(getattr(thing, f"{PROJECT}_impl", None), dict) and name not in known:
             raise unknown("hook", name, known)
 
 

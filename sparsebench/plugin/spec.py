@@ -39,12 +39,12 @@ def parse(text: str, positional: str | None = None) -> Spec:
     match = _FORM.fullmatch(text)
     assert match is not None
     name, rest = match["name"], match["params"]
+    params: dict[str, list[Any]] = {}
     if rest is None and positional is not None and ":" in name:
         name, _, value = name.partition(":")
-        return Spec(name, {positional: [value]})
+        params[positional] = [value]
     if not name:
         raise UserError("a name is missing", got=f"'{text}'", allowed="NAME or NAME:param=value,value")
-    params: dict[str, list[Any]] = {}
     key = ""
     for piece in rest.split(",") if rest else ():
         head, equals, value = piece.partition("=")
@@ -76,7 +76,7 @@ def fill(cls: type[B], params: Mapping[str, Any], what: str) -> B:
             raise unknown(f"parameter of {what}", key, cls.model_fields)
         kinds = (cls.model_fields[key].annotation, *typing.get_args(cls.model_fields[key].annotation))
         is_tuple = any(typing.get_origin(kind) is tuple for kind in kinds)
-        given[key] = str(value).split("+") if is_tuple and not isinstance(value, list | tuple) else value
+        given[key] = str(value).split("+") if is_tuple and isinstance(value, str | int | float) else value
     try:
         return cls(**given)
     except ValidationError as error:

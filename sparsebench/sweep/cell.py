@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -48,7 +47,7 @@ class Cell(BaseModel):
     where: Where = "both"
     init: Cell | None = None
 
-    @cached_property
+    @property
     def id(self) -> str:
         """Sixteen hexadecimal digits of the SHA-256 of the canonical JSON."""
         return hashlib.sha256(canonical(self.model_dump(mode="json")).encode()).hexdigest()[:16]

@@ -95,13 +95,18 @@ class Record(_Model):
 
 
 def pack(numbers: np.ndarray) -> str:
-    """Return (n,) small whole numbers as a short text."""
+    """Return (n,) numbers from 0 to 65535 as a short text; ValueError for any other."""
+    if numbers.size and not (0 <= numbers.min() and numbers.max() < 2**16):
+        raise ValueError("outcomes must lie in 0..65535")
     return base64.b64encode(zlib.compress(numbers.astype("<u2").tobytes(), 9)).decode()
 
 
 def unpack(text: str, n: int) -> np.ndarray:
     """Return the (n,) numbers of a packed text; ValueError if there are more or fewer."""
-    bounded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 2 * n + 2)
+    try:
+        bounded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 2 * n + 2)
+    except zlib.error as error:
+        raise ValueError(f"packed outcomes are corrupt ({error})") from error
     if len(bounded) != 2 * n:
         raise ValueError(f"packed outcomes do not hold {n} numbers")
     return np.frombuffer(bounded, "<u2").astype(np.int64)

@@ -102,7 +102,7 @@ class Task(BaseModel):
         default_model: the model it is run with unless another is named.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
     inputs: ClassVar[Inputs]

@@ -58,6 +58,10 @@ class ImageTask(Task):
         """See `Task.check`."""
         if self.foreground > self.canvas:
             raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
+        if self.held_out and len(set(self.held_out)) != 2:
+            raise UserError(
+                "held_out takes exactly two classes", got=list(self.held_out), next_step="as in held_out=bird+airplane"
+            )
 
     def recipe(self) -> Recipe:
         """See `Task.recipe`."""
@@ -146,7 +150,7 @@ class Composite(ImageTask):
 class Plain(ImageTask):
     """The foregrounds alone on a clean canvas, without the held-out classes: where pre-training happens.
 
-    A source of two classes has none left: then it is pre-trained on both.
+    Of a source of two or three classes too few are left: then it is pre-trained on all of them.
     """
 
     name: ClassVar[str] = "plain"
@@ -156,7 +160,9 @@ class Plain(ImageTask):
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
         found = self.pool(locations)
-        classes = tuple(name for name in found.classes if name not in self.pair(found)) or found.classes
+        classes = tuple(name for name in found.classes if name not in self.pair(found))
+        if len(classes) < 2:
+            classes = found.classes
         splits = []
         for split, n in (("train", n_train), ("test", self.test)):
             rng, test = self.stream(repetition, split), split == "test"
@@ -182,8 +188,6 @@ class Spurious(ImageTask):
         """See `Task.draw`."""
         found = self.pool(locations)
         classes = self.pair(found)
-        if len(classes) != 2:
-            raise UserError("the spurious task needs exactly two held_out classes", got=classes)
         source = sources.backgrounds(self.backgrounds, self.canvas, locations)
         splits = []
         for split, n in (("train", n_train), ("test", self.test)):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -260,14 +261,26 @@ def _class_pictures(folder: Path, size: int) -> Iterator[np.ndarray]:
 
 def read_square(path: Path, size: int) -> np.ndarray:
     """Return the middle square of a picture as (size, size, 3) uint8; grey and palette pictures become RGB."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(path) as picture:
-            rgb = picture.convert("RGB")
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
+            rgb = _rgb(picture)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"{path} cannot be read as a picture ({error})", next_step="mend or remove it") from error
     side = min(rgb.size)
     left, top = (rgb.width - side) // 2, (rgb.height - side) // 2
     square = rgb.crop((left, top, left + side, top + side))
     return np.asarray(square.resize((size, size), Image.Resampling.BILINEAR))
+
+
+def _rgb(picture: Any) -> Any:
+    """Return a picture in RGB: transparency is dropped, 16-bit grey keeps its shades."""
+    from PIL import Image
+
+    if picture.mode.startswith("I"):
+        shades = np.asarray(picture, dtype=np.float64) / 257
+        return Image.fromarray(shades.clip(0, 255).astype(np.uint8)).convert("RGB")
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    return picture.convert("RGB")

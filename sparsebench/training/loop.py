@@ -94,6 +94,7 @@ def train(
     while step < total:
         order = torch.from_numpy(seeds.generator(*order_seed, epoch).permutation(n)).to(samples.labels.device)
         summed, visit = torch.zeros((), device=order.device), 0 if recipe.fixed_selection else epoch
+        seen = 0
         for rows in order.split(batch)[: total - step]:
             if recipe.optimizer == "adamw":
                 for group in opt.param_groups:
@@ -104,13 +105,13 @@ def train(
             loss.mean().backward()
             opt.step()
             summed += loss.detach().sum()
-            step += 1
+            step, seen = step + 1, seen + len(rows)
             if on_step is not None:
                 on_step(step)
         epoch += 1
-        mean = summed.item() / n
+        mean = summed.item() / seen
         if not math.isfinite(mean):
             raise DivergedError(f"training diverged: the loss of pass {epoch} is {mean}")
-        if recipe.stop_at_zero_loss and mean == 0.0:
+        if recipe.stop_at_zero_loss and mean == 0.0 and seen == n:
             break
     return {"steps": float(step), "epochs": float(epoch), "train_loss": mean}

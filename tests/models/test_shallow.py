@@ -64,7 +64,7 @@ def test_keys_sum_and_share_go_over_the_kept_tokens_only(scripted):
 
 
 @torch.no_grad()
-def test_a_token_outside_S_is_no_key_and_no_query_and_is_not_read_out(scripted):
+def test_a_removed_token_is_no_key_and_no_query_and_is_not_read_out(scripted):
     net, X = network().double(), samples()
     strategy = scripted(lambda view, keep: Keep(torch.arange(keep).expand(B, keep)))
     out = net(X, begin(net, strategy))
@@ -176,7 +176,9 @@ def test_a_basis_is_completed_and_not_changed():
 def test_a_repetition_has_its_own_first_weights_and_always_the_same():
     data = Theory(tokens=10, relevant=0.3, confusion=0.1).draw(4, 0, {})
     first, again, other = (Shallow(m=8).build(data, repetition) for repetition in (0, 0, 1))
-    for a, b, c in zip(first.state_dict().values(), again.state_dict().values(), other.state_dict().values(), strict=True):
+    for a, b, c in zip(
+        first.state_dict().values(), again.state_dict().values(), other.state_dict().values(), strict=True
+    ):
         assert torch.equal(a, b) and not torch.equal(a, c)
 
 

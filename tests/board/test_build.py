@@ -1,0 +1,319 @@
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from sparsebench.board.build import BY_TASK, COLUMNS, Row, build, failures, flatten, other_settings
+from sparsebench.board.statistics import sample_complexity
+from sparsebench.budget import FULL, Budget
+from sparsebench.errors import UserError
+from sparsebench.plugin.origin import Origin
+from sparsebench.sweep.cell import Cell, Part
+from sparsebench.sweep.record import Failure, Metric, Record
+
+KINDS = {"dense": "baseline", "random": "baseline", "oracle": "oracle", "anti_oracle": "oracle"}
+Flat = dict[str, Any]
+
+
+def flat(strategy: str, seed: int = 0, task: str = "composite", **more: Any) -> Flat:
+    """Return one flat record; what is not given is as in most of these tests."""
+    return {
+        "cell_id": f"{task} {strategy} {seed}", "status": "ok", "reason": "", "task": task, "model": "vit",
+        "strategy": strategy, "kind": KINDS.get(strategy, "deployable"),
+        "budget": "macs 1" if strategy == "dense" else "macs 0.5", "n_train": 600, "repetition": seed,
+        "setting": f"setting of {task}", "device": "cpu", "started": "2026-01-01T00:00:00+00:00", "seconds": 1.0,
+    } | more  # fmt: skip
+
+
+def seeded(strategy: str, values: list[float], metric: str = "accuracy", **more: Any) -> list[Flat]:
+    return [flat(strategy, seed, **{metric: value}, **more) for seed, value in enumerate(values)]
+
+
+def trials(strategy: str, *successes: str, **more: Any) -> list[Flat]:
+    """Return theory records at sizes 4, 8, 16, ... from one word of 0 and 1 for each repetition."""
+    return [
+        flat(strategy, seed, "theory", n_train=4 * 2**j, success=float(x), accuracy=0.5 + float(x) / 2, **more)
+        for seed, word in enumerate(successes)
+        for j, x in enumerate(word)
+    ]
+
+
+def gaps(strategy: str, values: list[float], **more: Any) -> list[Flat]:
+    return [
+        flat(strategy, seed, "spurious", spurious_gap=value, worst_group_accuracy=0.9 - value, accuracy=0.9, **more)
+        for seed, value in enumerate(values)
+    ]
+
+
+def row_of(rows: list[Row], strategy: str, **more: Any) -> Row:
+    (row,) = (r for r in rows if r["strategy"] == strategy and all(r[k] == v for k, v in more.items()))
+    return row
+
+
+WHOLE = [
+    *seeded("dense", [0.8, 0.9, 0.7], macs_ratio=1.0, images_per_s=100.0, selection_auroc=0.5),
+    *seeded("mine", [0.82, 0.91, 0.75], macs_ratio=0.5, images_per_s=190.0, selection_auroc=0.9),
+    *seeded("random", [0.6, 0.7, 0.5], macs_ratio=0.5, images_per_s=200.0, selection_auroc=0.5),
+    *seeded("oracle", [0.95, 0.96, 0.97], macs_ratio=0.5, images_per_s=200.0, selection_auroc=1.0),
+    *trials("dense", "001", "001", "011"),
+    *trials("mine", "011", "001", "111"),
+    *trials("random", "000", "000", "001"),
+    *trials("oracle", "111", "111", "111"),
+    *gaps("dense", [0.3, 0.4, 0.5]),
+    *gaps("mine", [0.2, 0.4, 0.3]),
+    *gaps("random", [0.5, 0.4, 0.5]),
+    *gaps("oracle", [0.1, 0.0, 0.1]),
+]
+
+
+def test_the_columns_are_these_in_this_order() -> None:
+    assert list(COLUMNS) == [
+        "rank", "strategy", "kind", "budget", "macs_ratio", "accuracy", "accuracy_low", "accuracy_high",
+        "accuracy_delta", "sample_complexity", "sample_complexity_low", "sample_complexity_high",
+        "sample_complexity_ratio", "spurious_gap", "spurious_gap_reduction", "spurious_gap_reduction_low",
+        "spurious_gap_reduction_high", "worst_group_accuracy", "selection_auroc", "images_per_s", "n_seeds",
+    ]  # fmt: skip
+    assert all(list(row) == list(COLUMNS) for row in build(WHOLE))
+    assert all(list(row) == [*BY_TASK, *COLUMNS] for row in build(WHOLE, "task"))
+
+
+def test_accuracy_and_cost_are_those_of_the_composite_task() -> None:
+    row = row_of(build(WHOLE), "mine")
+    values = [0.82, 0.91, 0.75]
+    low, high = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
+    assert row["accuracy"] == pytest.approx(np.mean(values))
+    assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx((low, min(1, high)))
+    assert (row["macs_ratio"], row["images_per_s"], row["selection_auroc"]) == pytest.approx((0.5, 190, 0.9))
+    assert row["kind"] == "deployable" and row["budget"] == "macs 0.5" and row["n_seeds"] == 3
+
+
+def test_the_difference_to_dense_is_taken_seed_by_seed() -> None:
+    assert row_of(build(WHOLE), "mine")["accuracy_delta"] == pytest.approx(np.mean([0.02, 0.01, 0.05]))
+    assert row_of(build(WHOLE), "dense")["accuracy_delta"] == 0
+
+
+def test_the_gap_columns_are_those_of_the_spurious_task() -> None:
+    row = row_of(build(WHOLE), "mine")
+    pairs = [0.1, 0.0, 0.2]
+    low, high = stats.t.interval(0.95, 2, loc=np.mean(pairs), scale=stats.sem(pairs))
+    assert row["spurious_gap"] == pytest.approx(0.3) and row["worst_group_accuracy"] == pytest.approx(0.6)
+    assert row["spurious_gap_reduction"] == pytest.approx(0.1)
+    assert row["spurious_gap_reduction_low"] == pytest.approx(low)
+    assert row["spurious_gap_reduction_high"] == pytest.approx(high)
+
+
+def test_the_reduction_of_dense_is_zero_without_a_sign() -> None:
+    assert math.copysign(1, row_of(build(WHOLE), "dense")["spurious_gap_reduction"]) == 1
+
+
+def test_the_sample_complexity_is_that_of_the_theory_task() -> None:
+    row, dense = row_of(build(WHOLE), "mine"), row_of(build(WHOLE), "dense")
+    value, low, high = sample_complexity({0: {4: 0, 8: 1, 16: 1}, 1: {4: 0, 8: 0, 16: 1}, 2: {4: 1, 8: 1, 16: 1}})
+    assert (row["sample_complexity"], row["sample_complexity_low"], row["sample_complexity_high"]) == (value, low, high)
+    assert row["sample_complexity_ratio"] == pytest.approx(value / dense["sample_complexity"])
+    assert dense["sample_complexity_ratio"] == 1
+
+
+def test_a_sample_complexity_that_is_not_reached_says_so() -> None:
+    row = row_of(build(WHOLE), "random")
+    assert row["sample_complexity"] == row["sample_complexity_ratio"] == row["sample_complexity_high"] == "not reached"
+    assert row["sample_complexity_low"] == pytest.approx(128**0.5)
+
+
+def test_without_a_finite_number_for_dense_there_is_no_ratio() -> None:
+    rows = build([*trials("dense", "000", "000"), *trials("mine", "011", "011")])
+    assert row_of(rows, "mine")["sample_complexity"] == pytest.approx(32**0.5)
+    assert row_of(rows, "mine")["sample_complexity_ratio"] is None
+    assert row_of(rows, "dense")["sample_complexity_ratio"] is None
+
+
+def test_ranks_go_by_accuracy_and_oracles_are_last_and_not_ranked() -> None:
+    rows = build(WHOLE)
+    assert [(row["rank"], row["strategy"]) for row in rows] == [
+        (1, "mine"), (2, "dense"), (3, "random"), ("not ranked", "oracle")
+    ]  # fmt: skip
+
+
+def test_equal_accuracies_share_a_rank_and_the_next_is_skipped() -> None:
+    rows = build([r for name, x in zip("abcd", (0.7, 0.9, 0.7, 0.5), strict=True) for r in seeded(name, [x, x])])
+    assert [(row["rank"], row["strategy"]) for row in rows] == [(1, "b"), (2, "a"), (2, "c"), (4, "d")]
+
+
+@pytest.mark.parametrize("by", [None, "task"])
+@pytest.mark.parametrize("started", ["2026-01-01T00:00:00+00:00", "2025-01-01T00:00:00+00:00"], ids=["same", "older"])
+def test_the_order_of_the_records_does_not_matter(by: str | None, started: str) -> None:
+    records = [
+        *WHOLE,
+        *gaps("mine", [0.9, 0.9], setting="another setting", started=started),
+        *seeded("dense", [0.1, 0.2], n_train=1200, started=started),
+        *seeded("mine", [0.7, 0.8, 0.1], budget="keep 0.5 power-floor"),
+        flat("mine", 7, status="failed", reason="it broke"),
+    ]
+    for seed in range(10):
+        shuffled = random.Random(seed).sample(records, len(records))
+        assert build(shuffled, by) == build(records, by)
+        assert failures(shuffled) == failures(records)
+        assert other_settings(shuffled) == other_settings(records)
+
+
+def test_building_changes_no_record() -> None:
+    before = [dict(r) for r in WHOLE]
+    build(WHOLE)
+    build(WHOLE, "task")
+    assert before == WHOLE
+
+
+def test_seeds_that_one_side_lacks_are_not_compared() -> None:
+    rows = build([*seeded("dense", [0.5, 0.6, 0.9]), *seeded("mine", [0.7, 0.7, 0.7, 0.1])[1:]])
+    row = row_of(rows, "mine")
+    assert row["accuracy_delta"] == pytest.approx(np.mean([0.1, -0.2]))
+    assert row["accuracy"] == pytest.approx(0.5) and row["n_seeds"] == 3
+    rows = build([*gaps("dense", [0.5, 0.6]), *gaps("mine", [0.1, 0.2, 0.9])[1:]])
+    assert row_of(rows, "mine")["spurious_gap_reduction"] == pytest.approx(0.4)
+    assert row_of(rows, "mine")["spurious_gap_reduction_low"] is None
+
+
+def test_without_dense_there_are_no_differences() -> None:
+    rows = build([r for r in WHOLE if r["strategy"] != "dense"])
+    row = row_of(rows, "mine")
+    assert row["accuracy_delta"] is row["spurious_gap_reduction"] is row["sample_complexity_ratio"] is None
+    assert row["accuracy"] is not None and row["spurious_gap"] is not None
+
+
+def test_the_number_of_seeds_is_the_smallest_of_the_tasks() -> None:
+    rows = build([*seeded("mine", [0.5] * 5), *gaps("mine", [0.1] * 3), *trials("mine", "01", "01")])
+    assert row_of(rows, "mine")["n_seeds"] == 2
+
+
+def test_only_what_is_ok_counts() -> None:
+    bad = [flat("mine", seed, status=status, accuracy=0.0) for seed, status in enumerate(("failed", "crashed", "oom"))]
+    assert build([*WHOLE, *bad, flat("broken", 0, status="failed")]) == build(WHOLE)
+    assert build([flat("broken", 0, status="failed")]) == build([]) == []
+
+
+def test_failures_are_counted_by_their_reason() -> None:
+    broken = [flat("broken", seed, status="failed", reason="it broke") for seed in range(2)]
+    other = flat("broken", 2, status="crashed", reason="SIGSEGV")
+    assert failures([*WHOLE, other, *broken]) == [
+        "broken on composite: 1 cell crashed: SIGSEGV",
+        "broken on composite: 2 cells failed: it broke",
+    ]
+
+
+def test_pretraining_is_on_no_board_over_all_tasks() -> None:
+    plain = flat("dense", 0, "plain", accuracy=1.0, n_train=4000, started="2027")
+    assert build([*WHOLE, plain]) == build(WHOLE)
+    assert build([plain]) == []
+    assert "plain" in {row["task"] for row in build([*WHOLE, plain], "task")}
+
+
+def test_settings_are_not_mixed_and_the_newest_is_shown() -> None:
+    later = {"setting": "another", "started": "2026-02-01T00:00:00+00:00"}
+    newer = [*seeded("dense", [0.1, 0.2], **later), *seeded("mine", [0.3, 0.3], **later)]
+    for records in ([*WHOLE, *newer], [*newer, *WHOLE]):
+        row = row_of(build(records), "mine")
+        assert row["accuracy"] == pytest.approx(0.3) and row["accuracy_delta"] == pytest.approx(0.15)
+        assert row["spurious_gap"] == pytest.approx(0.3)
+        assert row_of(build(records), "random")["accuracy"] is None
+        assert other_settings(records) == {"composite": 1}
+
+
+def test_sizes_of_a_task_without_a_success_criterion_are_settings() -> None:
+    larger = seeded("mine", [0.99, 0.99], n_train=1200, started="2026-02-01T00:00:00+00:00")
+    assert row_of(build([*WHOLE, *larger]), "mine")["accuracy"] == pytest.approx(0.99)
+    rows = build([*WHOLE, *larger], "task")
+    by_size = {
+        row["n_train"]: row["accuracy"] for row in rows if row["strategy"] == "mine" and row["task"] == "composite"
+    }
+    assert by_size == pytest.approx({600: np.mean([0.82, 0.91, 0.75]), 1200: 0.99})
+
+
+def test_budgets_have_a_row_each_and_share_the_baseline() -> None:
+    half, more = seeded("mine", [0.5, 0.5]), seeded("mine", [0.7, 0.7], budget="macs 0.7")
+    rows = build([*seeded("dense", [0.8, 0.8]), *half, *more])
+    assert row_of(rows, "mine", budget="macs 0.5")["accuracy_delta"] == pytest.approx(-0.3)
+    assert row_of(rows, "mine", budget="macs 0.7")["accuracy_delta"] == pytest.approx(-0.1)
+
+
+def test_a_board_of_theory_alone_ranks_by_its_largest_size() -> None:
+    rows = build([*trials("dense", "011", "001"), *trials("mine", "110", "110")])
+    assert [(row["rank"], row["strategy"], row["accuracy"]) for row in rows] == [(1, "dense", 1.0), (2, "mine", 0.5)]
+
+
+def test_a_board_by_task_has_the_columns_of_each_task() -> None:
+    rows = build(WHOLE, "task")
+    assert [row["task"] for row in rows] == ["composite"] * 4 + ["spurious"] * 4 + ["theory"] * 4
+    mine = {row["task"]: row for row in rows if row["strategy"] == "mine"}
+    assert mine["composite"]["spurious_gap"] is None and mine["composite"]["sample_complexity"] is None
+    assert mine["spurious"]["spurious_gap_reduction"] == pytest.approx(0.1) and mine["spurious"]["accuracy"] == 0.9
+    assert mine["theory"]["sample_complexity"] is not None and mine["theory"]["n_train"] == 16
+    assert [row["rank"] for row in rows if row["task"] == "spurious"] == [1, 1, 1, "not ranked"]
+
+
+def test_a_board_by_anything_else_is_refused() -> None:
+    with pytest.raises(UserError, match="--by; got 'model'; allowed: task"):
+        build(WHOLE, "model")
+
+
+def test_intervals_of_accuracies_stay_between_zero_and_one() -> None:
+    row = row_of(build(seeded("mine", [0.99, 0.8])), "mine")
+    assert row["accuracy_high"] == 1 and 0 <= row["accuracy_low"] < 0.9
+
+
+def test_a_metric_that_nothing_was_measured_for_is_left_out() -> None:
+    for nothing in (None, math.nan):
+        records = seeded("mine", [0.5, 0.6], selection_auroc=nothing, images_per_s=nothing)
+        row = row_of(build(records), "mine")
+        assert row["selection_auroc"] is None and row["images_per_s"] is None
+
+
+def test_speed_is_the_median() -> None:
+    records = [flat("mine", k, accuracy=0.5, images_per_s=x) for k, x in enumerate((1.0, 100.0, 101.0))]
+    assert row_of(build(records), "mine")["images_per_s"] == 100
+
+
+@pytest.fixture
+def record() -> Callable[..., Record]:
+    def make(**more: Any) -> Record:
+        cell = Cell(
+            task=Part(name="theory", params={"tokens": 20}), model=Part(name="shallow"), strategy=Part(name="mine"),
+            budget=more.pop("budget", Budget(keep_rate=0.5)), n_train=8, repetition=3, where=more.pop("where", "both"),
+        )  # fmt: skip
+        given = {"status": "ok", "metrics": {"accuracy": Metric(value=0.25, unit="fraction", n=20)}} | more
+        return Record(
+            cell=cell, cell_id=cell.id, origin=Origin(plugin="mine"), kind="deployable", label="mine(a=1)", **given
+        )
+
+    return make
+
+
+def test_a_flat_record_says_what_it_is_about_and_each_metric(record: Callable[..., Record]) -> None:
+    row = flatten(record())
+    assert (row["task"], row["model"], row["strategy"], row["kind"]) == ("theory", "shallow", "mine(a=1)", "deployable")
+    assert (row["n_train"], row["repetition"], row["status"], row["accuracy"]) == (8, 3, "ok", 0.25)
+    assert row["budget"] == "keep 0.5 power-floor" and row["cell_id"] == record().cell.id
+
+
+def test_the_budget_of_a_flat_record_says_where_tokens_are_removed(record: Callable[..., Record]) -> None:
+    assert flatten(record(budget=FULL))["budget"] == "macs 1"
+    assert flatten(record(where="train"))["budget"] == "keep 0.5 power-floor, in training only"
+    assert flatten(record(where="test"))["budget"] == "keep 0.5 power-floor, in the test only"
+
+
+def test_a_flat_failure_has_its_reason(record: Callable[..., Record]) -> None:
+    row = flatten(record(status="failed", metrics={}, failure=Failure(reason="it broke")))
+    assert (row["status"], row["reason"]) == ("failed", "it broke")
+    assert "accuracy" not in row
+
+
+def test_the_setting_is_the_task_and_model_and_neither_strategy_nor_seed(record: Callable[..., Record]) -> None:
+    one = record()
+    other = one.model_copy(update={"cell": one.cell.model_copy(update={"repetition": 4, "strategy": Part(name="x")})})
+    assert flatten(one)["setting"] == flatten(other)["setting"]
+    task = Part(name="theory", params={"tokens": 30})
+    changed = one.model_copy(update={"cell": one.cell.model_copy(update={"task": task})})
+    assert flatten(one)["setting"] != flatten(changed)["setting"]

@@ -1,0 +1,142 @@
+import csv
+import io
+import json
+import math
+from typing import Any
+
+import pytest
+
+from sparsebench.board.build import BY_TASK, COLUMNS
+from sparsebench.board.tables import FORMATS, LEGEND, render
+from sparsebench.errors import UserError
+
+
+def row(**more: Any) -> dict[str, Any]:
+    return dict.fromkeys(COLUMNS) | more
+
+
+ROWS = [
+    row(
+        rank=1, strategy="mine(a_b=1)", kind="deployable", budget="macs 0.5", macs_ratio=0.5012, accuracy=1 / 3,
+        accuracy_low=0.25, accuracy_high=0.4, accuracy_delta=0.01, sample_complexity=12.3456, sample_complexity_low=8.0,
+        sample_complexity_high="not reached", sample_complexity_ratio=0.75, spurious_gap=0.25,
+        spurious_gap_reduction=-0.0625, spurious_gap_reduction_low=-0.1, spurious_gap_reduction_high=0.1,
+        worst_group_accuracy=0.5, selection_auroc=0.9, images_per_s=12345.6, n_seeds=5,
+    ),
+    row(
+        rank="not ranked", strategy="oracle", kind="oracle", budget="macs 0.5", accuracy=0.75,
+        sample_complexity="not reached", sample_complexity_low="not reached", sample_complexity_high="not reached",
+        sample_complexity_ratio="not reached", n_seeds=1,
+    ),
+]  # fmt: skip
+BY = [{"task": "theory", "model": "shallow", "n_train": 8} | r for r in ROWS]
+NOTES = ["broken on theory: 2 cells failed: it broke"]
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_names_every_strategy_and_ends_its_last_line(form: str) -> None:
+    text = render(ROWS, form, NOTES)
+    assert "mine" in text and "oracle" in text
+    assert text.endswith("\n") and not text.endswith("\n\n")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_takes_an_empty_board(form: str) -> None:
+    assert render([], form, NOTES).endswith("\n")
+
+
+@pytest.mark.parametrize("form", ["table", "md", "latex"])
+def test_what_is_shown_to_people_has_the_legend_and_the_failures(form: str) -> None:
+    text = render(ROWS, form, NOTES)
+    assert LEGEND in text and NOTES[0] in text
+
+
+def test_markdown_joins_values_and_intervals() -> None:
+    header, rule, mine, oracle, *_ = render(ROWS, "md").splitlines()
+    shown = dict(zip(cells(header), cells(mine), strict=True))
+    assert set(rule) <= set("|:- ")
+    assert shown["rank"] == "1" and shown["strategy"] == "mine(a_b=1)" and shown["seeds"] == "5"
+    assert shown["accuracy"] == "0.333 [0.250, 0.400]" and shown["MACs / dense"] == "0.501"
+    assert shown["N50"] == "12.3 [8, not reached]"
+    assert shown["gap reduction"] == "-0.062 [-0.100, +0.100]" and shown["images/s"] == "12,346"
+    shown = dict(zip(cells(header), cells(oracle), strict=True))
+    assert shown["rank"] == shown["gap"] == shown["MACs / dense"] == "-"
+    assert shown["N50"] == "not reached" and shown["accuracy"] == "0.750"
+
+
+def test_markdown_has_one_line_for_each_row() -> None:
+    lines = [line for line in render(ROWS, "md", NOTES).splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(ROWS)
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_a_bar_in_a_label_does_not_break_a_markdown_table() -> None:
+    *_, line = (
+        render([row(strategy="mine(a=x|y)", kind="deployable", budget="macs 0.5")], "md").split("\n\n")[0].splitlines()
+    )
+    assert line.replace("\\|", "").count("|") == render(ROWS, "md").splitlines()[0].count("|")
+
+
+def test_json_is_strict_and_has_every_column() -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    text = render(ROWS, "json", NOTES)
+    assert json.loads(text, parse_constant=refuse) == ROWS
+    assert all(list(r) == list(COLUMNS) for r in json.loads(text))
+
+
+def test_json_refuses_what_is_no_number() -> None:
+    with pytest.raises(ValueError):
+        render([row(accuracy=math.nan)], "json")
+
+
+def test_csv_gives_every_value_back() -> None:
+    header, *lines = csv.reader(io.StringIO(render(ROWS, "csv", NOTES)))
+    assert header == list(COLUMNS) and len(lines) == len(ROWS)
+    for expected, line in zip(ROWS, lines, strict=True):
+        for value, text in zip(expected.values(), line, strict=True):
+            assert text == "" if value is None else type(value)(text) == value
+
+
+def test_csv_quotes_what_has_commas_and_breaks() -> None:
+    nasty = row(strategy='mine(a="x, y\nz")')
+    (read,) = csv.DictReader(io.StringIO(render([nasty], "csv"), newline=""))
+    assert read["strategy"] == nasty["strategy"]
+
+
+def test_an_empty_csv_has_its_header() -> None:
+    assert render([], "csv") == ",".join(COLUMNS) + "\n"
+
+
+def test_latex_is_a_booktabs_table_with_notes_in_comments() -> None:
+    lines = render(ROWS, "latex", NOTES).splitlines()
+    text = "\n".join(lines)
+    for command in (r"\begin{tabular}", r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}"):
+        assert text.count(command) == 1
+    assert r"mine(a\_b=1)" in text
+    after = lines[lines.index(r"\end{tabular}") + 1 :]
+    assert after and all(line.startswith("% ") for line in after)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_not_reached_is_said(form: str) -> None:
+    assert "not reached" in render(ROWS, form)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_board_by_task_names_task_model_and_size(form: str) -> None:
+    text = render(BY, form)
+    assert "theory" in text and "shallow" in text
+    if form == "csv":
+        assert text.splitlines()[0] == ",".join((*BY_TASK, *COLUMNS))
+
+
+@pytest.mark.parametrize("form", ["html", "", "MD"])
+def test_another_format_is_refused(form: str) -> None:
+    with pytest.raises(UserError, match=r"--format; got .*; allowed: table, md, csv, json, latex"):
+        render(ROWS, form)

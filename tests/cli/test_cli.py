@@ -1,0 +1,399 @@
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from PIL import Image
+
+import sparsebench
+from sparsebench.board.build import COLUMNS
+from sparsebench.board.tables import FORMATS
+from sparsebench.cli import main
+
+SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
+SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
+THEORY = ["--task", "theory:steps=40,test=20,tokens=20", "--n-train", "4", "--seeds", "1"]
+IMAGES = [
+    "--task", "composite:epochs=1,test=20,pretrain_epochs=0", "--model", "vit:dim=16,depth=2,heads=2",
+    "--n-train", "20", "--seeds", "1",
+]  # fmt: skip
+
+
+def call(*arguments: Any) -> Result:
+    """Return what the command line does, called in this process."""
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Return what the command line does as a process of its own."""
+    line = [sys.executable, "-W", "error", "-m", "sparsebench", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, **options)
+
+
+def board_in(folder: Path) -> dict[str, dict[str, str]]:
+    """Return the rows of the leaderboard in the folder, by strategy."""
+    with (folder / "leaderboard.csv").open(newline="") as file:
+        return {row["strategy"]: row for row in csv.DictReader(file)}
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Return the folder of a run with a good and a broken plugin, and how its process ended; do not write to it."""
+    out = tmp_path_factory.mktemp("finished")
+    plugins = [x for name in ("good", "raises", "prints") for x in ("--plugin", SAMPLES / f"{name}.py")]
+    return out, command("run", *plugins, *THEORY, "--out", out, "--jobs", 1, "--format", "csv")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["run", "--help"], ["--version"], ["list"], ["list", "tasks"], ["list", "models"], ["list", "suites"],
+     ["show", "attn_topk"], ["show", "composite"], ["leaderboard", "OUT"], ["leaderboard", "OUT", "--by", "task"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_runs_nothing_imports_no_torch(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], arguments: list[str]
+) -> None:
+    given = [str(finished[0]) if a == "OUT" else a for a in arguments]
+    code = f"""
+import sys
+from sparsebench.cli import main
+try:
+    main({given!r})
+except SystemExit as leave:
+    assert not leave.code, leave.code
+print(sorted({{'torch', 'timm', 'torchvision', 'matplotlib'}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_without_a_command_the_help_is_shown() -> None:
+    assert "Commands:" in call().output
+    for name in ("run", "list", "show", "leaderboard", "env"):
+        assert f"  {name} " in call("--help").output
+        assert call(name, "--help").exit_code == 0
+
+
+def test_the_version_is_the_packages() -> None:
+    assert sparsebench.__version__ in call("--version").output
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [("plugins", SHIPPED), ("tasks", {"theory", "composite", "spurious"}), ("models", {"shallow", "vit", "timm"}),
+     ("suites", {"quick", "real"})],
+)  # fmt: skip
+def test_lists_name_everything(what: str, names: set[str]) -> None:
+    rows = json.loads(call("list", what, "--json").stdout)
+    assert {row["name"] for row in rows} >= names
+    table = call("list", what)
+    assert table.exit_code == 0
+    lines = table.stdout.splitlines()[2:]
+    assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
+
+
+def test_plugins_are_listed_unless_something_else_is_asked_for() -> None:
+    assert call("list").output == call("list", "plugins").output
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> dict[str, str]:
+    """Return an environment in which a plugin named `stranger` is installed that cannot be imported."""
+    info = tmp_path / "stranger-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[sparsebench]\nstranger = a_module_that_is_nowhere\n")
+    return os.environ | {"PYTHONPATH": str(tmp_path)}
+
+
+def test_a_broken_plugin_is_in_the_list_with_its_reason(stranger: dict[str, str]) -> None:
+    rows = {row["name"]: row for row in json.loads(command("list", "--json", env=stranger).stdout)}
+    assert set(rows) >= SHIPPED | {"stranger"} and rows["stranger"]["kind"] == "broken"
+    assert "No module named 'a_module_that_is_nowhere'" in rows["stranger"]["what"]
+
+
+def test_a_broken_plugin_does_not_disturb_the_help(stranger: dict[str, str]) -> None:
+    done = command("run", "--help", env=stranger)
+    assert done.returncode == 0 and "--plugin" in done.stdout and done.stderr == ""
+
+
+def test_a_broken_plugin_is_shown_with_its_reason(stranger: dict[str, str]) -> None:
+    shown = command("show", "stranger", env=stranger)
+    assert shown.returncode == 2 and "No module named 'a_module_that_is_nowhere'" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("attn_topk", ["strategy attn_topk", "kind: deployable", "site: attention", "EViT", "attention = 'auto'"]),
+     ("theory", ["task theory", "tokens = 50", "L, tokens a sample"]),
+     ("vit", ["model vit", "depth = 3"]),
+     ("quick", ['name = "quick"', "[[task]]"]),
+     (str(SAMPLES / "good.py"), ["strategy norm", "Keeps the tokens with the largest norm", "largest = True"])],
+)  # fmt: skip
+def test_show_says_what_is_known(name: str, says: list[str]) -> None:
+    result = call("show", name)
+    assert result.exit_code == 0
+    for text in says:
+        assert text in result.stdout
+
+
+def test_env_names_the_libraries_and_the_hash() -> None:
+    lines = dict(line.split(None, 1) for line in call("env").stdout.splitlines() if not line.startswith("CUDA"))
+    assert lines["sparsebench"] == sparsebench.__version__
+    assert lines["torch"] in torch.__version__ and len(lines["hash"]) == 16
+
+
+def refused(result: Result, *says: str) -> None:
+    """Assert that it left with 2 and one line on standard error that says these things."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    for text in says:
+        assert text in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--plugin", "atn_topk"], ["unknown strategy", "did you mean 'attn_topk'"]),
+        (["--plugin", "nowhere.py"], ["nowhere.py does not exist"]),
+        (["--plugin", SAMPLES / "empty.py"], ["brings no strategy"]),
+        (["--plugin", "attn_topk:depth=3"], ["unknown parameter", "'depth'", "attention"]),
+        (["--plugin", "attn_topk:attention=all"], ["attention", "all"]),
+        (["--plugin", "attn_topk:keep_rate=0"], ["keep rate", "got 0", "(0, 1]"]),
+        (["--plugin", "attn_topk:keep_rate=abc"], ["keep rate", "got abc", "(0, 1]"]),
+        (["--plugin", ""], ["a name is missing"]),
+        (["--task", "teory"], ["unknown task", "did you mean 'theory'"]),
+        (["--task", "theory:token=20"], ["unknown parameter", "did you mean 'tokens'"]),
+        (["--task", "theory:tokens=few"], ["tokens", "few"]),
+        (["--task", "theory:noise=Infinity"], ["noise"]),
+        (["--model", "shalow"], ["unknown model", "did you mean 'shallow'"]),
+        (["--model", "vit"], ["takes images"]),
+        (["--suite", "quik"], ["unknown suite", "did you mean 'quick'"]),
+        (["--suite", "nowhere.toml"], ["nowhere.toml does not exist"]),
+        (["--keep", "0"], ["keep rate", "got 0.0", "(0, 1]"]),
+        (["--keep", "1.5"], ["keep rate", "got 1.5", "(0, 1]"]),
+        (["--keep", "-1"], ["keep rate", "got -1.0", "(0, 1]"]),
+        (["--keep", "nan"], ["keep rate", "got nan", "(0, 1]"]),
+        (["--keep", "abc"], ["--keep", "abc"]),
+        (["--keep", "0.5,"], ["--keep"]),
+        (["--macs", "2"], ["fraction of MACs", "got 2.0"]),
+        (["--seeds", "0"], ["--seeds", "got 0", "1 or more"]),
+        (["--seeds", "some"], ["--seeds", "some"]),
+        (["--n-train", "0"], ["--n-train", "1 or more"]),
+        (["--device", "foo"], ["--device", "'foo'", "auto, cpu, cuda"]),
+        (["--device", "cuda:x"], ["--device", "'cuda:x'"]),
+        pytest.param(
+            ["--device", "cuda"], ["--device cuda", "--device cpu"],
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
+        (["--format", "html"], ["html", "latex"]),
+        (["--images", "folder:nowhere"], ["nowhere", "train"]),
+        (["--images", "cats"], ["--images", "digits, cifar10, folder:DIR"]),
+        (["--images", "cifar10", "--data-root", "nowhere"], ["CIFAR-10", "nowhere", "--data-root", "--download"]),
+        (["--backgrounds", "nowhere"], ["--backgrounds", "nowhere"]),
+        (["--jobs", "-1"], ["--jobs", "-1"]),
+        (["--where", "never"], ["--where", "never"]),
+        (["--sede", "1"], ["--sede"]),
+    ],
+    ids=lambda x: " ".join(map(str, x))[-40:],
+)  # fmt: skip
+def test_a_wrong_option_leaves_with_2_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[Any], says: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(call("run", *THEORY, "--out", "out", *arguments), *says)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_timm_model_that_does_not_exist_leaves_with_2_and_the_nearest_name(tmp_path: Path) -> None:
+    result = call("run", "--task", "composite", "--model", "timm:vit_tinny_patch16_224", "--out", tmp_path / "out")
+    refused(result, "unknown timm model", "did you mean 'vit_tiny_patch16_224'")
+
+
+def test_a_folder_that_cannot_be_written_leaves_with_2_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    refused(call("run", *THEORY, "--out", tmp_path / "file" / "out"), "cannot write to", "--out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["leaderboard", "nowhere"], ["no records in nowhere"]),
+        (["leaderboard", "nowhere", "--format", "html"], ["html", "latex"]),
+        (["leaderboard"], ["FOLDER"]),
+        (["show", "atn_topk"], ["unknown", "did you mean 'attn_topk'"]),
+        (["show", "nowhere.py"], ["nowhere.py does not exist"]),
+        (["show", SAMPLES / "import_error.py"], ["a_module_that_is_nowhere"]),
+        (["list", "pluggins"], ["pluggins", "plugins"]),
+        (["ran"], ["ran"]),
+    ],
+    ids=lambda x: " ".join(map(str, x))[-40:],
+)
+def test_any_other_wrong_command_leaves_with_2_and_one_line(arguments: list[Any], says: list[str]) -> None:
+    refused(call(*arguments), *says)
+
+
+def test_a_mistake_leaves_with_2_and_no_traceback_from_a_shell(tmp_path: Path) -> None:
+    done = command("run", *THEORY, "--plugin", "atn_topk", "--out", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: unknown strategy") and len(done.stderr.splitlines()) == 1
+
+
+def test_cells_that_failed_leave_1_and_the_reason(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    out, done = finished
+    assert done.returncode == 1
+    assert (
+        "raises on theory: 1 cell failed: ValueError: no idea which token matters"
+        in (out / "leaderboard.md").read_text()
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_the_other_strategies_are_on_the_board_all_the_same(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    board = board_in(finished[0])
+    assert set(board) == {"dense", "random", "oracle", "anti_oracle", "norm", "prints"}
+    assert all(row["accuracy"] and row["macs_ratio"] for row in board.values())
+
+
+def test_a_plugin_of_twenty_lines_is_on_the_board(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    assert len((SAMPLES / "good.py").read_text().splitlines()) == 20
+    row = board_in(finished[0])["norm"]
+    assert row["kind"] == "deployable" and row["budget"] == "macs 0.5" and int(row["rank"]) >= 1
+
+
+def test_the_board_is_printed_and_written_in_every_form(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    out, done = finished
+    assert done.stdout == (out / "leaderboard.csv").read_text()
+    assert done.stdout.splitlines()[0] == ",".join(COLUMNS)
+    rows = json.loads((out / "leaderboard.json").read_text())
+    assert [row["strategy"] for row in rows] == list(board_in(out))
+    assert (out / "leaderboard.md").read_text().startswith("|")
+    with Image.open(out / "leaderboard.png") as picture:
+        assert picture.width > 500
+    assert str(out) in done.stderr
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_board_is_made_again_from_the_records_alone(
+    finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, form: str
+) -> None:
+    shutil.copytree(finished[0] / "records", tmp_path / "records")
+    result = call("leaderboard", tmp_path, "--format", form)
+    assert result.exit_code == 0
+    if form in ("csv", "json", "md"):
+        assert result.stdout == (finished[0] / f"leaderboard.{form}").read_text()
+    else:
+        assert "norm" in result.stdout and "it broke" not in result.stdout
+        assert "raises on theory" in result.stdout
+
+
+def test_a_board_by_task_has_the_task_in_its_rows(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    result = call("leaderboard", finished[0], "--by", "task", "--format", "json")
+    assert {(row["task"], row["model"], row["n_train"]) for row in json.loads(result.stdout)} == {
+        ("theory", "shallow", 4)
+    }
+
+
+def test_a_finished_run_leaves_with_0_and_its_repetition_runs_nothing(tmp_path: Path) -> None:
+    arguments = ["run", *THEORY, "--plugin", "noise", "--out", tmp_path / "out", "--jobs", 0, "--format", "json"]
+    first = call(*arguments)
+    assert first.exit_code == 0, first.output
+    records = [path.read_bytes() for path in (tmp_path / "out" / "records").iterdir()]
+    again = call(*arguments)
+    assert again.exit_code == 0 and again.stdout == first.stdout
+    assert "all 5 cells are in the store" in again.stderr
+    assert [path.read_bytes() for path in (tmp_path / "out" / "records").iterdir()] == records
+    assert {row["strategy"] for row in json.loads(first.stdout)} >= {"noise", "dense"}
+
+
+def test_what_is_unsupported_is_named_and_is_no_failure(tmp_path: Path) -> None:
+    result = call("run", *THEORY, "--plugin", SAMPLES / "unsupported.py", "--out", tmp_path, "--jobs", 0)
+    assert result.exit_code == 0
+    assert "unsupported on theory: 1 cell unsupported: only for round tokens" in result.stdout
+
+
+def test_a_plugin_that_does_not_load_leaves_1_with_its_reason_and_a_board(tmp_path: Path) -> None:
+    result = call("run", *THEORY, "--plugin", SAMPLES / "import_error.py", "--out", tmp_path, "--jobs", 0)
+    assert result.exit_code == 1
+    assert "No module named 'a_module_that_is_nowhere'" in result.stdout
+    assert set(board_in(tmp_path)) == {"dense", "random", "oracle", "anti_oracle"}
+
+
+def test_all_tasks_on_pictures_of_ones_own_make_a_whole_row(tmp_path: Path) -> None:
+    pictures(tmp_path / "pictures")
+    (tmp_path / "own.toml").write_text("""
+name = "own"
+version = 1
+title = "small"
+baselines = ["dense", "random", "oracle", "anti_oracle"]
+seeds = 2
+
+[budget]
+macs = 0.5
+
+[[task]]
+name = "theory"
+params = {steps = 40, test = 20, tokens = 20}
+n_train = [4, 8]
+
+[[task]]
+name = "composite"
+model_params = {dim = 16, depth = 2, heads = 2}
+params = {epochs = 1, test = 20, pretrain_epochs = 1, pretrain_samples = 20}
+n_train = [20]
+
+[[task]]
+name = "spurious"
+model_params = {dim = 16, depth = 2, heads = 2}
+params = {epochs = 1, test = 20, pretrain_epochs = 1, pretrain_samples = 20}
+n_train = [20]
+""")
+    result = call(
+        "run", "--suite", tmp_path / "own.toml", "--images", f"folder:{tmp_path / 'pictures'}", "--backgrounds",
+        tmp_path / "pictures" / "train", "--plugin", "attn_topk", "--plugin", SAMPLES / "good.py", "--jobs", 0, "--out",
+        tmp_path / "out", "--format", "json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert {row["strategy"] for row in rows} == {"dense", "random", "oracle", "anti_oracle", "attn_topk", "norm"}
+    for row in rows:
+        assert all(row[column] is not None for column in COLUMNS if column != "sample_complexity_ratio")
+        assert row["n_seeds"] == 2
+
+
+def pictures(root: Path) -> None:
+    """Make a folder of pictures: two classes of five, to train and to test."""
+    random = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (root / split / name).mkdir(parents=True)
+            for k in range(5):
+                Image.fromarray(random.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(
+                    root / split / name / f"{k}.png"
+                )
+
+
+def test_a_corrupt_picture_leaves_1_and_is_named(tmp_path: Path) -> None:
+    pictures(tmp_path / "pictures")
+    bad = tmp_path / "pictures" / "train" / "cat" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:50])
+    result = call("run", *IMAGES, "--images", f"folder:{tmp_path / 'pictures'}", "--jobs", 0, "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert f"{bad} cannot be read as a picture" in result.stdout
+    assert "Traceback" not in result.output
+    assert (tmp_path / "out" / "leaderboard.csv").read_text() == ",".join(COLUMNS) + "\n"

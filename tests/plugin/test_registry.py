@@ -1,0 +1,321 @@
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparsebench.errors import UserError
+from sparsebench.plugin.registry import Registry
+
+SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
+SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
+
+GOOD = (SAMPLES / "good.py").read_text()
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Callable[..., Path]:
+    """Return a maker of plugin files: the good one, with some texts replaced and others appended."""
+
+    def make(name: str = "mine.py", more: str = "", **replaced: str) -> Path:
+        text = GOOD
+        for old, new in replaced.items():
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + more)
+        return path
+
+    return make
+
+
+def ask(program: str, folder: Path | None = None, *, last: bool = False) -> Any:
+    """Return what the program leaves in `answer`, run in a Python of its own with the folder on its path."""
+    code = f"""
+import json, sys
+from sparsebench.plugin.registry import Registry
+sys.path[{"len(sys.path)" if last else 0}:0] = {[str(folder)] if folder else []}
+r = Registry()
+{program}
+print(json.dumps(answer))
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def distribution(site: Path, name: str, entries: dict[str, str], **modules: str) -> Path:
+    """Make an installed distribution with entry points and one-file modules; return its folder for the path."""
+    info = site / f"{name}-1.5.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+    lines = [f"{entry} = {module}" for entry, module in entries.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[sparsebench]", *lines, ""]))
+    for module, text in modules.items():
+        (site / f"{module}.py").write_text(text)
+    return site
+
+
+def test_every_shipped_strategy_is_found(registry: Registry) -> None:
+    assert {found.cls.name for found in registry.strategies()} >= SHIPPED
+    assert registry.broken == {}
+    for name in SHIPPED:
+        found = registry.strategy(name)
+        assert found.cls.name == found.origin.plugin == name and found.failure is None
+        assert found.origin.distribution == "sparsebench" and len(found.origin.sha256) == 64
+
+
+def test_asking_for_one_strategy_imports_no_other_and_no_torch() -> None:
+    loaded = ask(
+        "r.strategy('noise'); answer = sorted(m for m in sys.modules if 'sparsebench_plugins.' in m or m == 'torch')"
+    )
+    assert loaded == ["sparsebench_plugins.noise"]
+
+
+def test_listing_imports_no_torch() -> None:
+    assert ask("r.strategies(), r.tasks(), r.models(); answer = 'torch' in sys.modules") is False
+
+
+def test_tasks_and_models_are_found_by_name(registry: Registry) -> None:
+    assert {cls.name for cls in registry.tasks()} >= {"theory", "composite", "spurious"}
+    assert {cls.name for cls in registry.models()} >= {"shallow", "vit", "timm"}
+    assert registry.task("theory").name == "theory" and registry.model("vit").name == "vit"
+
+
+@pytest.mark.parametrize(("what", "name", "near"), [
+    ("strategy", "atn_topk", "attn_topk"), ("task", "teory", "theory"), ("model", "shalow", "shallow"),
+])  # fmt: skip
+def test_an_unknown_name_is_refused_with_the_nearest(registry: Registry, what: str, name: str, near: str) -> None:
+    with pytest.raises(UserError, match=f"unknown {what}; got '{name}'; allowed: .*did you mean '{near}'"):
+        getattr(registry, what)(name)
+
+
+def test_a_file_brings_its_strategies(registry: Registry) -> None:
+    assert registry.load_file(SAMPLES / "good.py") == ["norm"]
+    found = registry.strategy("norm")
+    assert found.file == SAMPLES / "good.py" and found.failure is None
+    assert found.cls(largest=False).largest is False
+    assert "norm" in {f.cls.name for f in registry.strategies()}
+
+
+def test_loading_a_file_again_changes_nothing(registry: Registry) -> None:
+    assert registry.load_file(SAMPLES / "good.py") == registry.load_file(SAMPLES / "good.py") == ["norm"]
+    assert registry.load_file(SAMPLES / "import_error.py") == registry.load_file(SAMPLES / "import_error.py")
+
+
+def test_a_file_does_not_touch_the_path_or_public_modules(registry: Registry) -> None:
+    path, modules = list(sys.path), set(sys.modules)
+    registry.load_file(SAMPLES / "good.py")
+    registry.load_file(SAMPLES / "import_error.py")
+    assert sys.path == path
+    assert all(name.startswith("sparsebench") for name in set(sys.modules) - modules)
+    assert "good" not in sys.modules
+
+
+def test_a_file_named_as_a_module_that_others_import_does_no_harm(plugin: Callable[..., Path]) -> None:
+    loaded = ask(
+        f"r.load_file(__import__('pathlib').Path({str(plugin('json.py'))!r})); answer = sys.modules['json'].__file__"
+    )
+    assert not loaded.startswith(str(plugin("json.py").parent))
+
+
+def test_dataclasses_and_annotations_in_a_file_are_resolved(registry: Registry, plugin: Callable[..., Path]) -> None:
+    more = "\nfrom dataclasses import dataclass\n\n\n@dataclass\nclass Point:\n    x: 'int' = 0\n"
+    path = plugin(more=more, **{'"""The longest': '"""x"""\nfrom __future__ import annotations\n"""The longest'})
+    assert registry.load_file(path) == ["norm"]
+
+
+def test_two_files_of_the_same_name_are_both_loaded(registry: Registry, plugin: Callable[..., Path]) -> None:
+    first, second = plugin("a/mine.py"), plugin("b/mine.py", **{'"norm"': '"other"'})
+    assert registry.load_file(first) == ["norm"]
+    assert registry.load_file(second) == ["other"]
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("import_error", "ModuleNotFoundError: No module named 'a_module_that_is_nowhere'"),
+    ("wrong_hook", "did you mean 'sparsebench_strategies'"),
+    ("undeclared_oracle", "its kind must be 'oracle', got 'deployable'"),
+    ("takes_random", "installed plugin 'random'; rename it"),
+])  # fmt: skip
+def test_a_file_that_does_not_load_stands_for_a_strategy_that_failed(registry: Registry, name: str, says: str) -> None:
+    before = Registry().strategies()
+    assert registry.load_file(SAMPLES / f"{name}.py") == [name]
+    assert says in str(registry.strategy(name).failure)
+    assert says in registry.broken[f"file:{name}.py"]
+    assert registry.strategies() == before
+
+
+def test_the_strategy_whose_name_a_file_took_stays(registry: Registry) -> None:
+    registry.load_file(SAMPLES / "takes_random.py")
+    assert registry.strategy("random").origin.distribution == "sparsebench"
+
+
+@pytest.mark.parametrize("name", ["random", "dense"])
+def test_a_broken_file_named_as_an_installed_strategy_does_not_take_its_place(
+    registry: Registry, tmp_path: Path, name: str
+) -> None:
+    path = shutil.copy(SAMPLES / "import_error.py", tmp_path / f"{name}.py")
+    (stand_in,) = registry.load_file(Path(path))
+    assert registry.strategy(stand_in).failure is not None
+    assert registry.strategy(name).failure is None
+
+
+@pytest.mark.parametrize("text", ["def (", "import sys\nsys.exit(3)\n", "\0", "raise Exception('a\\nb')"])
+def test_whatever_a_file_does_while_it_loads_is_its_own_failure(registry: Registry, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "odd name-1.py"
+    path.write_text(text)
+    assert registry.load_file(path) == ["odd_name_1"]
+    failure = registry.strategy("odd_name_1").failure
+    assert failure and len(failure.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ('"norm"', '"two words"', "plain identifier"),
+    ('    name: ClassVar[str] = "norm"\n', "", "plain identifier, got None"),
+    ("largest: bool", 'kind: ClassVar[str] = "best"\n    largest: bool', "kind must be one of"),
+    ("largest: bool", 'site: ClassVar[str] = "output"\n    largest: bool', "site must be one of"),
+    ("largest: bool", 'needs: ClassVar[frozenset[str]] = frozenset({"labels"})\n    largest: bool', "unknown labels"),
+    ("[Norm]", "Norm", "must return a list"),
+    ("[Norm]", "None", "must return a list"),
+    ("[Norm]", "[Norm()]", "is not a subclass of sparsebench.Strategy"),
+    ("[Norm]", "[int]", "is not a subclass of sparsebench.Strategy"),
+])  # fmt: skip
+def test_what_is_no_strategy_is_refused_with_the_reason(
+    registry: Registry, plugin: Callable[..., Path], old: str, new: str, says: str
+) -> None:
+    (name,) = registry.load_file(plugin(**{old: new}))
+    assert says in str(registry.strategy(name).failure)
+
+
+def test_an_oracle_that_says_so_is_let_in(registry: Registry, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    text = (SAMPLES / "undeclared_oracle.py").read_text()
+    path.write_text(text.replace("    needs", '    kind: ClassVar[str] = "oracle"\n    needs'))
+    (name,) = registry.load_file(path)
+    assert registry.strategy(name).failure is None and registry.strategy(name).cls.kind == "oracle"
+
+
+def test_a_file_that_brings_nothing_is_refused(registry: Registry) -> None:
+    with pytest.raises(UserError, match="brings no strategy; return its classes from sparsebench_strategies"):
+        registry.load_file(SAMPLES / "empty.py")
+
+
+@pytest.mark.parametrize("path", ["nowhere.py", "."])
+def test_a_file_that_is_not_there_is_refused(registry: Registry, path: str) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        registry.load_file(Path(path))
+
+
+def test_objects_that_answer_to_every_attribute_are_no_hooks(registry: Registry, plugin: Callable[..., Path]) -> None:
+    more = "\n\nclass Anything:\n    def __getattr__(self, name):\n        return self\n\n\nanything = Anything()\n"
+    assert registry.load_file(plugin(more=more)) == ["norm"]
+
+
+def test_a_plugin_brings_tasks_and_models(registry: Registry, plugin: Callable[..., Path]) -> None:
+    more = """
+
+from sparsebench.models.base import Shallow
+from sparsebench.tasks.theory import Theory
+
+
+class MyTask(Theory):
+    name: ClassVar[str] = "my_task"
+
+
+class MyModel(Shallow):
+    name: ClassVar[str] = "my_model"
+
+
+@sparsebench.hookimpl
+def sparsebench_tasks():
+    return [MyTask]
+
+
+@sparsebench.hookimpl
+def sparsebench_models():
+    return [MyModel]
+"""
+    registry.load_file(plugin(more=more))
+    assert registry.task("my_task").name == "my_task" and registry.model("my_model").name == "my_model"
+
+
+def test_a_task_with_the_name_of_another_is_refused(registry: Registry, plugin: Callable[..., Path]) -> None:
+    more = """
+
+from sparsebench.tasks.base import Task
+
+
+class MyTask(Task):
+    name: ClassVar[str] = "theory"
+
+
+@sparsebench.hookimpl
+def sparsebench_tasks():
+    return [MyTask]
+"""
+    registry.load_file(plugin(more=more))
+    assert "there is a task 'theory' already" in registry.broken["file:mine.py"]
+    assert registry.task("theory").__module__ == "sparsebench.tasks.theory"
+
+
+def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    site = distribution(tmp_path, "stranger", {"norm": "stranger_norm"}, stranger_norm=GOOD)
+    found = ask("f = r.strategy('norm'); answer = [f.cls.name, f.origin.distribution, f.origin.version]", site)
+    assert found == ["norm", "stranger", "1.5"]
+
+
+def test_a_broken_installed_plugin_costs_only_itself(tmp_path: Path) -> None:
+    site = distribution(
+        tmp_path, "stranger", {"norm": "stranger_norm", "broken": "stranger_broken", "gone": "stranger_gone"},
+        stranger_norm=GOOD, stranger_broken="import sys\nsys.exit('no')\n",
+    )  # fmt: skip
+    names, broken = ask("answer = [[f.cls.name for f in r.strategies()], r.broken]", site)
+    assert set(names) >= SHIPPED | {"norm"}
+    assert set(broken) == {"broken", "gone"} and "SystemExit" in broken["broken"]
+    failure = ask("answer = r.strategy('broken').failure", site)
+    assert "SystemExit: no" in failure
+
+
+def test_a_broken_plugin_is_not_imported_when_another_is_asked_for(tmp_path: Path) -> None:
+    site = distribution(tmp_path, "stranger", {"broken": "stranger_broken"}, stranger_broken="1 / 0\n")
+    assert ask("r.strategy('random'); answer = r.broken", site) == {}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["first on the path", "last on the path"])
+@pytest.mark.parametrize("entry", ["random", "other"])
+def test_an_installed_plugin_cannot_take_the_place_of_a_shipped_strategy(
+    tmp_path: Path, entry: str, last: bool
+) -> None:
+    text = GOOD.replace('"norm"', '"random"')
+    site = distribution(tmp_path, "a_stranger", {entry: "stranger_random"}, stranger_random=text)
+    program = "r.load_all(); f = r.strategy('random'); answer = [f.origin.distribution, f.cls.__module__, f.failure]"
+    assert ask(program, site, last=last) == ["sparsebench", "sparsebench_plugins.random", None]
+
+
+def test_a_strategy_under_another_entry_point_is_found(tmp_path: Path) -> None:
+    site = distribution(tmp_path, "stranger", {"bundle": "stranger_norm"}, stranger_norm=GOOD)
+    assert ask("answer = r.strategy('norm').origin.plugin", site) == "bundle"
+
+
+def test_observers_are_called_one_by_one_and_their_trouble_is_a_warning(
+    registry: Registry, plugin: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    observer = "\n\n@sparsebench.hookimpl\ndef sparsebench_record_finished(record):\n    record.append(1)\n"
+    registry.load_file(plugin("one.py", more=observer))
+    registry.load_file(plugin("two.py", more=observer + "    raise RuntimeError('no')\n", **{'"norm"': '"two"'}))
+    seen: list[int] = []
+    with caplog.at_level(logging.WARNING):
+        registry.observe(seen)
+    assert seen == [1, 1]
+    assert caplog.messages == ["observer 'file:two.py' failed: RuntimeError: no"]

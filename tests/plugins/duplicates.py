@@ -1,0 +1,17 @@
+"""Keeps the first token again and again."""
+
+from typing import ClassVar
+
+import sparsebench
+
+
+class Duplicates(sparsebench.Strategy):
+    name: ClassVar[str] = "duplicates"
+
+    def plan(self, view, keep):
+        return sparsebench.Keep(view.index[:, :keep] * 0)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Duplicates]

@@ -1,0 +1,20 @@
+"""Writes to the standard output in each pass."""
+
+import os
+from typing import ClassVar
+
+import sparsebench
+
+
+class Prints(sparsebench.Strategy):
+    name: ClassVar[str] = "prints"
+
+    def scores(self, view):
+        print("a line\nand another")  # noqa: T201
+        os.write(1, b'{"not": "a record"}\n')
+        return view.tokens.sum(dim=-1)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Prints]

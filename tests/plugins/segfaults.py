@@ -1,0 +1,18 @@
+"""Reads address 0, which ends the process."""
+
+import ctypes
+from typing import ClassVar
+
+import sparsebench
+
+
+class Segfaults(sparsebench.Strategy):
+    name: ClassVar[str] = "segfaults"
+
+    def scores(self, view):
+        return ctypes.string_at(0)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Segfaults]

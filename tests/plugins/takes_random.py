@@ -1,0 +1,17 @@
+"""Takes the name of a strategy that is installed."""
+
+from typing import ClassVar
+
+import sparsebench
+
+
+class TakesRandom(sparsebench.Strategy):
+    name: ClassVar[str] = "random"
+
+    def scores(self, view):
+        return view.tokens.sum(dim=-1)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [TakesRandom]

@@ -1,0 +1,17 @@
+"""Misspells its hook."""
+
+from typing import ClassVar
+
+import sparsebench
+
+
+class WrongHook(sparsebench.Strategy):
+    name: ClassVar[str] = "wrong_hook"
+
+    def scores(self, view):
+        return view.tokens.sum(dim=-1)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategy():
+    return [WrongHook]

@@ -1,0 +1,317 @@
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sparsebench import api
+from sparsebench.errors import UserError
+from sparsebench.plugin.registry import Registry
+from sparsebench.sweep import run as runs
+from sparsebench.sweep import store
+from sparsebench.sweep.record import Record
+from sparsebench.sweep.suite import Request
+
+THEORY = "theory:steps=40,test=20,tokens=20"
+# A step size so small that no cell ends early: about a fifth of a second each.
+LONG = "theory:steps=300,test=20,tokens=20,lr=1e-9"
+
+
+def lines(out: Path) -> list[bytes]:
+    """Return every whole line of every segment."""
+    return [line for path in (out / "records").glob("*.jsonl") for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def planned(
+    out: Path, *plugins: str, rerun: Any = "missing", images: runs.Images | None = None, **options: Any
+) -> runs.Plan:
+    options = {"tasks": (THEORY,), "n_train": (4, 8), "seeds": 1} | options
+    return runs.plan(Request(plugins=plugins, **options), images or runs.Images(), Registry(), out, rerun)
+
+
+def run(out: Path, *plugins: str, registry: Registry | None = None, **options: Any) -> list[Record]:
+    """Run in this process what is to do; return the new records."""
+    new: list[Record] = []
+    runs.execute(planned(out, *plugins, **options), registry or Registry(), out, "cpu", 0, new.append)
+    return new
+
+
+def labels(plan: runs.Plan) -> set[str]:
+    return {job.label for job in plan.todo}
+
+
+@pytest.fixture(scope="module")
+def done(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder, not to be written to, of a run with a good strategy, a failing and an unsupported one."""
+    out = tmp_path_factory.mktemp("done")
+    run(out, str(samples / "good.py"), str(samples / "raises.py"), str(samples / "unsupported.py"))
+    return out
+
+
+@pytest.fixture
+def again(samples: Path, done: Path) -> Callable[..., runs.Plan]:
+    """Return the plan of the same request."""
+
+    def plan(rerun: str = "missing", **options: Any) -> runs.Plan:
+        names = ("good", "raises", "unsupported")
+        return planned(done, *(str(samples / f"{name}.py") for name in names), rerun=rerun, **options)
+
+    return plan
+
+
+def test_what_was_computed_is_not_computed_again(again: Callable[..., runs.Plan], done: Path) -> None:
+    plan = again()
+    assert plan.todo == [] and len(plan.jobs) == 14
+    before = lines(done)
+    runs.execute(plan, Registry(), done, "cpu", 0)
+    assert lines(done) == before
+
+
+def test_only_what_is_new_is_to_do(again: Callable[..., runs.Plan]) -> None:
+    plan = again(seeds=2, n_train=(8, 16))
+    assert {(job.cell.repetition, job.cell.n_train) for job in plan.todo} == {(0, 16), (1, 8), (1, 16)}
+    assert len(plan.todo) == 21
+
+
+def test_failures_are_run_again_when_asked_for_and_what_is_unsupported_is_not(again: Callable[..., runs.Plan]) -> None:
+    assert labels(again("failed")) == {"raises"}
+
+
+def test_everything_is_run_again_when_asked_for(again: Callable[..., runs.Plan]) -> None:
+    plan = again("always")
+    assert plan.todo == plan.jobs
+
+
+def test_planning_writes_nothing(tmp_path: Path) -> None:
+    planned(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_edited_plugin_file_is_run_again(samples: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(samples / "good.py", tmp_path / "mine.py"))
+    first = run(tmp_path / "out", str(path))
+    assert len(first) == 10
+    path.write_text(path.read_text().replace("norm(dim=-1)", "abs().sum(dim=-1)"))
+    assert labels(planned(tmp_path / "out", str(path))) == {"norm"}
+    second = run(tmp_path / "out", str(path))
+    assert [record.status for record in second] == ["ok", "ok"]
+    assert planned(tmp_path / "out", str(path)).todo == []
+    known = store.read(tmp_path / "out")
+    assert all(known[record.cell_id] == record for record in second)
+
+
+def test_a_moved_plugin_file_is_not_run_again(samples: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    path = shutil.copy(samples / "good.py", tmp_path / "mine.py")
+    moved = shutil.copy(samples / "good.py", tmp_path / "elsewhere" / "other.py")
+    run(tmp_path / "out", str(path))
+    assert planned(tmp_path / "out", str(moved)).todo == []
+
+
+def test_a_lost_initial_model_is_made_again_before_the_cells_that_need_it(tmp_path: Path) -> None:
+    task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
+    options = {"tasks": (task,), "model": "vit:dim=16,depth=2,heads=2", "n_train": (20,)}
+    assert {record.status for record in run(tmp_path, **options)} == {"ok"}
+    more = planned(tmp_path, **options | {"seeds": 2})
+    assert len(more.todo) == 4 and not any(job.keep_weights for job in more.todo)
+    shutil.rmtree(tmp_path / "weights")
+    assert planned(tmp_path, **options).todo == []
+    more = planned(tmp_path, **options | {"seeds": 2})
+    assert [job.keep_weights for job in more.todo] == [True] + [False] * 4
+    assert {record.status for record in run(tmp_path, **options, seeds=2)} == {"ok"}
+
+
+def test_records_are_stored_before_they_are_shown(tmp_path: Path) -> None:
+    stored: list[bool] = []
+    plan = planned(tmp_path)
+    show = lambda record: stored.append(record.cell_id in store.read(tmp_path))  # noqa: E731
+    runs.execute(plan, Registry(), tmp_path, "cpu", 0, show)
+    assert stored == [True] * 8
+
+
+def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path) -> None:
+    def stop(record: Record) -> None:
+        raise KeyboardInterrupt
+
+    plan = planned(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        runs.execute(plan, Registry(), tmp_path, "cpu", 0, stop)
+    assert len(store.read(tmp_path)) == 1
+    assert len(planned(tmp_path).todo) == len(plan.todo) - 1
+
+
+def test_the_environment_lies_beside_the_records_that_name_it(done: Path) -> None:
+    (path,) = (done / "environments").iterdir()
+    named = {record.environment for record in store.read(done).values() if record.status == "ok"}
+    assert named == {path.stem}
+    assert json.loads(path.read_text())["torch"] == torch.__version__.partition("+")[0]
+
+
+def test_observers_see_every_record_and_their_trouble_costs_nothing(
+    samples: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry()
+    registry.load_file(samples / "observer.py")
+    with caplog.at_level(logging.WARNING):
+        new = run(tmp_path, registry=registry)
+    (seen,) = (module.SEEN for _, module in registry.manager.list_name_plugin() if hasattr(module, "SEEN"))
+    assert seen == new and len(new) == 8
+    assert len(store.read(tmp_path)) == 8
+    assert len(caplog.messages) == 8 and "an observer's own trouble" in caplog.messages[0]
+
+
+def test_pictures_are_named_by_their_content_and_not_by_their_place(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "elsewhere" / "second"
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (first / split / name).mkdir(parents=True)
+            for k in range(5):
+                pixels = np.random.default_rng(k).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(first / split / name / f"{k}.png")
+    shutil.copytree(first, second)
+    options = {"tasks": ("composite:pretrain_epochs=0",), "n_train": (40,)}
+    plans = [
+        planned(tmp_path, images=runs.Images(f"folder:{root}", str(root / "train" / "cat")), **options)
+        for root in (first, second)
+    ]
+    assert [job.cell.id for job in plans[0].jobs] == [job.cell.id for job in plans[1].jobs]
+    assert not any(str(tmp_path) in job.cell.model_dump_json() for plan in plans for job in plan.jobs)
+    assert set(plans[1].locations.values()) == {second, second / "train" / "cat"}
+    (second / "train" / "cat" / "0.png").unlink()
+    other = planned(tmp_path, images=runs.Images(f"folder:{second}"), **options)
+    assert not {job.cell.id for job in other.jobs} & {job.cell.id for job in plans[0].jobs}
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        runs.Images("folder:nowhere"),
+        runs.Images("cats"),
+        runs.Images("folder:"),
+        runs.Images(backgrounds="nowhere"),
+        runs.Images("cifar10", data_root=Path("nowhere")),
+    ],
+)
+def test_pictures_that_are_not_there_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: runs.Images
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"nowhere|cats|folder"):
+        planned(tmp_path, images=images, tasks=("composite",))
+
+
+@pytest.mark.parametrize("device", ["foo", "", "cpu:0", "auto:0", "cuda:x", "cuda:-1", "cuda:0:1", "cuda:²"])
+def test_a_device_that_does_not_exist_is_refused(device: str) -> None:
+    with pytest.raises(UserError, match=r"--device.*allowed: auto, cpu, cuda"):
+        runs.resolve_device(device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_cuda_is_refused_where_there_is_none(device: str) -> None:
+    with pytest.raises(UserError, match=r"torch sees 0 CUDA devices.*--device cpu"):
+        runs.resolve_device(device)
+
+
+def test_a_device_is_found_or_taken_as_given() -> None:
+    assert runs.resolve_device("cpu") == "cpu"
+    assert runs.resolve_device("auto") == ("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def test_there_are_as_many_workers_as_asked_for_and_no_more_than_cells(again: Callable[..., runs.Plan]) -> None:
+    plan = again("always")
+    assert runs.workers_for(plan, "cpu", 0) == 0
+    assert runs.workers_for(plan, "cpu", 3) == 3
+    assert runs.workers_for(plan, "cpu", 100) == len(plan.todo) == 14
+    assert 1 <= runs.workers_for(plan, "cpu", None) <= 14
+    assert runs.workers_for(plan, "cuda:0", None) == 1
+
+
+COMMAND = [
+    sys.executable, "-m", "sparsebench", "run", "--task", LONG, "--n-train", "4", "--seeds", "2", "--jobs", "1",
+    "--plugin", "attn_topk",
+]  # fmt: skip
+
+
+def finish(out: Path) -> tuple[str, int]:
+    """Give the same request in this process; return the leaderboard and how many cells were run."""
+    new: list[Record] = []
+    api.run("attn_topk", tasks=LONG, n_train=[4], seeds=2, out=out, jobs=0, on_record=new.append)
+    return (out / "leaderboard.csv").read_text(), len(new)
+
+
+def processes_of(out: Path) -> list[int]:
+    """Return the process numbers of all that runs for the folder."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if os.fsencode(out) in command:
+            found.append(int(folder.name))
+    return found
+
+
+def soon(condition: Callable[[], Any], seconds: float) -> bool:
+    """Say whether the condition becomes true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def stopped_by(number: int, out: Path) -> tuple[int, str]:
+    """Start a run, send it the signal when some cells are done; return how it left and its standard error."""
+    # A process started with SIGINT ignored would hand that on.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen([*COMMAND, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    try:
+        assert soon(lambda: len(lines(out)) >= 3 or process.poll() is not None, 60)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    return process.returncode, error.decode()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the leaderboard of a run that nobody stopped."""
+    board, cells = finish(tmp_path_factory.mktemp("undisturbed"))
+    assert cells == 10
+    return board
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
+    tmp_path: Path, undisturbed: str, number: int
+) -> None:
+    code, error = stopped_by(number, tmp_path)
+    assert soon(lambda: not processes_of(tmp_path), 5)
+    if number == signal.SIGINT:
+        assert code == 130 and "stopped" in error and "Traceback" not in error
+    else:
+        assert code == -signal.SIGKILL
+    kept = lines(tmp_path)
+    assert 3 <= len(kept) < 10
+    board, cells = finish(tmp_path)
+    assert board == undisturbed and cells == 10 - len(kept)
+    assert set(kept) < set(lines(tmp_path)) and len(lines(tmp_path)) == 10
+    assert len({json.loads(line)["cell_id"] for line in lines(tmp_path)}) == 10

@@ -1,0 +1,119 @@
+import pytest
+import torch
+from sparsebench_plugins.random import Random
+
+from sparsebench.budget import Budget
+from sparsebench.measure.cost import Step
+from sparsebench.models.acting import Actor
+from sparsebench.models.base import Shallow, Vit
+from sparsebench.strategy import Keep, Merge
+from sparsebench.tasks.base import Recipe
+from sparsebench.tasks.images import Composite
+from sparsebench.tasks.theory import Theory
+from sparsebench.training.evaluate import evaluate, seconds_per_batch
+from sparsebench.training.loop import Samples
+
+N = 130
+TASK = Theory(tokens=10, relevant=0.4, confusion=0.1, test=N)
+DATA = TASK.draw(4, 0, {})
+NETWORK = Shallow(m=16).build(DATA, 0)
+
+
+def theory():
+    return Samples(*(torch.from_numpy(x) for x in (DATA.test.inputs, DATA.test.labels, DATA.test.relevance)))
+
+
+def actor_of(strategy, network=NETWORK, **budget):
+    return Actor(strategy, Budget(**(budget or {"keep_rate": 0.5})), network.cost, network.grid, 3)
+
+
+def test_without_a_strategy_all_tokens_are_kept_and_nothing_is_recorded():
+    found = evaluate(NETWORK, None, theory(), TASK.recipe())
+    assert found.kept.all() and found.kept.shape == found.scores.shape == (N, 10)
+    assert found.steps == [] and found.scores.std() == 0
+    with torch.no_grad():
+        margins = NETWORK(theory().inputs)
+    assert found.predicted.tolist() == (margins > 0).long().tolist()
+    hinge = torch.relu(1 - (2 * theory().labels - 1) * margins).double().mean()
+    assert found.loss == pytest.approx(float(hinge), rel=1e-5)
+
+
+def test_what_is_kept_and_scored_is_that_of_each_sample_over_all_batches(scripted):
+    by_first = scripted(lambda view, keep: Keep.top(view.tokens[..., 0], keep))
+    found = evaluate(NETWORK, actor_of(by_first), theory(), TASK.recipe())
+    first = theory().inputs[..., 0]
+    assert torch.equal(torch.from_numpy(found.scores), first)
+    expected = torch.zeros(N, 10, dtype=torch.bool).scatter(1, first.argsort(descending=True)[:, :5], True)
+    assert torch.equal(torch.from_numpy(found.kept), expected)
+    assert found.steps == [Step(10, 5, early=True)]
+
+
+def test_a_plan_without_scores_is_scored_by_what_it_kept(scripted):
+    last = scripted(lambda view, keep: Keep(torch.arange(5, 10).expand(len(view.index), 5)))
+    found = evaluate(NETWORK, actor_of(last), theory(), TASK.recipe())
+    assert found.kept.tolist() == [[False] * 5 + [True] * 5] * N
+    assert (found.scores == found.kept).all()
+
+
+def test_a_sample_is_judged_alike_whatever_comes_with_it():
+    samples, actor = theory(), actor_of(Random())
+    whole = evaluate(NETWORK, actor, samples, TASK.recipe())
+    for i in (0, 7, 99, 100, 129):
+        with torch.no_grad():
+            margin, acting = samples.forward(NETWORK, actor, torch.tensor([i]), visit=0, training=False)
+        assert whole.kept[i].nonzero()[0].tolist() == acting.index[0].tolist()
+        assert whole.predicted[i] == int(margin[0] > 0)
+    assert len({tuple(row) for row in whole.kept.tolist()}) > 50
+
+
+@pytest.fixture(scope="module")
+def images():
+    task = Composite(canvas=16, foreground=10, test=8)
+    data = task.draw(4, 0, {})
+    network = Vit(dim=16, depth=4, heads=2, patch=4).build(data, 0)
+    split = data.test
+    tensors = (torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance_on(network.grid)))
+    return network, Samples(*tensors), task.recipe()
+
+
+def test_a_fused_token_counts_as_no_patch(scripted, images):
+    network, samples, recipe = images
+    fuse = scripted(lambda v, keep: Keep(v.index[:, : keep - 1], fuse=torch.ones(v.index.shape)))
+    found = evaluate(network, actor_of(fuse, network), samples, recipe)
+    assert found.kept.tolist() == [[True] * 7 + [False] * 9] * 8
+    assert found.steps == [Step(8, 8)] * 4
+
+
+def test_a_group_counts_as_its_first_patch(scripted, images):
+    network, samples, recipe = images
+    pairs = scripted(lambda v, keep: Merge(torch.arange(16).expand(v.index.shape) // 2))
+    found = evaluate(network, actor_of(pairs, network), samples, recipe)
+    assert found.kept.tolist() == [[True, False] * 8] * 8
+
+
+def test_the_network_is_tested_as_it_is_and_left_without_gradients(scripted, images):
+    network, samples, recipe = images
+    network.module.train()
+    told = set()
+    strategy = scripted(lambda view, keep: told.add((view.training, network.module.training)))
+    first = evaluate(network, actor_of(strategy, network), samples, recipe)
+    again = evaluate(network, None, samples, recipe)
+    assert told == {(False, False)}
+    assert first.loss == pytest.approx(again.loss, rel=1e-6)
+    assert all(p.grad is None for p in network.module.parameters())
+
+
+def test_timing_gives_the_batch_and_as_many_times_as_asked_for():
+    n, seconds = seconds_per_batch(NETWORK, actor_of(Random()), theory(), repeats=3)
+    assert n == 100 and len(seconds) == 3 and min(seconds) > 0
+
+
+def test_the_loss_weighs_samples_and_not_batches():
+    recipe = Recipe("hinge", "sgd", lr=1, batch=1, epochs=1, steps=1)
+    samples = theory()
+    parts = []
+    for rows in (samples.items[:100], samples.items[100:]):
+        samples.items = rows
+        parts.append(evaluate(NETWORK, None, samples, recipe).loss)
+    whole = evaluate(NETWORK, None, theory(), recipe).loss
+    assert whole == pytest.approx((100 * parts[0] + 30 * parts[1]) / N, rel=1e-9)

@@ -1,0 +1,249 @@
+import copy
+import math
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from sparsebench_plugins.random import Random
+from torch import nn
+
+from sparsebench.budget import Budget
+from sparsebench.errors import DivergedError
+from sparsebench.models.acting import Actor
+from sparsebench.models.base import Shallow, Vit
+from sparsebench.strategy import Keep
+from sparsebench.tasks.base import Recipe
+from sparsebench.tasks.images import Composite
+from sparsebench.tasks.theory import Theory
+from sparsebench.training.loop import Samples, losses, optimiser, predictions, train
+
+TASK = Theory(tokens=20, relevant=0.4, confusion=0.1, batch=5, test=20)
+DATA = TASK.draw(20, 0, {})
+SGD = Recipe("hinge", "sgd", lr=0.0, batch=4, epochs=3, steps=10**9)
+
+
+def samples_of(split, grid=None):
+    return Samples(
+        torch.from_numpy(split.inputs), torch.from_numpy(split.labels), torch.from_numpy(split.relevance_on(grid))
+    )
+
+
+def shallow():
+    return Shallow(m=32).build(DATA, 0)
+
+
+def weights(network):
+    return torch.cat([p.detach().flatten() for p in network.module.parameters()])
+
+
+class Recorder:
+    """A network whose samples are their own numbers, and which remembers the batches it was given."""
+
+    def __init__(self):
+        self.module, self.batches = nn.Linear(1, 1), []
+
+    def __call__(self, inputs, acting=None):
+        self.batches.append(inputs[:, 0].long().tolist())
+        return self.module(inputs)[:, 0]
+
+
+def numbered(n):
+    return Samples(torch.arange(float(n))[:, None], torch.arange(n) % 2, torch.ones(n, 1))
+
+
+def order_of(n, batch, epochs, seed=("order", 0), **changes):
+    network = Recorder()
+    done = train(network, None, numbered(n), replace(SGD, batch=batch, epochs=epochs, **changes), seed)
+    return network.batches, done
+
+
+def test_each_pass_takes_every_sample_once_in_a_new_order():
+    batches, done = order_of(10, batch=4, epochs=3)
+    assert [len(batch) for batch in batches] == [4, 4, 2] * 3
+    passes = [list(chain(*batches[i : i + 3])) for i in (0, 3, 6)]
+    assert all(sorted(p) == list(range(10)) for p in passes)
+    assert len({tuple(p) for p in passes}) == 3
+    assert (done["steps"], done["epochs"]) == (9, 3)
+
+
+def test_the_order_depends_on_its_seed_alone():
+    assert order_of(10, 4, 2)[0] == order_of(10, 4, 2)[0] != order_of(10, 4, 2, seed=("order", 1))[0]
+    assert list(chain(*order_of(10, 4, 2)[0])) == list(chain(*order_of(10, 5, 2)[0]))
+
+
+def test_the_first_limit_reached_ends_training():
+    for epochs, steps, expected in ((2, 100, (6, 2)), (100, 4, (4, 2)), (100, 3, (3, 1)), (1, 1, (1, 1))):
+        batches, done = order_of(10, 4, epochs, steps=steps)
+        assert (done["steps"], done["epochs"]) == expected
+        assert len(batches) == expected[0]
+
+
+def test_a_batch_is_never_larger_than_the_data():
+    assert [len(batch) for batch in order_of(3, batch=20, epochs=2)[0]] == [3, 3]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_the_reported_loss_is_the_mean_over_the_samples_of_the_last_pass(steps):
+    network, samples = Recorder(), numbered(10)
+    recipe = replace(SGD, steps=steps)
+    done = train(network, None, samples, recipe, ("order",))
+    seen = list(chain(*network.batches[3 * ((steps - 1) // 3) :]))
+    with torch.no_grad():
+        expected = losses(recipe, network.module(samples.inputs)[:, 0], samples.labels)[seen].mean()
+    assert done["train_loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_progress_is_told_step_by_step():
+    told = []
+    train(Recorder(), None, numbered(10), SGD, ("order",), on_step=told.append)
+    assert told == list(range(1, 10))
+
+
+def test_the_hinge_loss_and_its_predictions():
+    outputs, labels = torch.tensor([2.0, 0.5, -0.5, -2.0]), torch.tensor([1, 1, 1, 0])
+    assert losses(SGD, outputs, labels).tolist() == [0, 0.5, 1.5, 0]
+    assert predictions(SGD, outputs).tolist() == [1, 1, 0, 0]
+
+
+def test_cross_entropy_and_its_predictions():
+    recipe = replace(SGD, loss="cross-entropy")
+    logits, labels = torch.tensor([[0.0, math.log(3)], [math.log(3), 0.0]]), torch.tensor([1, 1])
+    assert losses(recipe, logits, labels).tolist() == pytest.approx([-math.log(0.75), -math.log(0.25)])
+    assert predictions(recipe, logits).tolist() == [1, 0]
+
+
+def test_stopping_at_zero_loss_changes_nothing():
+    network, samples = shallow(), samples_of(DATA.train)
+    recipe = replace(TASK.recipe(), steps=400, lr=1.0)
+    done = train(network, None, samples, recipe, ("order", 0))
+    assert done["train_loss"] == 0 and done["steps"] < 400
+    stopped = copy.deepcopy(network)
+    further = replace(recipe, steps=60, stop_at_zero_loss=False)
+    assert train(network, None, samples, further, ("order", 1))["steps"] == 60
+    assert torch.equal(weights(network), weights(stopped))
+    whole = shallow()
+    train(whole, None, samples, replace(recipe, stop_at_zero_loss=False), ("order", 0))
+    assert torch.equal(weights(whole), weights(stopped))
+
+
+def test_training_goes_on_while_any_sample_of_a_pass_has_a_loss():
+    network, samples = shallow(), samples_of(DATA.train)
+    recipe = replace(TASK.recipe(), steps=400, lr=1.0)
+    before = None
+    done = train(network, None, samples, recipe, ("order", 0))
+    for epochs in (int(done["epochs"]) - 1, int(done["epochs"])):
+        before, network = network, shallow()
+        told = train(network, None, samples, replace(recipe, epochs=epochs), ("order", 0))
+        assert (told["train_loss"] == 0) == (epochs == done["epochs"])
+    assert torch.equal(weights(before), weights(network))
+
+
+def test_a_step_is_that_of_plain_gradient_descent():
+    network, samples = shallow(), samples_of(DATA.train)
+    reference = copy.deepcopy(network)
+    train(network, None, samples, replace(TASK.recipe(), batch=20, steps=1, lr=0.3), ("order",))
+    torch.relu(1 - (2 * samples.labels - 1) * reference(samples.inputs)).mean().backward()
+    expected = torch.cat([(p - 0.3 * p.grad).detach().flatten() for p in reference.parameters()])
+    torch.testing.assert_close(weights(network), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_step_size_of_adamw_falls_to_zero_by_a_cosine_and_vectors_do_not_decay():
+    images = Composite(canvas=16, foreground=10, test=2, epochs=3, batch=10, lr=0.01, weight_decay=0.3)
+    data = images.draw(24, 0, {})
+    network = Vit(dim=16, depth=1, heads=2, patch=8).build(data, 0)
+    samples = samples_of(data.train, network.grid)
+    reference = copy.deepcopy(network)
+    train(network, None, samples, images.recipe(), ("order",))
+
+    decayed, kept = [], []
+    for p in reference.module.parameters():
+        (decayed if p.ndim > 1 else kept).append(p)
+    opt = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.3}, {"params": kept, "weight_decay": 0}], lr=0.01)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=9)
+    order = Recorder()
+    train(order, None, numbered(24), replace(SGD, batch=10), ("order",))
+    for batch in order.batches:
+        opt.zero_grad()
+        nn.functional.cross_entropy(reference(samples.inputs[batch]), samples.labels[batch]).backward()
+        opt.step()
+        cosine.step()
+    torch.testing.assert_close(weights(network), weights(reference), atol=1e-5, rtol=1e-4)
+
+
+def test_only_matrices_decay():
+    groups = optimiser(replace(SGD, optimizer="adamw", weight_decay=0.1), [torch.zeros(2, 2), torch.zeros(3)])
+    assert [(len(g["params"]), g["weight_decay"]) for g in groups.param_groups] == [(1, 0.1), (1, 0.0)]
+
+
+@pytest.mark.parametrize("lr", [1e20, math.inf])
+def test_a_loss_that_is_no_number_ends_training_with_an_error(lr):
+    with pytest.raises(DivergedError, match="training diverged: the loss of pass"):
+        train(shallow(), None, samples_of(DATA.train), replace(TASK.recipe(), lr=lr), ("order",))
+
+
+def random_actor(network, seed=3):
+    return Actor(Random(), Budget(keep_rate=0.5), network.cost, network.grid, seed)
+
+
+def test_two_runs_give_the_same_bits():
+    samples, found = samples_of(DATA.train), []
+    for _ in range(2):
+        network = shallow()
+        done = train(network, random_actor(network), samples, replace(TASK.recipe(), steps=30), ("order", 0))
+        found.append((weights(network), done))
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
+    other = shallow()
+    train(other, random_actor(other, seed=4), samples, replace(TASK.recipe(), steps=30), ("order", 0))
+    assert not torch.equal(weights(other), found[0][0])
+
+
+def test_two_runs_of_a_vision_transformer_give_the_same_bits():
+    images = Composite(canvas=16, foreground=10, test=2, epochs=2, batch=10)
+    data, found = images.draw(20, 0, {}), []
+    for _ in range(2):
+        network = Vit(dim=16, depth=2, heads=2, patch=4).build(data, 0)
+        train(network, random_actor(network), samples_of(data.train, network.grid), images.recipe(), ("order",))
+        found.append(weights(network))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_fixed_selection_is_the_same_in_every_pass_and_another_one_is_not(scripted, fixed):
+    kept = {}
+
+    def decide(view, keep):
+        plan = Keep.top(view.random(), keep)
+        for item, tokens in zip(view.tokens[:, 0, 0].tolist(), plan.index.tolist(), strict=True):
+            kept.setdefault(item, []).append(tuple(tokens))
+        return plan
+
+    network = shallow()
+    actor = Actor(scripted(decide), Budget(keep_rate=0.5), network.cost, None, 3)
+    recipe = replace(TASK.recipe(), epochs=3, lr=1e-6, fixed_selection=fixed)
+    train(network, actor, samples_of(DATA.train), recipe, ("order",))
+    assert len(kept) == 20 and all(len(passes) == 3 for passes in kept.values())
+    assert all((len(set(passes)) == 1) == fixed for passes in kept.values())
+
+
+def test_a_strategy_is_told_that_it_is_trained_with(scripted):
+    told = set()
+    network = shallow()
+    actor = Actor(scripted(lambda view, keep: told.add(view.training)), Budget(keep_rate=0.5), network.cost, None, 3)
+    network.eval()
+    train(network, actor, samples_of(DATA.train), replace(TASK.recipe(), steps=2), ("order",))
+    assert told == {True} and network.training
+
+
+def test_the_oracle_sees_the_mask_of_the_very_samples(scripted):
+    network, samples = shallow(), samples_of(DATA.train)
+    by_token = {x[0, 0].item(): r for x, r in zip(samples.inputs, samples.relevance, strict=True)}
+
+    def decide(view, keep):
+        for x, r in zip(view.tokens, view.relevance, strict=True):
+            np.testing.assert_array_equal(r, by_token[x[0, 0].item()])
+
+    strategy = scripted(decide, needs=("tokens", "relevance"), kind="oracle")
+    actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, None, 3)
+    train(network, actor, samples, replace(TASK.recipe(), epochs=2), ("order",))
