@@ -96,7 +96,7 @@ class Record(_Model):
 
 def pack(numbers: np.ndarray) -> str:
     """Return (n,) numbers from 0 to 65535 as a short text; ValueError for any other."""
-    if numbers.size and not (0 <= numbers.min() and numbers.max() < 2**16):
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < 2**16):
         raise ValueError("outcomes must lie in 0..65535")
     return base64.b64encode(zlib.compress(numbers.astype("<u2").tobytes(), 9)).decode()
 

@@ -81,10 +81,14 @@ def run_cell(job: Job, registry: Registry, context: Context) -> Record:
         kind=job.kind,
         label=job.label,
         environment=environment.digest(environment.describe()),
-        device=context.device,
+        device=_device_name(context.device),
         started=started,
         seconds=round(seconds, 3),
     )
+
+
+def _device_name(device: str) -> str:
+    return device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
 
 
 def _strategy(job: Job, registry: Registry) -> Strategy:

@@ -27,13 +27,18 @@ def one_thread() -> Iterator[None]:
     import torch
 
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    # cuDNN's convolutions are the one place where TF32 is on unless told otherwise.
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    precision = convolutions.fp32_precision
     torch.set_num_threads(THREAD_LIMIT)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    convolutions.fp32_precision = "ieee"
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
+        convolutions.fp32_precision = precision
 
 
 def main(setting: dict[str, Any]) -> None:
