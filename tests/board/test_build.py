@@ -138,6 +138,11 @@ def test_ranks_go_by_accuracy_and_oracles_are_last_and_not_ranked() -> None:
     ]  # fmt: skip
 
 
+def test_a_strategy_without_accuracy_is_not_ranked_and_stands_before_the_oracles() -> None:
+    rows = build([*WHOLE, *gaps("late", [0.1, 0.2])])
+    assert [(row["rank"], row["strategy"]) for row in rows[-2:]] == [("not ranked", "late"), ("not ranked", "oracle")]
+
+
 def test_equal_accuracies_share_a_rank_and_the_next_is_skipped() -> None:
     rows = build([r for name, x in zip("abcd", (0.7, 0.9, 0.7, 0.5), strict=True) for r in seeded(name, [x, x])])
     assert [(row["rank"], row["strategy"]) for row in rows] == [(1, "b"), (2, "a"), (2, "c"), (4, "d")]
