@@ -198,6 +198,12 @@ def test_what_is_no_strategy_is_refused_with_the_reason(
     assert says in str(registry.strategy(name).failure)
 
 
+def test_a_file_of_which_a_part_is_wrong_brings_nothing(registry: Registry, plugin: Callable[..., Path]) -> None:
+    assert registry.load_file(plugin(**{"[Norm]": "[Norm, int]"})) == ["mine"]
+    with pytest.raises(UserError, match="unknown strategy"):
+        registry.strategy("norm")
+
+
 def test_an_oracle_that_says_so_is_let_in(registry: Registry, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     text = (SAMPLES / "undeclared_oracle.py").read_text()

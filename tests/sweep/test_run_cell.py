@@ -17,7 +17,7 @@ from sparsebench.sweep.record import Outcomes, Record, unpack
 
 THEORY = "theory:steps=40,test=20,tokens=20"
 COMPOSITE = "composite:epochs=1,test=40,pretrain_epochs=0"
-SPURIOUS = "spurious:epochs=1,test=40,pretrain_epochs=0"
+SPURIOUS = "spurious:epochs=10,lr=0.003,test=40,pretrain_epochs=0"
 VIT = "vit:dim=16,depth=3,heads=2"
 
 Measure = Callable[..., Record]
@@ -134,7 +134,7 @@ def test_a_trial_succeeds_by_its_test_loss(measured: Measure, plugin: str) -> No
 def test_the_metrics_are_what_the_outcomes_say(image: Measure, plugin: str) -> None:
     record = image(plugin, SPURIOUS)
     predicted, label, group = opened(record.outcomes)
-    assert len(predicted) == 40 and np.bincount(group).tolist() == [10, 10, 10, 10]
+    assert len(predicted) == 40 and len(set(predicted)) == 2 and np.bincount(group).tolist() == [10, 10, 10, 10]
     assert set(label[group < 2]) == {0} and set(label[group >= 2]) == {1}
     each = [float((predicted == label)[group == k].mean()) for k in range(4)]
     named = {name: m.value for name, m in record.metrics.items() if name.startswith("accuracy: ")}
