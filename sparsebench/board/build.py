@@ -69,7 +69,8 @@ def build(records: Iterable[Flat], by: str | None = None) -> list[Row]:
     good = [row for row in records if row["status"] == "ok"]
     settings = _settings(good)
     if by is None:
-        newest = {key[0]: key for key in sorted(settings, key=lambda key: max(r["started"] for r in settings[key]))}
+        by_age = sorted(settings, key=lambda key: (max(r["started"] for r in settings[key]), key))
+        newest = {key[0]: key for key in by_age}
         tasks = {task: settings[key] for task, key in newest.items() if task != PRETRAINING}
         first = next((tasks[t] for t in ("composite", "spurious", "theory") if t in tasks), [])
         main = tasks.get("composite") or first or next(iter(tasks.values()), [])
@@ -93,7 +94,8 @@ def other_settings(records: Iterable[Flat]) -> dict[str, int]:
 def _settings(good: Sequence[Flat]) -> dict[tuple[str, str, int], list[Flat]]:
     """Return the records of each task, model and size; tasks with a success criterion have all sizes together."""
     settings = defaultdict(list)
-    for row in good:
+    # Sums of floating-point numbers depend on their order, and the board must not.
+    for row in sorted(good, key=lambda r: (r["strategy"], r["budget"], r["n_train"], r["repetition"], r["cell_id"])):
         settings[(row["task"], row["setting"], 0 if _has(row, "success") else row["n_train"])].append(row)
     return settings
 

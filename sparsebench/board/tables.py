@@ -38,6 +38,8 @@ def render(rows: Sequence[Row], form: str, notes: Sequence[str] = ()) -> str:
     style = {"table": "simple", "md": "pipe", "latex": "latex_booktabs"}[form]
     headers = _headers(rows)
     body = [[_shown(row, keys) for keys in headers.values()] for row in rows]
+    if form == "md":
+        body = [[cell.replace("|", "\\|") for cell in line] for line in body]
     text = tabulate(body, headers=list(headers), tablefmt=style, disable_numparse=True, colalign=_alignment(headers))
     if form == "latex":
         return "\n".join([text, *(f"% {note}" for note in (LEGEND, *notes))]) + "\n"

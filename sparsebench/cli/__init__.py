@@ -18,9 +18,11 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            click.echo(f"Error: {' '.join(error.format_message().split())}", err=True)
         except UserError as error:
             click.echo(f"Error: {error}", err=True)
-            ctx.exit(2)
+        ctx.exit(2)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

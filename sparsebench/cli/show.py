@@ -30,6 +30,8 @@ def show(name: str) -> None:
         cls.name: ("strategy", cls) for cls in (found.cls for found in registry.strategies())
     }
     known |= {cls.name: ("task", cls) for cls in registry.tasks()} | {c.name: ("model", c) for c in registry.models()}
+    if name in registry.broken:
+        raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
     if name in known:
         _class(*known[name])
     elif name in suites.names():

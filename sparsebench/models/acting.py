@@ -153,6 +153,8 @@ def _current(mask: Tensor, index: Tensor) -> Tensor:
 
 def _tensors(plan: Plan, B: int, N: int, keep: int) -> Iterator[tuple[str, object, tuple[int, ...]]]:
     """Yield the name, the value and the right shape of what the plan holds."""
+    if plan.scores is not None:
+        yield "scores", plan.scores, (B, N)
     if isinstance(plan, Keep):
         yield "Keep.index", plan.index, (B, keep - (plan.fuse is not None))
         if plan.fuse is not None:
@@ -161,8 +163,6 @@ def _tensors(plan: Plan, B: int, N: int, keep: int) -> Iterator[tuple[str, objec
         yield "Merge.target", plan.target, (B, N)
     else:
         yield "Mix.weight", plan.weight, (B, keep, N)
-    if plan.scores is not None:
-        yield "scores", plan.scores, (B, N)
 
 
 def check_plan(plan: Plan, name: str, shape: torch.Size, keep: int) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -122,8 +123,7 @@ class _Slot:
             answer = b""
         if answer.endswith(b"\n"):
             return Record.model_validate_json(answer)
-        code = process.wait()
-        self.process = None
+        code = self._reap(process)
         reason = f"the worker was ended by {signal.Signals(-code).name}" if code < 0 else f"the worker left with {code}"
         failure = Failure(reason=reason, kind="crash", traceback=self._last_words())
         seconds = (datetime.now(UTC) - started).total_seconds()
@@ -154,15 +154,21 @@ class _Slot:
         except OSError:
             return ""
 
+    def _reap(self, process: subprocess.Popen[bytes]) -> int:
+        """Close the pipes to a worker, wait for its end, and return its exit code."""
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(OSError):  # a last flush finds nobody
+            process.stdin.close()
+        process.stdout.close()
+        code = process.wait()
+        with self.lock:
+            self.process = None
+        return code
+
     def _end(self) -> None:
         """Let the worker go: it leaves when its input ends."""
-        with self.lock:
-            if self.process is not None:
-                for pipe in (self.process.stdin, self.process.stdout):
-                    assert pipe is not None
-                    pipe.close()
-                self.process.wait()
-                self.process = None
+        if self.process is not None:
+            self._reap(self.process)
 
     def kill(self) -> None:
         """End the worker and all it started, at once."""

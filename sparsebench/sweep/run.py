@@ -57,6 +57,8 @@ class Plan:
 
 def plan(request: Request, images: Images, registry: Registry, out: Path, rerun: Rerun) -> Plan:
     """Return the plan of a request. Nothing is written and no network is built."""
+    if rerun not in RERUN:
+        raise UserError("rerun", got=f"'{rerun}'", allowed=RERUN)
     names, locations = images.locate()
     jobs = expand(replace(request, **names), registry)
     known = {} if rerun == "always" else store.read(out)
@@ -136,7 +138,7 @@ def resolve_device(device: str) -> str:
     if device == "cpu":
         return device
     kind, _, number = device.partition(":")
-    if device != "auto" and (kind != "cuda" or (number and not number.isdigit())):
+    if device != "auto" and (kind != "cuda" or (number and not (number.isascii() and number.isdigit()))):
         raise UserError("--device", got=f"'{device}'", allowed="auto, cpu, cuda, cuda:0, ...")
     if device == "auto" and not _has_nvidia():
         return "cpu"

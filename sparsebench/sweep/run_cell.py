@@ -60,10 +60,10 @@ def run_cell(job: Job, registry: Registry, context: Context) -> Record:
     except (torch.OutOfMemoryError, MemoryError) as error:
         status, failure = "oom", _failure(error)
     except UnsupportedError as error:
-        status, failure = "unsupported", Failure(reason=str(error), kind=type(error).__name__)
+        status, failure = "unsupported", _failure(error)
     except (StrategyError, DivergedError, UserError) as error:
-        status, failure = "failed", Failure(reason=str(error), kind=type(error).__name__)
-    except Exception as error:  # a strategy is a stranger's code and may raise anything
+        status, failure = "failed", _failure(error)
+    except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
         status, failure = "failed", _failure(error)
     seconds = time.perf_counter() - clock
     if failure is not None:
@@ -103,11 +103,15 @@ def _strategy(job: Job, registry: Registry) -> Strategy:
     return fill(found.cls, job.cell.strategy.params, f"strategy '{found.cls.name}'")
 
 
+KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
+"""Errors whose text says all; others are shown with their type and kept with their traceback."""
+
+
 def _failure(error: BaseException) -> Failure:
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-    return Failure(
-        reason=reason, kind=type(error).__name__, traceback="".join(traceback.format_exception(error))[-4000:]
-    )
+    kind = type(error).__name__
+    text = str(error) if isinstance(error, KNOWN) else f"{kind}: {error}"
+    trace = "" if isinstance(error, KNOWN) else "".join(traceback.format_exception(error))[-4000:]
+    return Failure(reason=" ".join(text.split())[:500], kind=kind, traceback=trace)
 
 
 class _Result:
@@ -140,6 +144,8 @@ def _measure(cell: Cell, strategy: Strategy, registry: Registry, context: Contex
     trained = train(network, actor if cell.where != "test" else None, splits[0], recipe, order)
     tested = actor if cell.where != "train" else None
     evaluation = evaluate(network, tested, splits[1], recipe)
+    if not np.isfinite(evaluation.loss):
+        raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
     _add_training(result, trained, cell.n_train)
     _add_outcomes(result, task, data, evaluation)
     _add_selection(result, evaluation, splits[1])

@@ -17,8 +17,6 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from sparsebench.errors import UserError
 from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.record import SCHEMA, Record
@@ -121,16 +119,17 @@ def _segment(path: Path) -> Iterable[Record]:
 def parse(line: bytes) -> Record:
     """Return the record of one line; ValueError, in one line, if it is none that this version can read."""
     try:
-        raw = json.loads(line)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error})") from error
+        return _parse(line)
+    except (ValueError, UserError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())[:300]) from error
+
+
+def _parse(line: bytes) -> Record:
+    raw = json.loads(line)
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA:
         raise ValueError(f"schema version {version!r}, this sparsebench reads {SCHEMA}")
-    try:
-        record = Record.model_validate(raw)
-    except (ValidationError, UserError) as error:
-        raise ValueError(f"no valid record ({' '.join(str(error).split())[:200]})") from error
+    record = Record.model_validate(raw)
     if record.cell.id != record.cell_id:
         raise ValueError(f"its cell has hash {record.cell.id}, not {record.cell_id}")
     return record

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError, unknown
@@ -36,7 +36,7 @@ class SuiteTask(_Model):
     params: dict[str, Any] = Field(default_factory=dict)
     model: str | None = None
     model_params: dict[str, Any] = Field(default_factory=dict)
-    n_train: tuple[int, ...] = Field(min_length=1)
+    n_train: tuple[PositiveInt, ...] = Field(min_length=1)
 
 
 class Suite(_Model):
@@ -121,6 +121,8 @@ def expand(request: Request, registry: Registry) -> list[Job]:
     In that order the work left is always like the work done, and every strategy has a number after the first
     repetition.
     """
+    if request.where not in get_args(Where):
+        raise UserError("where", got=f"'{request.where}'", allowed=get_args(Where))
     suite = load(request.suite)
     seeds = suite.seeds if request.seeds is None else request.seeds
     if seeds < 1:

@@ -81,7 +81,7 @@ def train(
         steps done, passes done, and the last pass's mean loss.
 
     Raises:
-        DivergedError: the loss became NaN or infinite.
+        DivergedError: the loss or a weight became NaN or infinite.
     """
     n = len(samples.labels)
     batch = min(recipe.batch, n)
@@ -114,4 +114,6 @@ def train(
             raise DivergedError(f"training diverged: the loss of pass {epoch} is {mean}")
         if recipe.stop_at_zero_loss and mean == 0.0 and seen == n:
             break
+    if not all(bool(p.isfinite().all()) for p in parameters):
+        raise DivergedError("training diverged: the weights after the last step are not finite")
     return {"steps": float(step), "epochs": float(epoch), "train_loss": mean}
