@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from sparsebench.board.build import NOT_REACHED, Row
@@ -18,8 +18,8 @@ PANELS = {
 }
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Write a PNG: accuracy, sample complexity and spurious-gap reduction, a line a row, with 95 % intervals.
+def draw(rows: Sequence[Row]) -> bytes:
+    """Return a PNG: accuracy, sample complexity and spurious-gap reduction, a line a row, with 95 % intervals.
 
     Columns that are empty in every row are left out.
     """
@@ -37,8 +37,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     kinds = [kind for kind in COLOURS if any(row["kind"] == kind for row in rows)]
     handles = [Patch(color=COLOURS[kind], label=kind) for kind in kinds]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=110, metadata={"Software": None})
+    return drawn.getvalue()
 
 
 def _name(row: Row) -> str:

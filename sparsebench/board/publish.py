@@ -26,4 +26,4 @@ def publish(flat: Sequence[dict[str, Any]], out: Path) -> None:
     rows, notes = build(flat), notes_on(flat)
     for form in ("md", "csv", "json"):
         write_whole(out / f"leaderboard.{form}", render(rows, form, notes).encode())
-    figures.draw(rows, out / "leaderboard.png")
+    write_whole(out / "leaderboard.png", figures.draw(rows))

@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -122,7 +123,8 @@ class Registry:
             return
         entry = self.entries[name]
         try:
-            module = entry.load()
+            with redirect_stdout(sys.stderr):
+                module = entry.load()
         except (Exception, SystemExit) as error:
             self.broken[name] = _one_line(error)
             return
@@ -176,7 +178,8 @@ class Registry:
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module  # dataclasses and pydantic look the module up while it is executed
         try:
-            spec.loader.exec_module(module)
+            with redirect_stdout(sys.stderr):  # the command line's own output must stay what it is
+                spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[module_name]
             return _one_line(error)

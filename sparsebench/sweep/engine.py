@@ -135,7 +135,7 @@ class _Slot:
                 self.log.parent.mkdir(parents=True, exist_ok=True)
                 with self.log.open("ab") as log:
                     self.process = subprocess.Popen(
-                        [sys.executable, "-P", "-m", "sparsebench.sweep.worker", json.dumps(self.setting)],
+                        [sys.executable, "-u", "-P", "-m", "sparsebench.sweep.worker", json.dumps(self.setting)],
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=log,

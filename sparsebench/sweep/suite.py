@@ -240,23 +240,26 @@ def _contenders(suite: Suite, request: Request, registry: Registry) -> Iterator[
     shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
     budgets = [_own_budgets(spec) or shared or [suite.budget] for spec in specs]
     every = list(dict.fromkeys(budget for some in budgets for budget in some)) or shared or [suite.budget]
-    others = [Spec(name) for name in suite.baselines if name not in {spec.name for spec in specs}]
-    for spec, some in [*zip(specs, budgets, strict=True), *((spec, every) for spec in others)]:
+    baselines = [(Spec(name), every) for name in suite.baselines]
+    for spec, some in [*zip(specs, budgets, strict=True), *baselines]:
         found = registry.strategy(spec.name)
         for params in spec.combinations(without=BUDGET_KEYS):
             strategy = found.cls() if found.failure else fill(found.cls, params, f"strategy '{spec.name}'")
             for budget in some if strategy.budgeted else [FULL]:
-                yield strategy, found, _placed(budget, strategy, suite)
+                yield strategy, found, _placed(budget, strategy, None if request.model else suite.budget.blocks)
 
 
 def _own_budgets(spec: Spec) -> list[Budget]:
     return [Budget(**{key: value}) for key in BUDGET_KEYS for value in spec.params.get(key, ())]
 
 
-def _placed(budget: Budget, strategy: Strategy, suite: Suite) -> Budget:
-    """Return the budget with the suite's stages, or none where the strategy acts at the input or spends nothing."""
+def _placed(budget: Budget, strategy: Strategy, blocks: tuple[int, ...] | None) -> Budget:
+    """Return the budget with these stages, or none where the strategy acts at the input or spends nothing.
+
+    A suite's stages are made for its own models; with another model the budget's default is taken.
+    """
     inside = strategy.budgeted and strategy.site != "input"
-    return budget.model_copy(update={"blocks": suite.budget.blocks if inside else None})
+    return budget.model_copy(update={"blocks": blocks if inside else None})
 
 
 def _named(text: str, registry: Registry) -> list[Spec]:

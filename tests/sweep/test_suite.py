@@ -299,7 +299,20 @@ def test_cells_do_not_depend_on_the_order_of_options_or_on_what_runs_beside() ->
 
 def test_a_parameter_at_its_default_makes_no_other_cell() -> None:
     spelled = jobs_of("attn_topk:attention=auto", tasks=(THEORY + ",noise=0.01,d=10",), model="shallow:m=256")
-    assert [job.cell.id for job in spelled] == [job.cell.id for job in jobs_of("attn_topk")]
+    assert [job.cell.id for job in spelled] == [job.cell.id for job in jobs_of("attn_topk", model="shallow")]
+
+
+def test_another_model_than_the_suites_has_default_stages() -> None:
+    own, other = (
+        {job.cell.budget.blocks for job in jobs_of("attn_topk", model=model) if job.label == "attn_topk"}
+        for model in (None, "shallow:m=8")
+    )
+    assert own == {(0, 1, 2)} and other == {None}
+
+
+def test_a_baseline_named_as_a_plugin_is_still_run_at_every_budget() -> None:
+    jobs = jobs_of("random:keep_rate=0.5", "noise:keep_rate=0.7")
+    assert {job.cell.budget.keep_rate for job in jobs if job.label == "random"} == {0.5, 0.7}
 
 
 def test_jobs_survive_json() -> None:
