@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from sparsebench.board.statistics import mean_interval, sample_complexity
+from sparsebench.board.statistics import complete, mean_interval, sample_complexity
 from sparsebench.errors import UserError
 from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.record import Record
@@ -24,6 +24,8 @@ BY_TASK = ("task", "model", "n_train")
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
 DENSE = "dense"
 PRETRAINING = "plain"
+TOLERANCE = 0.02
+"""How far realised MACs may be from planned ones before the board says so."""
 
 Flat = Mapping[str, Any]
 Row = dict[str, Any]
@@ -66,23 +68,31 @@ def build(records: Iterable[Flat], by: str | None = None) -> list[Row]:
     Raises:
         UserError: `by` is another word.
     """
-    good = [row for row in records if row["status"] == "ok"]
-    settings = _settings(good)
+    everyone = list(records)
+    settings = _settings([row for row in everyone if row["status"] == "ok"])
+    lossy = {(row["strategy"], row["budget"]) for row in everyone if row["status"] not in ("ok", "unsupported")}
     if by is None:
-        by_age = sorted(settings, key=lambda key: (max(r["started"] for r in settings[key]), key))
-        newest = {key[0]: key for key in by_age}
-        tasks = {task: settings[key] for task, key in newest.items() if task != PRETRAINING}
-        first = next((tasks[t] for t in ("composite", "spurious", "theory") if t in tasks), [])
-        main = tasks.get("composite") or first or next(iter(tasks.values()), [])
-        return _rank(_board(main, tasks.get("theory", []), tasks.get("spurious", [])))
+        tasks = {key[0]: settings[key] for key in sorted(settings, key=lambda key: _weight(key, settings[key]))}
+        if len(tasks) > 1:
+            tasks.pop(PRETRAINING, None)
+        main = next((tasks[t] for t in ("composite", "spurious", *tasks) if t in tasks), [])
+        return _rank(_board(main, tasks.get("theory", []), tasks.get("spurious", [])), lossy)
     if by != "task":
         raise UserError("--by", got=f"'{by}'", allowed="task")
     rows = []
     for key in sorted(settings):
         here = settings[key]
         own = {"task": key[0], "model": here[0]["model"], "n_train": max(r["n_train"] for r in here)}
-        rows += [own | row for row in _rank(_board(here, here, here))]
+        rows += [own | row for row in _rank(_board(here, here, here), lossy)]
     return rows
+
+
+def _weight(key: tuple[str, str, int], rows: Sequence[Flat]) -> tuple[int, int, str]:
+    """Return what decides between the settings of a task: the most records, then the largest size, then the name.
+
+    Never the time: the same cells must give the same board.
+    """
+    return len(rows), key[2], key[1]
 
 
 def other_settings(records: Iterable[Flat]) -> dict[str, int]:
@@ -112,9 +122,15 @@ def _board(main: Sequence[Flat], theory: Sequence[Flat], spurious: Sequence[Flat
         own = (strategy, budget)
         mine = [[r for r in part if (r["strategy"], r["budget"]) == own] for part in (main, theory, spurious)]
         row |= _main_columns(mine[0], main) | _theory_columns(mine[1], theory) | _spurious_columns(mine[2], spurious)
-        row["n_seeds"] = min(len({r["repetition"] for r in part}) for part in mine if part)
+        row["n_seeds"] = min(_seeds(part) for part in mine if part)
         rows.append(row)
     return rows
+
+
+def _seeds(rows: Sequence[Flat]) -> int:
+    """Return how many repetitions there are; of trials only the complete ones count."""
+    trials = _trials(rows)
+    return len(complete(trials)) if trials else len({r["repetition"] for r in rows})
 
 
 def _by_seed(rows: Iterable[Flat], metric: str) -> dict[int, float]:
@@ -158,9 +174,10 @@ def _theory_columns(mine: Sequence[Flat], everyone: Sequence[Flat]) -> Row:
     if not (trials := _trials(mine)):
         return {}
     value, low, high = sample_complexity(trials)
-    dense_trials = _trials(_dense(everyone))
-    dense = sample_complexity(dense_trials)[0] if dense_trials else math.nan
-    ratio = value / dense if math.isfinite(dense) else None
+    dense = _trials(_dense(everyone))
+    shared = set(trials) & set(dense)
+    own, other = (sample_complexity({seed: t[seed] for seed in shared})[0] for t in (trials, dense))
+    ratio = own / other if math.isfinite(other) else None
     named = {"": value, "_low": low, "_high": high, "_ratio": ratio}
     return {f"sample_complexity{end}": _reached(number) for end, number in named.items()}
 
@@ -187,9 +204,17 @@ def _spurious_columns(mine: Sequence[Flat], everyone: Sequence[Flat]) -> Row:
     return row
 
 
-def _rank(rows: list[Row]) -> list[Row]:
-    """Rank by accuracy; equal accuracies share a rank. Oracles know the answer and are not ranked."""
-    ranked = [r for r in rows if r["kind"] != "oracle" and r["accuracy"] is not None]
+def _rank(rows: list[Row], lossy: set[tuple[str, str]]) -> list[Row]:
+    """Rank by accuracy; equal accuracies share a rank.
+
+    Oracles know the answer and are not ranked, nor is a strategy whose cells failed in part: what is left of it is no
+    fair sample.
+    """
+    ranked = [
+        r
+        for r in rows
+        if r["kind"] != "oracle" and r["accuracy"] is not None and (r["strategy"], r["budget"]) not in lossy
+    ]
     for row in rows:
         row["rank"] = NOT_RANKED
     for row in ranked:
@@ -204,11 +229,32 @@ def _rank(rows: list[Row]) -> list[Row]:
 
 def failures(records: Iterable[Flat]) -> list[str]:
     """Return one line for each strategy, task and reason of the cells that have no result."""
-    counted: dict[tuple[str, str, str, str], int] = defaultdict(int)
-    for r in records:
-        if r["status"] != "ok":
-            counted[(r["strategy"], r["task"], r["status"], r["reason"])] += 1
+    counted = Counter((r["strategy"], r["task"], r["status"], r["reason"]) for r in records if r["status"] != "ok")
     return [
         f"{strategy} on {task}: {n} cell{'s' if n > 1 else ''} {status}: {reason}"
         for (strategy, task, status, reason), n in sorted(counted.items())
     ]
+
+
+def cautions(records: Iterable[Flat]) -> list[str]:
+    """Return what a reader must know besides the numbers: unfinished training, missed budgets, mixed devices."""
+    good = [r for r in records if r["status"] == "ok"]
+    trials = Counter(r["strategy"] for r in good if _has(r, "success"))
+    unfitted = Counter(r["strategy"] for r in good if r.get("success") == 0 and (r.get("train_loss") or 0) > 0)
+    lines = [
+        f"{strategy}: {n} of {trials[strategy]} trials reached the step limit before every training sample was fitted"
+        for strategy, n in sorted(unfitted.items())
+    ]
+    missed = {
+        (r["strategy"], r["budget"], r["task"]): (r["macs_ratio"], r["macs_ratio_planned"])
+        for r in good
+        if _has(r, "macs_ratio_planned") and abs(r["macs_ratio"] / r["macs_ratio_planned"] - 1) > TOLERANCE
+    }
+    lines += [
+        f"{strategy}, {budget}, on {task}: realised MACs {real:.3f} of dense, planned {planned:.3f}"
+        for (strategy, budget, task), (real, planned) in sorted(missed.items())
+    ]
+    devices = sorted({r["device"] for r in good})
+    return lines + (
+        [f"made on several devices, whose images/s do not compare: {', '.join(devices)}"] * (len(devices) > 1)
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsebench.board import figures
-from sparsebench.board.build import build, failures, other_settings
+from sparsebench.board.build import build, cautions, failures, other_settings
 from sparsebench.board.tables import render
 from sparsebench.sweep.store import write_whole
 
@@ -18,7 +18,7 @@ def notes_on(flat: Sequence[dict[str, Any]]) -> list[str]:
         f"{task}: {n} other setting{'s' if n > 1 else ''} (data, model or size) not shown; see them with --by task"
         for task, n in other_settings(flat).items()
     ]
-    return more + failures(flat)
+    return more + cautions(flat) + failures(flat)
 
 
 def publish(flat: Sequence[dict[str, Any]], out: Path) -> None:

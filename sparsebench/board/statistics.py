@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -41,19 +42,30 @@ def half_success(sizes: np.ndarray, rates: np.ndarray) -> np.ndarray:
     return out
 
 
+def complete(trials: Mapping[int, Mapping[int, float]]) -> dict[int, list[float]]:
+    """Return the successes of each complete repetition, in the order of the sizes that most repetitions have."""
+    sizes = common_sizes(trials)
+    return {seed: [one[n] for n in sizes] for seed, one in sorted(trials.items()) if set(sizes) <= set(one)}
+
+
+def common_sizes(trials: Mapping[int, Mapping[int, float]]) -> list[int]:
+    """Return the sizes that more than half of the repetitions have."""
+    counted = Counter(n for one in trials.values() for n in one)
+    return sorted(n for n, times in counted.items() if 2 * times > len(trials))
+
+
 def sample_complexity(
     trials: Mapping[int, Mapping[int, float]],
 ) -> tuple[float, float | None, float | None]:
     """Return N50 and its 95 % interval from trials[repetition][n] = success (0 or 1).
 
-    The interval resamples repetitions, each with its successes at all sizes. Only repetitions that have every size
-    count.
+    The interval resamples complete repetitions (percentile bootstrap), each with its successes at all sizes. From few
+    repetitions it is too narrow: from 5 it covers the true N50 in about 4 of 5 cases.
     """
-    sizes = sorted({n for one in trials.values() for n in one})
-    grid = np.array([[one[n] for n in sizes] for _, one in sorted(trials.items()) if len(one) == len(sizes)])
-    if not len(grid):
+    grid = np.array(list(complete(trials).values()))
+    if not grid.size:
         return float("nan"), None, None
-    numbers = np.array(sizes)
+    numbers = np.array(common_sizes(trials))
     (value,) = half_success(numbers, grid.mean(axis=0, keepdims=True))
     if len(grid) < 2:
         return float(value), None, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import click
 
@@ -15,14 +16,24 @@ from sparsebench.errors import UserError
 class _Group(click.Group):
     """Prints mistakes of users as one line and leaves with 2; nowhere else is that done."""
 
-    def invoke(self, ctx: click.Context) -> object:
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command; see `click.Command.main`."""
         try:
-            return super().invoke(ctx)
-        except click.UsageError as error:
+            result = super().main(*args, **{**kwargs, "standalone_mode": False})
+        except click.Abort:
+            sys.exit(130)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            sys.exit(2)
+        except click.ClickException as error:
             click.echo(f"Error: {' '.join(error.format_message().split())}", err=True)
+            sys.exit(error.exit_code)
         except UserError as error:
             click.echo(f"Error: {error}", err=True)
-        ctx.exit(2)
+            sys.exit(2)
+        if kwargs.get("standalone_mode", True):
+            sys.exit(result if isinstance(result, int) else 0)
+        return result
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

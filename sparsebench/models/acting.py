@@ -81,11 +81,6 @@ class Pass:
         """The fields of the view that the strategy reads."""
         return self.actor.requires
 
-    @property
-    def blocks(self) -> list[int]:
-        """The blocks that do reduce in this pass, given the tokens that came in."""
-        return list(self.actor.keep)
-
     def acts(self, block: int) -> bool:
         """Say whether fewer tokens are to leave this block than are there now."""
         return self.actor.keep.get(block, self.index.shape[1]) < self.index.shape[1]

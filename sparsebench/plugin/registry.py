@@ -144,25 +144,31 @@ class Registry:
         A file that fails to load stands for one strategy, named as the file, whose cells will have failed.
 
         Raises:
-            UserError: there is no such file, or it brings no strategy.
+            UserError: there is no such file, or it brings nothing.
         """
         if not path.is_file():
             raise UserError(f"plugin file {path} does not exist")
         path = path.resolve()
         if path not in self._files:
             origin = Origin(plugin=f"file:{path.name}", sha256=_sha256(path))
+            known = len(self._strategies) + len(self._tasks) + len(self._models)
             failure = self._load_module(path, origin)
+            if failure is None and known == len(self._strategies) + len(self._tasks) + len(self._models):
+                raise UserError(
+                    f"plugin file {path.name} brings no strategy, task or model",
+                    next_step="return its classes from sparsebench_strategies(), decorated with sparsebench.hookimpl",
+                )
             if failure is not None:
                 self.broken[origin.plugin] = failure
                 stem = self._free_name(re.sub(r"\W", "_", path.stem))
                 self._strategies[stem] = _stand_in(stem, origin, path, failure)
             self._files[path] = [name for name, found in self._strategies.items() if found.file == path]
-        if not self._files[path]:
-            raise UserError(
-                f"plugin file {path.name} brings no strategy",
-                next_step="return its classes from sparsebench_strategies(), decorated with sparsebench.hookimpl",
-            )
         return self._files[path]
+
+    @property
+    def files(self) -> list[Path]:
+        """The plugin files that were loaded."""
+        return list(self._files)
 
     def _free_name(self, name: str) -> str:
         """Return the name, or one made from it that no strategy has."""

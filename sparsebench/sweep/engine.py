@@ -42,7 +42,11 @@ def local(jobs: Sequence[Job], workers: int, out: Path, device: str, locations: 
     """
     queue_ = _Queue(jobs)
     records: queue.SimpleQueue[Record | BaseException] = queue.SimpleQueue()
-    setting = {"out": str(out), "device": device, "locations": {name: str(path) for name, path in locations.items()}}
+    setting = {
+        "out": str(out),
+        "device": device,
+        "locations": {name: str(path) for name, path in locations.items()},
+    }
     slots = [_Slot(queue_, records, setting, out / "logs" / f"worker-{i}.log") for i in range(workers)]
     for slot in slots:
         slot.thread.start()

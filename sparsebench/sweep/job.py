@@ -17,7 +17,7 @@ class Job(BaseModel):
         origin: where its strategy comes from.
         kind: the strategy's kind.
         label: what tables call it: its name, with the parameters that are not its defaults.
-        file: the plugin file that workers load the strategy from; None for an installed one.
+        files: the plugin files of the run, from which workers load what is not installed.
         failure: why the strategy could not be loaded, if so: the cell is recorded as failed and not run.
         after: id of the cell that must be done before, or "".
         keep_weights: whether other cells start from its weights.
@@ -29,7 +29,7 @@ class Job(BaseModel):
     origin: Origin
     kind: Kind
     label: str
-    file: str | None = None
+    files: tuple[str, ...] = ()
     failure: str | None = None
     after: str = ""
     keep_weights: bool = False

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file, save
+from scipy.stats import binomtest
 
 from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
@@ -92,9 +93,9 @@ def _device_name(device: str) -> str:
 
 
 def _strategy(job: Job, registry: Registry) -> Strategy:
-    """Return the job's strategy: by its name, or from its file, which must be the one the run began with."""
-    if job.file is not None:
-        registry.load_file(Path(job.file))
+    """Return the job's strategy, whose source must be the one that the run began with."""
+    for path in job.files:
+        registry.load_file(Path(path))
     found = registry.strategy(job.cell.strategy.name)
     if failure := job.failure or found.failure:
         raise StrategyError(f"the plugin does not load: {failure}")
@@ -129,6 +130,15 @@ class _Result:
         """Add one metric; NaN becomes None."""
         value = None if value is None or np.isnan(value) else float(value)
         self.metrics[name] = Metric(value=value, unit=unit, n=n)
+
+    def add_share(self, name: str, outcomes: np.ndarray) -> None:
+        """Add the share of true outcomes, with its Wilson interval over the items."""
+        n, hits = len(outcomes), int(outcomes.sum())
+        if n == 0:
+            self.add(name, None, "fraction", 0)
+            return
+        low, high = binomtest(hits, n).proportion_ci(method="wilson")
+        self.metrics[name] = Metric(value=hits / n, unit="fraction", n=n, low=low, high=high, method="Wilson 95 %")
 
 
 def _measure(cell: Cell, strategy: Strategy, registry: Registry, context: Context) -> _Result:
@@ -200,16 +210,14 @@ def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluatio
     test = data.test
     n, correct = len(test.labels), evaluation.predicted == test.labels
     accuracy = float(correct.mean())
-    result.add("accuracy", accuracy, "fraction", n)
+    result.add_share("accuracy", correct)
     result.add("test_loss", evaluation.loss, "loss", n)
     success = task.success(evaluation.loss, accuracy)
     if success is not None:
         result.add("success", float(success), "0 or 1", 1)
     if len(data.group_names) > 1:
-        counts = np.bincount(test.groups, minlength=len(data.group_names))
-        each = groups.group_accuracies(correct, test.groups, len(data.group_names))
-        for name, value, count in zip(data.group_names, each, counts, strict=True):
-            result.add(f"accuracy: {name}", value, "fraction", int(count))
+        for number, name in enumerate(data.group_names):
+            result.add_share(f"accuracy: {name}", correct[test.groups == number])
         for name, value in groups.summary(correct, test.groups, data.train.groups, len(data.group_names)).items():
             result.add(name, value, "fraction", n)
     result.outcomes = Outcomes(

@@ -32,9 +32,10 @@ def weights_path(out: Path, cell_id: str) -> Path:
 def check_writable(out: Path) -> None:
     """Raise UserError unless files can be made in the folder; makes it if it is not there."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
+        for folder in (out, out / "records"):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror or error}", next_step="give another --out") from error
 
@@ -105,7 +106,11 @@ def _replaces(record: Record, known: Record) -> bool:
 
 
 def _segment(path: Path) -> Iterable[Record]:
-    lines = path.read_bytes().split(b"\n")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        log.warning("%s is left out: %s", path.name, error.strerror)
+        return
     tail = lines.pop()
     if tail:
         log.warning("%s: the last line is torn (a run was stopped while writing it) and is left out", path.name)

@@ -65,7 +65,10 @@ def text(name: str) -> str:
     if name.endswith(".toml"):
         if not Path(name).is_file():
             raise UserError(f"suite file {name} does not exist")
-        return Path(name).read_text()
+        try:
+            return Path(name).read_text()
+        except OSError as error:
+            raise UserError(f"suite file {name} cannot be read: {error.strerror}") from error
     if name not in names():
         raise unknown("suite", name, names())
     return (_folder() / f"{name}.toml").read_text()
@@ -143,7 +146,7 @@ def _jobs(
     setting: _Setting, contender: _Contender, n_train: int, repetition: int, where: Where, registry: Registry
 ) -> Iterator[Job]:
     """Yield the job of one cell, after that of the cell it starts from, if there is one."""
-    model = Part.of(setting.model)
+    model, files = Part.of(setting.model), tuple(map(str, registry.files))
     init = None
     if (start := setting.task.initial()) is not None:
         task, samples = start
@@ -152,15 +155,14 @@ def _jobs(
             task=Part.of(task), model=model, strategy=Part.of(dense.cls()), budget=FULL, n_train=samples,
             repetition=WEIGHTS_SEED,
         )  # fmt: skip
-        yield Job(cell=init, origin=dense.origin, kind=dense.cls.kind, label="dense", keep_weights=True)
+        yield Job(cell=init, origin=dense.origin, kind=dense.cls.kind, label="dense", files=files, keep_weights=True)
     strategy, found, budget = contender
     cell = Cell(
         task=Part.of(setting.task), model=model, strategy=Part.of(strategy), budget=budget, n_train=n_train,
         repetition=repetition, where=where if strategy.budgeted else "both", init=init,
     )  # fmt: skip
-    file = None if found.file is None else str(found.file.resolve())
     yield Job(
-        cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), file=file, failure=found.failure,
+        cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), files=files, failure=found.failure,
         after=init.id if init else "",
     )  # fmt: skip
 

@@ -55,6 +55,7 @@ def locate_images(spec: str, data_root: Path | None, download: bool) -> tuple[st
                     f"--images folder: {root / split} is not a folder",
                     allowed="a folder with train/<class>/* and test/<class>/*",
                 )
+        _check_classes(root)
         return f"folder-{fingerprint(root)}", root
     raise UserError("--images", got=f"'{spec}'", allowed="digits, cifar10, folder:DIR")
 
@@ -71,18 +72,36 @@ def locate_backgrounds(spec: str) -> tuple[str, Path | None]:
 
 def pictures_in(root: Path) -> list[Path]:
     """Return the pictures below a folder, sorted by their path in it."""
-    return sorted((p for p in root.rglob("*") if p.suffix.lower() in PICTURES), key=lambda p: p.as_posix())
+    found = (p for p in root.rglob("*") if p.suffix.lower() in PICTURES and p.is_file())
+    return sorted(found, key=lambda p: p.as_posix())
 
 
 def fingerprint(root: Path) -> str:
-    """Return a short hash of the names and sizes of a folder's pictures: the same wherever the folder lies."""
+    """Return a short hash of the names and contents of a folder's pictures: the same wherever the folder lies."""
     digest = hashlib.sha256()
     found = pictures_in(root)
     if not found:
         raise UserError(f"{root} holds no pictures", allowed=sorted(PICTURES))
-    for path in found:
-        digest.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\n".encode())
+    try:
+        for path in found:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}", next_step="mend or remove it") from error
     return digest.hexdigest()[:12]
+
+
+def _check_classes(root: Path) -> None:
+    """Raise UserError unless train and test have the same classes, two or more, and a picture in each."""
+    names = [sorted(p.name for p in (root / split).iterdir() if p.is_dir()) for split in ("train", "test")]
+    if names[0] != names[1]:
+        odd = sorted(set(names[0]) ^ set(names[1]))
+        raise UserError(f"{root}: train and test have different classes", got=odd)
+    if len(names[0]) < 2:
+        raise UserError(f"{root}: too few classes", got=names[0], allowed="2 or more folders in train and test")
+    for folder in (root / split / name for split in ("train", "test") for name in names[0]):
+        if not any(p.suffix.lower() in PICTURES for p in folder.rglob("*")):
+            raise UserError(f"{folder} holds no pictures", allowed="at least one in each class")
 
 
 def foregrounds(name: str, size: int, locations: Locations) -> Foregrounds:
@@ -238,14 +257,9 @@ def _resized(pixels: np.ndarray, size: int) -> np.ndarray:
 
 
 def _from_folder(root: Path, size: int) -> Foregrounds:
-    names = [sorted(p.name for p in (root / s).iterdir() if p.is_dir()) for s in ("train", "test")]
-    if names[0] != names[1]:
-        odd = sorted(set(names[0]) ^ set(names[1]))
-        raise UserError(f"{root}: train and test have different classes", got=odd)
-    if len(names[0]) < 2:
-        raise UserError(f"{root}: too few classes", got=names[0], allowed="2 or more folders in train and test")
+    names = sorted(p.name for p in (root / "train").iterdir() if p.is_dir())
     train, test = (
-        {name: np.stack(list(_class_pictures(root / split / name, size))) for name in names[0]}
+        {name: np.stack(list(_class_pictures(root / split / name, size))) for name in names}
         for split in ("train", "test")
     )
     return Foregrounds(tuple(train), train, test)

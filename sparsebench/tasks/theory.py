@@ -76,13 +76,18 @@ class Theory(Task):
         columns = np.linalg.qr(seeds.generator(law, repetition, "patterns").standard_normal((self.d, self.d)))[0]
         mu = columns[:, : self.patterns]
         train, test = (
-            self._split(mu, counts, n, seeds.generator(law, repetition, split))
+            self._split(
+                mu, counts, n, *(seeds.generator(law, repetition, split, what) for what in ("labels", "tokens"))
+            )
             for split, n in (("train", n_train), ("test", self.test))
         )
         return Data(train, test, ("-1", "+1"), patterns=mu)
 
-    def _split(self, mu: np.ndarray, counts: np.ndarray, n: int, rng: np.random.Generator) -> Split:
-        labels = np.arange(n) % 2
+    def _split(
+        self, mu: np.ndarray, counts: np.ndarray, n: int, order: np.random.Generator, rng: np.random.Generator
+    ) -> Split:
+        # Pairs in random order: as many of each label, and none that a sample's place would give away.
+        labels = order.permuted(np.arange(n + n % 2).reshape(-1, 2) % 2, axis=1).ravel()[:n]
         samples = [self._sample(mu, counts, bool(label), rng) for label in labels]
         inputs, relevance = (np.stack(parts).astype(np.float32) for parts in zip(*samples, strict=True))
         return Split(inputs, labels, np.zeros(n, dtype=np.int64), relevance)

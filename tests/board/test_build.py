@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparsebench.board.build import BY_TASK, COLUMNS, Row, build, failures, flatten, other_settings
+from sparsebench.board.build import BY_TASK, COLUMNS, Row, build, cautions, failures, flatten, other_settings
 from sparsebench.board.statistics import sample_complexity
 from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError
@@ -196,8 +196,16 @@ def test_the_number_of_seeds_is_the_smallest_of_the_tasks() -> None:
 
 def test_only_what_is_ok_counts() -> None:
     bad = [flat("mine", seed, status=status, accuracy=0.0) for seed, status in enumerate(("failed", "crashed", "oom"))]
-    assert build([*WHOLE, *bad, flat("broken", 0, status="failed")]) == build(WHOLE)
+    numbers = [{k: v for k, v in row.items() if k != "rank"} for row in build([*WHOLE, *bad])]
+    whole = {row["strategy"]: {k: v for k, v in row.items() if k != "rank"} for row in build(WHOLE)}
+    assert sorted(numbers, key=str) == sorted(whole.values(), key=str)
+    assert build([*WHOLE, flat("broken", 0, status="failed")]) == build(WHOLE)
     assert build([flat("broken", 0, status="failed")]) == build([]) == []
+
+
+def test_a_strategy_of_which_a_cell_failed_is_not_ranked() -> None:
+    rows = build([*WHOLE, flat("mine", 9, status="failed")])
+    assert row_of(rows, "mine")["rank"] == "not ranked" and row_of(rows, "dense")["rank"] == 1
 
 
 def test_failures_are_counted_by_their_reason() -> None:
@@ -212,24 +220,28 @@ def test_failures_are_counted_by_their_reason() -> None:
 def test_pretraining_is_on_no_board_over_all_tasks() -> None:
     plain = flat("dense", 0, "plain", accuracy=1.0, n_train=4000, started="2027")
     assert build([*WHOLE, plain]) == build(WHOLE)
-    assert build([plain]) == []
+    assert [row["strategy"] for row in build([plain])] == ["dense"]
     assert "plain" in {row["task"] for row in build([*WHOLE, plain], "task")}
 
 
-def test_settings_are_not_mixed_and_the_newest_is_shown() -> None:
-    later = {"setting": "another", "started": "2026-02-01T00:00:00+00:00"}
-    newer = [*seeded("dense", [0.1, 0.2], **later), *seeded("mine", [0.3, 0.3], **later)]
-    for records in ([*WHOLE, *newer], [*newer, *WHOLE]):
+@pytest.mark.parametrize("started", ["2025", "2027"])
+def test_settings_are_not_mixed_and_the_one_with_most_records_is_shown(started: str) -> None:
+    other = {"setting": "another", "started": started}
+    more = [
+        r for k in range(9) for name in ("dense", "mine") for r in [flat(name, k, accuracy=0.1 * (name > "e"), **other)]
+    ]
+    for records in ([*WHOLE, *more], [*more, *WHOLE]):
         row = row_of(build(records), "mine")
-        assert row["accuracy"] == pytest.approx(0.3) and row["accuracy_delta"] == pytest.approx(0.15)
+        assert row["accuracy"] == pytest.approx(0.1) and row["accuracy_delta"] == pytest.approx(0.1)
         assert row["spurious_gap"] == pytest.approx(0.3)
         assert row_of(build(records), "random")["accuracy"] is None
         assert other_settings(records) == {"composite": 1}
 
 
 def test_sizes_of_a_task_without_a_success_criterion_are_settings() -> None:
-    larger = seeded("mine", [0.99, 0.99], n_train=1200, started="2026-02-01T00:00:00+00:00")
-    assert row_of(build([*WHOLE, *larger]), "mine")["accuracy"] == pytest.approx(0.99)
+    larger = seeded("mine", [0.99, 0.99], n_train=1200)
+    alone = seeded("mine", [0.5, 0.5])
+    assert row_of(build([*alone, *larger]), "mine")["accuracy"] == pytest.approx(0.99)
     rows = build([*WHOLE, *larger], "task")
     by_size = {
         row["n_train"]: row["accuracy"] for row in rows if row["strategy"] == "mine" and row["task"] == "composite"
@@ -322,3 +334,15 @@ def test_the_setting_is_the_task_and_model_and_neither_strategy_nor_seed(record:
     task = Part(name="theory", params={"tokens": 30})
     changed = one.model_copy(update={"cell": one.cell.model_copy(update={"task": task})})
     assert flatten(one)["setting"] != flatten(changed)["setting"]
+
+
+def test_cautions_name_unfinished_training_missed_budgets_and_mixed_devices() -> None:
+    assert cautions(WHOLE) == []
+    stuck = flat("mine", 0, "theory", success=0.0, train_loss=0.2, n_train=4)
+    fitted = flat("mine", 1, "theory", success=0.0, train_loss=0.0, n_train=4)
+    dear = flat("mine", 0, macs_ratio=0.52, macs_ratio_planned=0.5, device="cuda:0 X")
+    near = flat("mine", 1, macs_ratio=0.505, macs_ratio_planned=0.5)
+    lines = cautions([stuck, fitted, dear, near])
+    assert lines[0].startswith("mine: 1 of 2 trials reached the step limit")
+    assert lines[1] == "mine, macs 0.5, on composite: realised MACs 0.520 of dense, planned 0.500"
+    assert "several devices" in lines[2] and "cuda:0 X" in lines[2] and len(lines) == 3

@@ -115,3 +115,10 @@ def test_a_repetition_without_all_sizes_does_not_count() -> None:
 def test_without_one_whole_repetition_there_is_no_number() -> None:
     value, low, high = sample_complexity({0: {4: 0.0}, 1: {8: 1.0}})
     assert np.isnan(value) and low is None and high is None
+
+
+def test_a_size_that_few_repetitions_have_is_no_part_of_the_grid() -> None:
+    trials = {seed: {4: 0.0, 8: float(seed > 0), 16: 1.0} for seed in range(5)}
+    without = sample_complexity(trials)
+    trials[0][512] = 1.0
+    assert sample_complexity(trials) == without and without[0] < 16

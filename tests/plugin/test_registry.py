@@ -213,7 +213,9 @@ def test_an_oracle_that_says_so_is_let_in(registry: Registry, tmp_path: Path) ->
 
 
 def test_a_file_that_brings_nothing_is_refused(registry: Registry) -> None:
-    with pytest.raises(UserError, match="brings no strategy; return its classes from sparsebench_strategies"):
+    with pytest.raises(
+        UserError, match="brings no strategy, task or model; return its classes from sparsebench_strategies"
+    ):
         registry.load_file(SAMPLES / "empty.py")
 
 

@@ -229,3 +229,9 @@ def test_a_strategy_that_leaves_does_not_end_a_run_in_this_process(samples: Path
     jobs = theory_jobs(str(samples / "leaves.py"), n_train=(4,))
     status = {r.label: r.status for r in engine.inline(jobs, Registry(), tmp_path, "cpu", {})}
     assert status["leaves"] == "failed" and len(status) == 5
+
+
+def test_workers_know_the_tasks_that_plugin_files_bring(samples: Path, tmp_path: Path) -> None:
+    request = Request(plugins=(str(samples / "brings_task.py"),), tasks=("small_theory",), n_train=(4,), seeds=1)
+    records = list(engine.local(expand(request, Registry()), 2, tmp_path, "cpu", {}))
+    assert [record.status for record in records] == ["ok"] * 4

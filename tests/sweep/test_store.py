@@ -288,7 +288,20 @@ def test_a_folder_that_cannot_be_written_is_the_users_mistake(
 
 def test_checking_a_folder_makes_it_and_leaves_nothing_in_it(tmp_path: Path) -> None:
     store.check_writable(tmp_path / "a" / "b")
-    assert list((tmp_path / "a" / "b").iterdir()) == []
+    assert [p for p in (tmp_path / "a" / "b").rglob("*") if p.is_file()] == []
+
+
+def test_a_records_folder_that_cannot_be_written_is_found_before_anything_is_computed(tmp_path: Path) -> None:
+    (tmp_path / "records").write_text("")
+    with pytest.raises(UserError, match="cannot write to"):
+        store.check_writable(tmp_path)
+
+
+def test_a_folder_named_as_a_segment_is_left_out_with_a_warning(
+    tmp_path: Path, heard: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "records" / "x.jsonl").mkdir(parents=True)
+    assert store.read(tmp_path) == {} and "x.jsonl is left out" in heard.text
 
 
 def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:

@@ -117,22 +117,33 @@ def test_a_missing_split_is_a_user_error_that_shows_the_layout(folder, missing):
 
 def test_splits_of_different_classes_are_a_user_error(folder):
     (folder / "test" / "dog").rename(folder / "test" / "wolf")
-    name, locations = located(folder)
     with pytest.raises(UserError, match=r"different classes; got \['dog', 'wolf'\]"):
-        sources.foregrounds(name, 8, locations)
+        located(folder)
 
 
 def test_one_class_and_an_empty_class_are_user_errors(folder):
     for path in (folder / "test" / "dog").iterdir():
         path.unlink()
-    name, locations = located(folder)
     with pytest.raises(UserError, match="dog holds no pictures"):
-        sources.foregrounds(name, 8, locations)
+        located(folder)
     shutil.rmtree(folder / "train" / "dog")
     shutil.rmtree(folder / "test" / "dog")
-    name, locations = located(folder)
     with pytest.raises(UserError, match="too few classes"):
-        sources.foregrounds(name, 8, locations)
+        located(folder)
+
+
+def test_a_picture_with_other_pixels_makes_another_name_even_at_the_same_size(tmp_path):
+    for folder, shade in (("a", 10), ("b", 200)):
+        (tmp_path / folder).mkdir()
+        Image.new("L", (8, 8), shade).save(tmp_path / folder / "one.bmp")
+    assert sources.fingerprint(tmp_path / "a") != sources.fingerprint(tmp_path / "b")
+
+
+def test_a_link_to_nothing_is_no_picture(tmp_path):
+    Image.new("L", (8, 8)).save(tmp_path / "one.png")
+    name = sources.fingerprint(tmp_path)
+    (tmp_path / "two.png").symlink_to(tmp_path / "nowhere.png")
+    assert sources.fingerprint(tmp_path) == name
 
 
 def test_the_name_of_a_folder_is_the_same_wherever_it_lies_and_changes_with_a_new_file(folder, tmp_path):

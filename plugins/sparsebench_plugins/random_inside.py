@@ -1,0 +1,31 @@
+"""Random tokens stay, inside the network: the control for methods that act there."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import sparsebench
+from sparsebench import Kind, Site, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RandomInside(Strategy):
+    """Keeps random tokens where `attn_topk` acts: site and token counts are the same, only the score differs.
+
+    At equal MACs it keeps more tokens in the first blocks than `random`, which removes them at the input.
+    """
+
+    name: ClassVar[str] = "random_inside"
+    kind: ClassVar[Kind] = "baseline"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def scores(self, view: TokenView) -> "Tensor":
+        """Return independent uniform scores."""
+        return view.random()
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [RandomInside]
