@@ -14,6 +14,7 @@ from sparsebench_plugins.dense import Dense
 from sparsebench_plugins.noise import Noise
 from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.random import Random
+from sparsebench_plugins.random_inside import RandomInside
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 
@@ -26,7 +27,7 @@ from sparsebench.strategy import KINDS, complaint
 from sparsebench.tasks.images import Composite
 from sparsebench.tasks.theory import Theory
 
-SHIPPED = {cls.name: cls for cls in (AntiOracle, AttnTopK, Dense, Noise, Oracle, Random)}
+SHIPPED = {cls.name: cls for cls in (AntiOracle, AttnTopK, Dense, Noise, Oracle, Random, RandomInside)}
 ROOT = Path(__file__).resolve().parents[2]
 B, N = 4, 16
 
@@ -68,7 +69,7 @@ def test_each_comes_in_by_an_entry_point_of_its_own_name(name):
 
 def test_kinds_are_as_published():
     assert {name: cls.kind for name, cls in SHIPPED.items()} == {
-        "dense": "baseline", "random": "baseline", "attn_topk": "deployable", "noise": "deployable",
+        "dense": "baseline", "random": "baseline", "random_inside": "baseline", "attn_topk": "deployable", "noise": "deployable",
         "oracle": "oracle", "anti_oracle": "oracle",
     }  # fmt: skip
     assert {cls.kind for cls in SHIPPED.values()} == set(KINDS)
