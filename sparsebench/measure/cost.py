@@ -41,6 +41,9 @@ class CostModel(Protocol):
     def depth(self) -> int:
         """Number of blocks."""
 
+    def scoring(self, needs: Collection[str]) -> Scoring:
+        """Return which attention is computed only to score tokens, for a strategy with these needs."""
+
     def steps(self, site: str, blocks: Sequence[int], counts: Sequence[int], needs: Collection[str]) -> list[Step]:
         """Return the steps of a schedule: `counts` tokens stay at the `blocks`; the input site has one count."""
 
@@ -90,9 +93,13 @@ class VitCost:
         """Number of blocks."""
         return len(self.blocks)
 
+    def scoring(self, needs: Collection[str]) -> Scoring:
+        """See `CostModel.scoring`."""
+        return scoring_of(needs, "class" if self.class_rows else "received")
+
     def steps(self, site: str, blocks: Sequence[int], counts: Sequence[int], needs: Collection[str]) -> list[Step]:
         """See `CostModel.steps`."""
-        scoring = scoring_of(needs, "class" if self.class_rows else "received")
+        scoring = self.scoring(needs)
         early = self.plain and "tokens" not in needs
         steps, n = [], self.tokens
         if site == "input":
@@ -125,10 +132,14 @@ class ShallowCost:
     m: int
     depth: int = 1
 
+    def scoring(self, needs: Collection[str]) -> Scoring:
+        """See `CostModel.scoring`."""
+        return scoring_of(needs, "received")
+
     def steps(self, site: str, blocks: Sequence[int], counts: Sequence[int], needs: Collection[str]) -> list[Step]:
         """See `CostModel.steps`. Wherever a strategy acts, its choice is made before the one attention layer."""
         acts = counts[0] < self.tokens
-        return [Step(self.tokens, counts[0], acts, scoring_of(needs, "received") if acts else "")]
+        return [Step(self.tokens, counts[0], acts, self.scoring(needs) if acts else "")]
 
     def macs(self, steps: Sequence[Step]) -> float:
         """Return the MACs of one sample: removed tokens are neither queries nor keys nor read out."""

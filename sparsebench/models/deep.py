@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sparsebench import tokens
 from sparsebench.errors import UnsupportedError, UserError, unknown
-from sparsebench.measure.cost import BlockCost, VitCost, scoring_of
+from sparsebench.measure.cost import BlockCost, VitCost
 from sparsebench.models.acting import Given, Pass
 from sparsebench.strategy import Keep
 
@@ -114,7 +114,7 @@ class DeepViT:
         (all are keys and values): the same result for fewer MACs.
         """
         came, sizes = x.shape[1] - self.prefix, acting.sizes
-        scoring = scoring_of(acting.requires, "class" if self.class_rows else "received")
+        scoring = self.cost.scoring(acting.requires)
         normed = block.norm1(x)
         plain = is_plain(block.attn)
         if plain:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.measure.cost import ShallowCost, scoring_of
+from sparsebench.measure.cost import ShallowCost
 from sparsebench.models.acting import Pass
 from sparsebench.strategy import Keep
 from sparsebench.tokens import gather
@@ -89,7 +89,7 @@ class ShallowViT(nn.Module):
             "received_attention": received,
             "pixels": lambda: None,
         }
-        scoring = scoring_of(acting.requires, "received") if acting.acts(0) else ""
+        scoring = self.cost.scoring(acting.requires) if acting.acts(0) else ""
         plan = acting.decide(0, given)
         acting.went(X.shape[1], early=plan is not None, scoring=scoring)
         if plan is None:

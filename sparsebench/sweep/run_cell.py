@@ -162,8 +162,8 @@ def _measure(cell: Cell, strategy: Strategy, registry: Registry, context: Contex
     _add_cost(result, network, actor, evaluation)
     if task.inputs == "images":
         _add_timing(result, network, tested, splits[1])
-    if actor is not None and {"attention", "class_attention", "received_attention"} & actor.requires:
-        result.notes["attention"] = _attention_seen(actor, network)
+    if actor is not None and (scoring := network.cost.scoring(actor.requires)):
+        result.notes["attention"] = "received" if scoring == "received" else network.attention_source
     result.weights = {name: value.cpu().contiguous() for name, value in network.module.state_dict().items()}
     return result
 
@@ -252,9 +252,3 @@ def _add_timing(result: _Result, network: Network, actor: Actor | None, samples:
     batch, seconds = seconds_per_batch(network, actor, samples)
     result.samples["seconds_per_batch"] = tuple(round(s, 6) for s in seconds)
     result.add("images_per_s", batch / float(np.median(seconds)), "images/s", len(seconds))
-
-
-def _attention_seen(actor: Actor, network: Network) -> str:
-    if "received_attention" in actor.requires:
-        return "received"
-    return network.attention_source

@@ -1,4 +1,3 @@
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -6,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import processes_of
 
 from sparsebench.budget import FULL
 from sparsebench.plugin.origin import Origin
@@ -148,15 +148,7 @@ def test_a_cell_that_starts_from_another_gives_the_same_in_workers(tmp_path: Pat
 
 def workers_of(out: Path) -> list[int]:
     """Return the process numbers of the workers that run for the folder."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"sparsebench.sweep.worker" in command and os.fsencode(out) in command:
-            found.append(int(folder.name))
-    return found
+    return processes_of(out, b"sparsebench.sweep.worker")
 
 
 @pytest.fixture(scope="module")

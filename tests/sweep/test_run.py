@@ -1,6 +1,5 @@
 import json
 import logging
-import os
 import shutil
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from processes import processes_of
 
 from sparsebench import api
 from sparsebench.errors import UserError
@@ -246,19 +246,6 @@ def finish(out: Path) -> tuple[str, int]:
     new: list[Record] = []
     api.run("attn_topk", tasks=LONG, n_train=[4], seeds=2, out=out, jobs=0, on_record=new.append)
     return (out / "leaderboard.csv").read_text(), len(new)
-
-
-def processes_of(out: Path) -> list[int]:
-    """Return the process numbers of all that runs for the folder."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if os.fsencode(out) in command:
-            found.append(int(folder.name))
-    return found
 
 
 def soon(condition: Callable[[], Any], seconds: float) -> bool:
