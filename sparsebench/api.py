@@ -88,7 +88,7 @@ def execute(
     from sparsebench.plugin.registry import Registry
     from sparsebench.sweep import run as runs
     from sparsebench.sweep import store
-    from sparsebench.sweep.suite import Request
+    from sparsebench.sweep.expand import Request
 
     folder, registry = Path(out), Registry()
     request = Request(

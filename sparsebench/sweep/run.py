@@ -12,9 +12,9 @@ from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, environment, store
 from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.expand import Request, expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
-from sparsebench.sweep.suite import Request, expand
 from sparsebench.tasks import sources
 
 Rerun = Literal["missing", "failed", "always"]

@@ -12,9 +12,9 @@ from sparsebench.plugin.origin import Origin
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine
 from sparsebench.sweep.cell import Cell, Part
+from sparsebench.sweep.expand import Request, expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Failure, Metric, Record
-from sparsebench.sweep.suite import Request, expand
 
 
 @pytest.fixture(scope="session")

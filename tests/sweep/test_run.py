@@ -20,8 +20,8 @@ from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
+from sparsebench.sweep.expand import Request
 from sparsebench.sweep.record import Record
-from sparsebench.sweep.suite import Request
 
 THEORY = "theory:steps=40,test=20,tokens=20"
 # A step size so small that no cell ends early: about a fifth of a second each.

@@ -8,8 +8,8 @@ from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import suite as suites
+from sparsebench.sweep.expand import Request, expand
 from sparsebench.sweep.job import Job
-from sparsebench.sweep.suite import Request, expand
 
 BASELINES = {"dense", "random", "oracle", "anti_oracle"}
 THEORY = "theory:steps=40,test=20,tokens=20"

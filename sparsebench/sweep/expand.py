@@ -1,0 +1,218 @@
+"""How a run's request becomes cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from sparsebench.budget import FULL, Budget
+from sparsebench.errors import UserError, unknown
+from sparsebench.models.base import Model
+from sparsebench.plugin.registry import Found, Registry
+from sparsebench.plugin.spec import Spec, fill, parse
+from sparsebench.strategy import Strategy
+from sparsebench.sweep.cell import Cell, Part, Where
+from sparsebench.sweep.job import Job
+from sparsebench.sweep.suite import Suite, SuiteTask, load
+from sparsebench.tasks.base import Task
+
+BUDGET_KEYS = ("keep_rate", "macs")
+WEIGHTS_SEED = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run was asked for, on top of its suite; None and () leave the suite's own.
+
+    Attributes:
+        plugins, tasks: NAME, NAME:param=v1,v2, and for plugins a path to a .py file.
+        model: NAME or NAME:param=v, for every task it fits.
+        keep, macs: budgets to sweep over, in place of the suite's.
+        images, backgrounds: names of located image sets, for every image task.
+        where: whether tokens are removed in training, in the test, or in both; "both" leaves the suite's own.
+        figures: only what the suite has for these figures of a paper.
+    """
+
+    plugins: tuple[str, ...] = ()
+    suite: str = "quick"
+    tasks: tuple[str, ...] = ()
+    model: str | None = None
+    images: str | None = None
+    backgrounds: str | None = None
+    seeds: int | None = None
+    keep: tuple[float, ...] = ()
+    macs: tuple[float, ...] = ()
+    n_train: tuple[int, ...] = ()
+    where: Where = "both"
+    figures: tuple[str, ...] = ()
+
+
+def expand(request: Request, registry: Registry) -> list[Job]:
+    """Return the jobs of a request: initial models first, then repetition by repetition.
+
+    In that order the work left is always like the work done, and every strategy has a number after the first
+    repetition.
+    """
+    if request.where not in get_args(Where):
+        raise UserError("where", got=f"'{request.where}'", allowed=get_args(Where))
+    if request.seeds is not None and request.seeds < 1:
+        raise UserError("--seeds", got=request.seeds, allowed="1 or more")
+    settings = list(_settings(load(request.suite), request, registry))
+    jobs: dict[str, Job] = {}
+    for repetition in range(max(setting.seeds for setting in settings)):
+        for setting in settings:
+            if repetition >= setting.seeds:
+                continue
+            for contender in setting.contenders:
+                for n_train in setting.n_train:
+                    for job in _jobs(setting, contender, n_train, repetition, registry):
+                        jobs.setdefault(job.cell.id, job)
+    return sorted(jobs.values(), key=lambda job: not job.keep_weights)
+
+
+def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: int, registry: Registry) -> Iterator[Job]:
+    """Yield the job of one cell, after that of the cell it starts from, if there is one."""
+    model, files = Part.of(setting.model), tuple(map(str, registry.files))
+    init = None
+    if (start := setting.task.initial()) is not None:
+        task, samples = start
+        dense = registry.strategy("dense")
+        init = Cell(
+            task=Part.of(task), model=model, strategy=Part.of(dense.cls()), budget=FULL, n_train=samples,
+            repetition=WEIGHTS_SEED,
+        )  # fmt: skip
+        yield Job(cell=init, origin=dense.origin, kind=dense.cls.kind, label="dense", files=files, keep_weights=True)
+    strategy, found, budget = contender
+    cell = Cell(
+        task=Part.of(setting.task), model=model, strategy=Part.of(strategy), budget=budget, n_train=n_train,
+        repetition=repetition, where=setting.where if strategy.budgeted else "both", init=init,
+    )  # fmt: skip
+    yield Job(
+        cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), files=files, failure=found.failure,
+        after=init.id if init else "",
+    )  # fmt: skip
+
+
+def _label(strategy: Strategy) -> str:
+    """Return the strategy's name, with the parameters that are not its defaults."""
+    own = strategy.model_dump(mode="json", exclude_defaults=True)
+    return strategy.name + (f"({', '.join(f'{k}={v}' for k, v in own.items())})" if own else "")
+
+
+_Contender = tuple[Strategy, Found, Budget]
+
+
+@dataclass(frozen=True)
+class _Setting:
+    task: Task
+    model: Model
+    contenders: tuple[_Contender, ...]
+    n_train: tuple[int, ...]
+    seeds: int
+    where: Where
+
+
+def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_Setting]:
+    """Yield every task with its model and strategies: the suite's, or those of the request."""
+    if any(n < 1 for n in request.n_train):
+        raise UserError("--n-train", got=list(request.n_train), allowed="1 or more")
+    for entry, params in _entries(suite, request, registry):
+        contenders = tuple(_contenders(suite, entry, request, registry))
+        for own in entry.task_params():
+            task = _task(entry.name, own | params, request, registry)
+            for model in _models(task, entry, request, registry):
+                model.check(task)
+                where = entry.where if request.where == "both" else request.where
+                seeds = request.seeds or entry.seeds or suite.seeds
+                yield _Setting(task, model, contenders, request.n_train or entry.n_train, seeds, where)
+
+
+def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
+    """Yield the suite's entries that were asked for, with the parameters that were."""
+    figures = sorted({entry.figure for entry in suite.task} - {""})
+    if strange := sorted(set(request.figures) - set(figures)):
+        raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
+    of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
+    if not request.tasks:
+        yield from ((entry, {}) for entry in of_suite)
+    for spec in map(parse, request.tasks):
+        registry.task(spec.name)
+        entries = [entry for entry in of_suite if entry.name == spec.name]
+        if not entries and not request.n_train:
+            raise UserError(
+                f"task '{spec.name}' is not in suite '{suite.name}'", next_step="say how much with --n-train"
+            )
+        for entry in entries or [SuiteTask(name=spec.name, n_train=request.n_train)]:
+            yield from ((entry, params) for params in spec.combinations())
+
+
+def _task(name: str, params: dict[str, Any], request: Request, registry: Registry) -> Task:
+    cls = registry.task(name)
+    for key in ("images", "backgrounds"):
+        if getattr(request, key) is not None and key in cls.model_fields:
+            params = params | {key: getattr(request, key)}
+    task = fill(cls, params, f"task '{name}'")
+    task.check()
+    return task
+
+
+def _models(task: Task, entry: SuiteTask, request: Request, registry: Registry) -> Iterator[Model]:
+    """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own."""
+    if request.model is not None:
+        name = request.model.partition(":")[0]
+        cls = registry.model(name)
+        spec = parse(request.model, positional=cls.positional)
+        if cls.inputs == task.inputs:
+            (params, *more) = spec.combinations()
+            if more:
+                raise UserError("--model takes one value a parameter", got=request.model)
+            yield fill(cls, params, f"model '{name}'")
+            return
+        if request.tasks:
+            raise UserError(f"model '{name}' takes {cls.inputs}, and task '{task.name}' gives {task.inputs}")
+    name = entry.model or task.default_model
+    for params in entry.all_model_params():
+        yield fill(registry.model(name), params, f"model '{name}'")
+
+
+def _contenders(suite: Suite, entry: SuiteTask, request: Request, registry: Registry) -> Iterator[_Contender]:
+    """Yield every strategy with its parameters and each of its budgets: the plugins asked for and the baselines.
+
+    A plugin that names budgets of its own is run at those; the baselines are run at every budget that occurs. A task
+    with strategies of its own has those in place of the baselines.
+    """
+    given = (*request.plugins, *(entry.strategies or ()))
+    specs = [spec for text in given for spec in _named(text, registry)]
+    shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
+    budgets = [_own_budgets(spec) or shared or [suite.budget] for spec in specs]
+    every = list(dict.fromkeys(budget for some in budgets for budget in some)) or shared or [suite.budget]
+    baselines = [(Spec(name), every) for name in suite.baselines] if entry.strategies is None else []
+    for spec, some in [*zip(specs, budgets, strict=True), *baselines]:
+        found = registry.strategy(spec.name)
+        for params in spec.combinations(without=BUDGET_KEYS):
+            strategy = found.cls() if found.failure else fill(found.cls, params, f"strategy '{spec.name}'")
+            for budget in some if strategy.budgeted else [FULL]:
+                yield strategy, found, _placed(budget, strategy, None if request.model else suite.budget.blocks)
+
+
+def _own_budgets(spec: Spec) -> list[Budget]:
+    return [Budget(**{key: value}) for key in BUDGET_KEYS for value in spec.params.get(key, ())]
+
+
+def _placed(budget: Budget, strategy: Strategy, blocks: tuple[int, ...] | None) -> Budget:
+    """Return the budget with these stages, or none where the strategy acts at the input or spends nothing.
+
+    A suite's stages are made for its own models; with another model the budget's default is taken.
+    """
+    inside = strategy.budgeted and strategy.site != "input"
+    return budget.model_copy(update={"blocks": blocks if inside else None})
+
+
+def _named(text: str, registry: Registry) -> list[Spec]:
+    """Return the specifications of a plugin argument: one, or one for each strategy of a file."""
+    spec = parse(text)
+    if not spec.name.endswith(".py"):
+        return [spec]
+    return [Spec(name, spec.params) for name in registry.load_file(Path(spec.name))]
