@@ -123,13 +123,18 @@ class VitCost:
 
 @dataclass(frozen=True)
 class ShallowCost:
-    """The one-layer network of Li et al. 2023, eq. (1): L tokens, width d, attention widths m_b and m_a, m neurons."""
+    """The one-layer network of Li et al. 2023, eq. (1): L tokens, width d, attention widths m_b and m_a, m neurons.
+
+    Each head has its own attention; a skip connection costs no multiplication; each output reads all neurons.
+    """
 
     tokens: int
     d: int
     m_a: int
     m_b: int
     m: int
+    heads: int = 1
+    outputs: int = 1
     depth: int = 1
 
     def scoring(self, needs: Collection[str]) -> Scoring:
@@ -147,4 +152,4 @@ class ShallowCost:
         L, n = step.tokens_in, step.tokens_out
         scoring = 2 * L * self.d * self.m_b + L * L * self.m_b if step.scoring else 0
         attention = 2 * n * self.d * self.m_b + n * n * self.m_b + n * self.d * self.m_a + n * n * self.m_a
-        return scoring + attention + n * self.m_a * self.m + n * self.m
+        return self.heads * (scoring + attention + n * self.m_a * self.m) + n * self.m * self.outputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from sparsebench.measure.cost import CostModel
     from sparsebench.models.acting import Pass
+
+Init = Literal["assumption", "scale", "worst", "literal"]
+Attention = Literal["trained", "frozen"]
 
 
 class Network(Protocol):
@@ -64,7 +67,10 @@ class Model(BaseModel):
 
 
 class Shallow(Model):
-    """The one-layer Vision Transformer of Li et al. (ICLR 2023), eq. (1)."""
+    """The one-layer Vision Transformer of Li et al. (ICLR 2023), eq. (1), and its variants of Appendix G.
+
+    Two classes are read from the sign of one output, the four of y in {+1,-1}^2 from the signs of two.
+    """
 
     name: ClassVar[str] = "shallow"
     inputs: ClassVar[Inputs] = "tokens"
@@ -73,15 +79,23 @@ class Shallow(Model):
     sigma: float = Field(0.1, ge=0, description="error of the initial value matrix")
     delta: float = Field(0.2, ge=0, description="error of the initial query and key matrices")
     xi: float = Field(0.01, gt=0, description="standard deviation of the initial W_O")
+    init: Init = Field("assumption", description="what the initial errors look like; literal is as the paper prints")
+    attention: Attention = Field("trained", description="frozen leaves the query and key matrices as they began")
+    heads: int = Field(1, gt=0, description="attention heads, concatenated before W_O")
+    skip: bool = Field(False, description="add each token to what each head gives for it")
 
     def build(self, data: Data, repetition: int) -> Network:
-        """See `Model.build`."""
+        """See `Model.build`. What is trained and whether tokens skip the attention do not change the first weights."""
         from sparsebench.models.shallow import ShallowViT
 
         if data.patterns is None:
             raise UserError("model 'shallow' needs the patterns of the tokens, which this task does not give")
-        rng = seeds.generator("init", self.name, self.model_dump_json(), repetition)
-        return ShallowViT(rng, data.patterns, data.train.inputs.shape[1], **self.model_dump())
+        outputs = {2: 1, 4: 2}.get(len(data.classes))
+        if outputs is None:
+            raise UserError("model 'shallow' tells classes apart by signs", got=len(data.classes), allowed="2 or 4")
+        law = self.model_dump_json(exclude={"attention", "skip"})
+        rng = seeds.generator("init", self.name, law, repetition)
+        return ShallowViT(rng, data.patterns, data.train.inputs.shape[1], **self.model_dump(), outputs=outputs)
 
 
 class _Deep(Model):

@@ -11,24 +11,35 @@ from torch import Tensor, nn
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import ShallowCost
 from sparsebench.models.acting import Pass
+from sparsebench.models.base import Attention, Init
 from sparsebench.strategy import Keep
 from sparsebench.tokens import gather
+
+C0 = 0.01
+"""The paper's token noise, in terms of which it prints the initial weights."""
 
 
 class ShallowViT(nn.Module):
     """F(X) = (1 / |S|) sum_(l in S) a_(l)^T ReLU(W_O W_V X softmax(X^T W_K^T W_Q x_l)), one scalar a sample.
 
     Scores are not divided by sqrt(m_b). The output weights a_(l), one vector a position, are frozen at +-1/sqrt(m).
-    A token outside S is gone from the softmax keys, from the sum over l, and from 1 / |S|.
+    A token outside S is gone from the softmax keys, from the sum over l, and from 1 / |S|. The variants are those of
+    Appendix G: the H heads' W_V X softmax(..) are concatenated before W_O; a skip connection adds x_l to each; for
+    four classes there are two outputs, each with an a of its own.
 
     Args:
         rng: the source of the initial weights.
         patterns: (d, M) the data's patterns mu_1..mu_M as columns.
         tokens: L, tokens a sample.
         m: neurons.
-        sigma: error of the initial value matrix, ||W_V mu_j - p_j||.
+        sigma: error of the initial value matrices, ||W_V mu_j - p_j||.
         delta: error of the initial query and key matrices, ||W_Q mu_j - r_j||.
         xi: standard deviation of the initial W_O.
+        init: what the errors look like, see `_first_weights`.
+        attention: "frozen" leaves W_Q and W_K as they began (Proposition 1).
+        heads: H, each with its own W_Q, W_K and W_V, (d, d), initialised on its own.
+        skip: whether x_l is added to what each head gives for token l.
+        outputs: O, 1 for two classes or 2 for four.
     """
 
     grid = None
@@ -45,46 +56,75 @@ class ShallowViT(nn.Module):
         sigma: float,
         delta: float,
         xi: float,
+        init: Init = "assumption",
+        attention: Attention = "trained",
+        heads: int = 1,
+        skip: bool = False,
+        outputs: int = 1,
     ):
         super().__init__()
         d = patterns.shape[0]
         basis = complete(rng, patterns)
-        rotation = np.linalg.qr(rng.standard_normal((d, d)))[0]
-        self.W_V = _parameter((rotation + sigma * _unit_columns(rng, d)) @ basis.T)
-        self.W_K = _parameter((np.eye(d) + delta * _unit_columns(rng, d)) @ basis.T)
-        self.W_Q = _parameter(self.W_K.detach().numpy())
-        self.W_O = _parameter(xi * rng.standard_normal((m, d)))
-        self.register_buffer("a", torch.tensor(rng.choice([-1.0, 1.0], (tokens, m)) / m**0.5, dtype=torch.float32))
-        self.cost = ShallowCost(tokens, d, d, d, m)
+        first = [_first_weights(rng, basis, 2 * outputs, init, sigma, delta) for _ in range(heads)]
+        W_QK, W_V = (np.stack(matrices) for matrices in zip(*first, strict=True))
+        self.W_V = _parameter(W_V)
+        self.W_K, self.W_Q = (_parameter(W_QK).requires_grad_(attention == "trained") for _ in range(2))
+        self.W_O = _parameter(xi * rng.standard_normal((m, heads * d)))
+        signs = rng.choice([-1.0, 1.0], (outputs, tokens, m))
+        self.register_buffer("a", torch.tensor(signs / m**0.5, dtype=torch.float32))
+        self.heads, self.skip = heads, skip
+        self.cost = ShallowCost(tokens, d, d, d, m, heads, outputs)
 
     @property
     def module(self) -> ShallowViT:
         """The torch module that holds the weights: itself."""
         return self
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is eq. (1) as it stands: one head, no skip connection, one output."""
+        return self.heads == 1 and not self.skip and len(self.a) == 1
+
     def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
-        """Return F(X), (B,), for tokens X of shape (B, L, d)."""
-        a = self.a.expand(X.shape[0], -1, -1)
-        if acting is not None and (index := self._choose(acting, X)) is not None:
-            X, a = gather(X, index), self.a[index]
-        hidden = torch.relu(self._attention(X) @ (X @ self.W_V.T) @ self.W_O.T)
-        return (hidden * a).sum(dim=2).mean(dim=1)
+        """Return F(X), (B,) or with two outputs (B, 2), for tokens X of shape (B, L, d)."""
+        index = None if acting is None else self.choose(acting, X)
+        X = X if index is None else gather(X, index)
+        mixed = self.attention(X) @ self._by_head(X, self.W_V)
+        if self.skip:
+            mixed = mixed + X[:, None]
+        hidden = torch.relu(mixed.transpose(1, 2).flatten(2) @ self.W_O.T)
+        F = [(hidden * (a if index is None else a[index])).sum(dim=2).mean(dim=1) for a in self.a]
+        return F[0] if len(F) == 1 else torch.stack(F, dim=1)
 
-    def _attention(self, X: Tensor) -> Tensor:
-        """Return (B, L, L), row l the attention of token l over all tokens."""
-        return torch.softmax(X @ self.W_Q.T @ (X @ self.W_K.T).transpose(1, 2), dim=2)
+    def attention(self, X: Tensor) -> Tensor:
+        """Return (B, H, L, L), row l the attention of token l over all tokens."""
+        return torch.softmax(self._by_head(X, self.W_Q) @ self._by_head(X, self.W_K).mT, dim=3)
 
-    def _choose(self, acting: Pass, X: Tensor) -> Tensor | None:
+    def attention_on(self, mask: Tensor, X: Tensor, acting: Pass | None = None) -> Tensor:
+        """Return (B,), the share of attention that lies on the tokens of the (B, L) mask.
+
+        Mean over heads and attending tokens (Li et al. 2023, Fig. 4); where a strategy acts, over the tokens it keeps.
+        """
+        index = None if acting is None else self.choose(acting, X)
+        if index is not None:
+            X, mask = gather(X, index), mask.gather(1, index)
+        return (self.attention(X) * mask[:, None, None, :].to(X.dtype)).sum(dim=3).mean(dim=(1, 2))
+
+    def _by_head(self, X: Tensor, W: Tensor) -> Tensor:
+        """Return (B, H, L, d), the tokens (B, L, d) times each head's matrix in W (H, d, d)."""
+        return (X @ W.flatten(0, 1).T).unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    def choose(self, acting: Pass, X: Tensor) -> Tensor | None:
         """Return the (B, M) positions in S, or None where all tokens stay."""
 
         def received() -> Tensor:
-            return self._attention(X).mean(dim=1)
+            return self.attention(X).mean(dim=(1, 2))
 
         given: dict[str, Callable[[], Tensor | None]] = {
             "tokens": lambda: X,
-            "queries": lambda: (X @ self.W_Q.T)[:, None],
-            "keys": lambda: (X @ self.W_K.T)[:, None],
-            "values": lambda: (X @ self.W_V.T)[:, None],
+            "queries": lambda: self._by_head(X, self.W_Q),
+            "keys": lambda: self._by_head(X, self.W_K),
+            "values": lambda: self._by_head(X, self.W_V),
             "attention": received,
             "received_attention": received,
             "pixels": lambda: None,
@@ -107,6 +147,29 @@ def complete(rng: np.random.Generator, columns: np.ndarray) -> np.ndarray:
     d, M = columns.shape
     q, r = np.linalg.qr(np.concatenate([columns, rng.standard_normal((d, d - M))], axis=1))
     return q * np.sign(np.diag(r))
+
+
+def _first_weights(
+    rng: np.random.Generator, basis: np.ndarray, classes: int, init: Init, sigma: float, delta: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first W_Q = W_K and W_V of a head, for patterns that are the first columns of the (d, d) basis B.
+
+    With U a random rotation, E random unit columns, p_j = U e_j and q_j = r_j = e_j:
+    "assumption": (I + delta E_K) B^T and (U + sigma E_V) B^T, which meet Assumption 1;
+    "scale": (1 - delta) B^T and (1 - sigma) U B^T, the same errors as a loss of length;
+    "worst": as "assumption", but a discriminative pattern errs by sigma p_k, k the class of opposite signs;
+    "literal": delta^2 I / c0^2 and sigma^2 U / c0^2 as the paper prints them, which contradict Assumption 1.
+    """
+    d = len(basis)
+    rotation = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    if init == "scale":
+        return (1 - delta) * basis.T, (1 - sigma) * rotation @ basis.T
+    if init == "literal":
+        return delta**2 / C0**2 * np.eye(d), sigma**2 / C0**2 * rotation
+    error = _unit_columns(rng, d)
+    if init == "worst":
+        error[:, :classes] = rotation[:, classes - 1 :: -1]
+    return (np.eye(d) + delta * _unit_columns(rng, d)) @ basis.T, (rotation + sigma * error) @ basis.T
 
 
 def _unit_columns(rng: np.random.Generator, d: int) -> np.ndarray:

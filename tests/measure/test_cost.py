@@ -178,18 +178,19 @@ def test_products_outside_blocks_embedding_and_head_are_counted_or_the_model_is_
     assert network.cost.macs(steps) == pytest.approx(counted(network, torch.rand(1, 3, side, side), None), rel=0.005)
 
 
+@pytest.mark.parametrize("variant", [{}, {"heads": 3}, {"skip": True}, {"heads": 2, "skip": True, "outputs": 2}])
 @pytest.mark.parametrize(("needs", "rate"), [((), 1.0), ((), 0.4), (("tokens",), 0.4), (("attention",), 0.4)])
-def test_the_closed_form_of_the_shallow_model_is_what_the_counter_counts(scripted, needs, rate):
+def test_the_closed_form_of_the_shallow_model_is_what_the_counter_counts(scripted, needs, rate, variant):
     def decide(view, keep):
         for field in needs:
             getattr(view, field)
         return first_tokens(view, keep)
 
     L, m = 20, 32
-    network = ShallowViT(np.random.default_rng(0), np.eye(8)[:, :4], L, m=m, sigma=0.1, delta=0.2, xi=0.1)
+    network = ShallowViT(np.random.default_rng(0), np.eye(8)[:, :4], L, m=m, sigma=0.1, delta=0.2, xi=0.1, **variant)
     actor = Actor(scripted(decide, needs=needs), Budget(keep_rate=rate), network.cost, None, 0)
     acting = actor.begin(torch.arange(1), 0, None, tokens=L, training=False)
     # The read-out is a sum of products by element, which the counter does not see.
-    found = counted(network, torch.rand(1, L, 8), acting) + round(rate * L) * m
+    found = counted(network, torch.rand(1, L, 8), acting) + round(rate * L) * m * variant.get("outputs", 1)
     assert network.cost.macs(acting.steps) == found
     assert acting.steps == actor.planned

@@ -278,6 +278,7 @@ def test_attn_topk_on_the_theory_model_keeps_what_receives_most():
     data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
     network, tokens = Shallow(m=8).build(data, 0), torch.from_numpy(data.train.inputs)
     with torch.no_grad():
-        received = torch.softmax(tokens @ network.W_Q.T @ (tokens @ network.W_K.T).mT, dim=2).mean(dim=1)
+        queries, keys = tokens @ network.W_Q[0].T, tokens @ network.W_K[0].T
+        received = torch.softmax(queries @ keys.mT, dim=2).mean(dim=1)
     acting, _ = act(AttnTopK(), network, tokens)
     assert torch.equal(acting.index, received.argsort(dim=1, descending=True)[:, :10].sort(dim=1).values)
