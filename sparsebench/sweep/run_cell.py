@@ -7,6 +7,7 @@ import traceback
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, U
 from sparsebench.measure import groups, selection
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Model, Network
+from sparsebench.models.shallow import ShallowViT
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import fill
 from sparsebench.strategy import Strategy
@@ -26,8 +28,13 @@ from sparsebench.sweep.cell import Cell
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, Status, TokenStep, pack
 from sparsebench.tasks.base import Data, Locations, Split, Task
+from sparsebench.tasks.theory import Theory
 from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
-from sparsebench.training.loop import Samples, train
+from sparsebench.training.loop import steps_for, train
+from sparsebench.training.steps import Samples, Steps
+
+if TYPE_CHECKING:
+    from sparsebench.training.watch import Watch
 
 RELEVANT = 0.5
 """A patch counts as relevant when at least this share of it matters (theory tokens are 0 or 1)."""
@@ -151,8 +158,15 @@ def _measure(cell: Cell, strategy: Strategy, registry: Registry, context: Contex
     splits = [_on_device(split, network.grid, context.device) for split in (data.train, data.test)]
     order = ("order", cell.task.name, cell.n_train, cell.repetition)
     result = _Result()
-    trained = train(network, actor if cell.where != "test" else None, splits[0], recipe, order)
+    steps = steps_for(network, actor if cell.where != "test" else None, splits[0], recipe)
     tested = actor if cell.where != "train" else None
+    watch = _watch(task, steps, network, tested, splits[1])
+    trained = train(steps, cell.n_train, recipe, order, on_step=watch)
+    steps.store()
+    if not all(bool(p.isfinite().all()) for p in network.module.parameters()):
+        raise DivergedError("training diverged: the weights after the last step are not finite")
+    if watch is not None:
+        _add_watched(result, watch, int(trained["steps"]))
     evaluation = evaluate(network, tested, splits[1], recipe)
     if not np.isfinite(evaluation.loss):
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
@@ -198,6 +212,30 @@ def _on_device(split: Split, grid: tuple[int, int] | None, device: str) -> Sampl
         for x in (split.inputs, split.labels, split.relevance_on(grid))
     )
     return Samples(inputs, labels, relevance)
+
+
+def _watch(task: Task, steps: Steps, network: Network, actor: Actor | None, test: Samples) -> Watch | None:
+    """Return what looks at the test split while training, if the task asks for it."""
+    if not (isinstance(task, Theory) and task.watch):
+        return None
+    if not isinstance(network, ShallowViT):
+        raise UnsupportedError("watch=... is for the shallow model: others have no attention on relevant tokens")
+    from sparsebench.training.watch import Watch
+
+    return Watch(task, steps, network, actor, test)
+
+
+def _add_watched(result: _Result, watch: Watch, steps: int) -> None:
+    """Add what was seen while training, to the last step."""
+    watch.look(steps)
+    n = len(watch.samples.labels)
+    result.samples |= {
+        "watched_steps": tuple(map(float, watch.at)),
+        "watched_test_loss": tuple(watch.losses),
+        "watched_attention": tuple(watch.masses),
+    }
+    result.add("attention_on_relevant", watch.masses[-1], "fraction", n)
+    result.add("iterations", watch.iterations(), "steps", n)
 
 
 def _add_training(result: _Result, trained: dict[str, float], n: int) -> None:

@@ -12,7 +12,7 @@ from sparsebench.measure.cost import Step
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.loop import Samples, losses, predictions
+from sparsebench.training.steps import Samples, losses, predictions
 
 BATCH = 100
 
