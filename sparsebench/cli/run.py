@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sparsebench.api import OUT
 from sparsebench.board.tables import FORMATS
-
-if TYPE_CHECKING:
-    from sparsebench.sweep.record import Record
-    from sparsebench.sweep.run import Plan
+from sparsebench.cli.progress import Progress
 
 
 class _Numbers(click.ParamType):
@@ -87,7 +83,7 @@ def run(form: str, out: Path, **options: Any) -> None:  # fmt: skip
     from sparsebench.board.publish import notes_on
     from sparsebench.board.tables import render
 
-    progress = _Progress()
+    progress = Progress()
     try:
         finished = execute(out=out, on_plan=progress.begin, on_record=progress.step, **options)
     except KeyboardInterrupt:
@@ -98,46 +94,3 @@ def run(form: str, out: Path, **options: Any) -> None:  # fmt: skip
     click.echo(render(build(finished), form, notes_on(finished)), nl=False)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png", err=True)
     sys.exit(int(any(row["status"] not in ("ok", "unsupported", "skipped") for row in finished)))
-
-
-class _Progress:
-    """A bar with the time left, reckoned from what the cells of each task took so far."""
-
-    def __init__(self) -> None:
-        self.bar: Any = None
-        self.left: Counter[str] = Counter()
-        self.took: dict[str, list[float]] = {}
-        self.workers = 1
-
-    def begin(self, plan: Plan, workers: int) -> None:
-        if not plan.todo:
-            click.echo(f"all {len(plan.jobs)} cells are in the store", err=True)
-            return
-        from tqdm import tqdm
-
-        click.echo(
-            f"{len(plan.todo)} of {len(plan.jobs)} cells to run, on {workers or 'no'} worker processes", err=True
-        )
-        self.left.update(job.cell.task.name for job in plan.todo)
-        self.workers = max(1, workers)
-        form = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} cells, {elapsed} gone{postfix}"
-        interval = 0.5 if sys.stderr.isatty() else 10
-        self.bar = tqdm(total=len(plan.todo), bar_format=form, mininterval=interval, file=sys.stderr)
-
-    def step(self, record: Record) -> None:
-        task = record.cell.task.name
-        self.left[task] -= 1
-        self.took.setdefault(task, []).append(record.seconds)
-        self.bar.set_postfix_str(f"{self.time_left()} left, {record.label} on {task} done", refresh=False)
-        self.bar.update()
-
-    def time_left(self) -> str:
-        """Return the time left; "over" it while some task has no finished cell yet."""
-        known = {task: sum(s) / len(s) for task, s in self.took.items()}
-        seconds = int(sum(n * known.get(task, 0) for task, n in self.left.items()) / self.workers)
-        unknown = any(n > 0 and task not in known for task, n in self.left.items())
-        return f"{'over ' if unknown else ''}{seconds // 60}:{seconds % 60:02d}"
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()

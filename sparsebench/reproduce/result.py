@@ -1,0 +1,101 @@
+"""What a figure is: its data, its picture, its verdicts."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsebench.reproduce.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Panel = Callable[["Axes"], None]
+COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#6b7280")
+PUBLISHED = "#111827"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One figure.
+
+    Attributes:
+        title: what it shows.
+        tables: the data by the name of the CSV file, rows with the same keys.
+        panels: what draws each panel.
+        verdicts: what became of its claims.
+    """
+
+    title: str
+    tables: dict[str, list[dict[str, Any]]]
+    panels: list[Panel]
+    verdicts: list[Verdict]
+
+    def pictures(self) -> dict[str, bytes]:
+        """Return the figure as PNG and SVG; the same data give the same bytes."""
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        columns = min(3, len(self.panels))
+        rows = -(-len(self.panels) // columns)
+        with matplotlib.rc_context({"svg.hashsalt": "sparsebench", "axes.spines.top": False, "font.size": 9}):
+            figure = Figure(figsize=(4.6 * columns, 3.6 * rows + 0.4), layout="constrained")
+            FigureCanvasAgg(figure)
+            axes = figure.subplots(rows, columns, squeeze=False).ravel()
+            for panel, axis in zip(self.panels, axes, strict=False):
+                panel(axis)
+            for axis in axes[len(self.panels) :]:
+                axis.set_visible(False)
+            figure.suptitle(self.title, fontsize=11)
+            made = {}
+            for form, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
+                out = io.BytesIO()
+                figure.savefig(out, format=form, dpi=130, metadata=metadata)
+                made[form] = out.getvalue()
+        return made
+
+
+def heat_map(axis: Axes, title: str, x: np.ndarray, sizes: np.ndarray, rates: np.ndarray, label: str) -> None:
+    """Draw success rates (len(sizes), len(x)), white where all trials succeed and black where none does."""
+    axis.imshow(rates, cmap="gray", vmin=0, vmax=1, origin="lower", aspect="auto")
+    for (row, column), rate in np.ndenumerate(rates):
+        if np.isfinite(rate):
+            colour = "black" if rate > 0.5 else "white"
+            axis.text(column, row, f"{rate:.2g}", ha="center", va="center", fontsize=6, color=colour)
+    axis.set_xticks(range(len(x)), [f"{value:.3g}" for value in x], rotation=60)
+    axis.set_yticks(range(len(sizes)), [str(n) for n in sizes])
+    axis.set(title=title, xlabel=label, ylabel="training samples N")
+
+
+def band(axis: Axes, x: np.ndarray, values: np.ndarray, label: str, colour: str) -> None:
+    """Draw the mean of values (repetitions, len(x)) with a band of one standard deviation."""
+    mean = values.mean(axis=0)
+    axis.plot(x, mean, color=colour, label=label, marker="o", markersize=3)
+    if len(values) > 1:
+        spread = values.std(axis=0, ddof=1)
+        axis.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+
+
+def points(
+    axis: Axes, x: np.ndarray, triples: list[tuple[float, float | None, float | None]], label: str, colour: str
+) -> None:
+    """Draw values with their intervals; an open triangle at the lower end of an interval that is not reached."""
+    for place, (value, low, high) in zip(x, triples, strict=True):
+        if np.isfinite(value):
+            ends = (value if low is None else low, value if high is None or not np.isfinite(high) else high)
+            axis.plot([place, place], ends, color=colour, linewidth=1)
+            axis.plot(place, value, "o", color=colour, markersize=4)
+        elif low is not None and np.isfinite(low):
+            axis.plot(place, low, "^", color=colour, markerfacecolor="none")
+    axis.plot([], [], "o", color=colour, label=label)
+
+
+def dashed(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, colour: str = "#6b7280") -> None:
+    """Draw a prediction."""
+    order = np.argsort(x)
+    axis.plot(x[order], y[order], "--", color=colour, linewidth=1, label=label)

@@ -1,0 +1,69 @@
+"""Every synthetic figure of the shallow-ViT paper (Li et al., ICLR 2023): what is run, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from sparsebench.reproduce import dynamics, removal, samples
+from sparsebench.reproduce.result import Result
+from sparsebench.reproduce.trials import Trial, trials_of
+from sparsebench.reproduce.verdicts import Verdict, as_csv, as_json, markdown
+from sparsebench.sweep.record import Record
+from sparsebench.sweep.store import write_whole
+
+PRESETS = ("quick", "default", "full")
+FIGURES: dict[str, Callable[[Sequence[Trial]], Result]] = {
+    "1a": samples.figure_1a,
+    "1b": samples.figure_1b,
+    "2": dynamics.figure_2,
+    "3": samples.figure_3,
+    "4": dynamics.figure_4,
+    "5": removal.figure_5,
+    "7": dynamics.figure_7,
+    "8": removal.figure_8,
+    "strategies": samples.strategies,
+}
+"""By their number in the paper; the last one is not in it."""
+
+
+def suite(preset: str) -> str:
+    """Return the name of the suite that a preset runs."""
+    return f"theory-{preset}"
+
+
+def publish(records: Mapping[str, Sequence[Record]], out: Path) -> list[Verdict]:
+    """Write each figure's pictures and data and the table of verdicts, and return the verdicts.
+
+    Args:
+        records: those of each figure.
+        out: the folder; figNAME.png, .svg, .csv and verdicts.md, .csv, .json are written to it.
+    """
+    verdicts, notes = [], []
+    for name, some in records.items():
+        notes += _notes(name, some)
+        if not (trials := trials_of(some)):
+            continue
+        result = FIGURES[name](trials)
+        stem = name if name == "strategies" else f"fig{name}"
+        for form, content in result.pictures().items():
+            write_whole(out / f"{stem}.{form}", content)
+        for table, rows in result.tables.items():
+            write_whole(out / f"{table}.csv", as_csv(rows).encode())
+        verdicts += result.verdicts
+    write_whole(out / "verdicts.md", markdown(verdicts, notes).encode())
+    write_whole(out / "verdicts.json", as_json(verdicts, notes).encode())
+    if verdicts:
+        write_whole(out / "verdicts.csv", as_csv([vars(verdict) for verdict in verdicts]).encode())
+    return verdicts
+
+
+def _notes(name: str, records: Sequence[Record]) -> list[str]:
+    """Return what a reader must know: which trials have no answer, and which never fitted their training samples."""
+    lost = Counter(f"{r.status}: {r.failure.reason if r.failure else ''}" for r in records if r.status != "ok")
+    lines = [f"figure {name}: {n} of {len(records)} trials {reason}" for reason, n in sorted(lost.items())]
+    unfitted = sum((r.metrics["train_loss"].value or 0) > 0 for r in records if r.status == "ok")
+    if unfitted:
+        lines.append(f"figure {name}: {unfitted} of {len(records)} trials reached the step limit before zero loss")
+    return lines
