@@ -62,6 +62,7 @@ class Result:
 
 def heat_map(axis: Axes, title: str, x: np.ndarray, sizes: np.ndarray, rates: np.ndarray, label: str) -> None:
     """Draw success rates (len(sizes), len(x)), white where all trials succeed and black where none does."""
+    axis.set_facecolor("#dbeafe")  # what was not run
     axis.imshow(rates, cmap="gray", vmin=0, vmax=1, origin="lower", aspect="auto")
     for (row, column), rate in np.ndenumerate(rates):
         if np.isfinite(rate):

@@ -366,7 +366,7 @@ def step(
         _attend(X[n], S, K, w, zeros)
         F = _read_out(places[n], weights.a, w, zeros) / S
         loss = 1 - signs[n] * F
-        if loss <= 0:  # not so for NaN
+        if -np.inf < loss <= 0:  # not so for NaN
             continue
         summed, moved = summed + loss, True
         c = X.dtype.type(-signs[n] / (len(rows) * S))
