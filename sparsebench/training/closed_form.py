@@ -12,10 +12,7 @@ from sparsebench.tasks.base import Recipe
 from sparsebench.tokens import gather
 from sparsebench.training import kernels
 from sparsebench.training.kernels import TILE, Weights, Work, work_space
-from sparsebench.training.steps import Samples
-
-FIXED = frozenset({"tokens", "pixels", "relevance"})
-"""What a strategy may look at for its choice to be the same in every step."""
+from sparsebench.training.steps import FIXED, Samples
 
 
 def applies(network: ShallowViT, recipe: Recipe) -> bool:

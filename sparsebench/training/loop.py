@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from sparsebench import seeds
@@ -26,6 +28,79 @@ def steps_for(network: Network, actor: Actor | None, samples: Samples, recipe: R
     return Autograd(network, actor, samples, recipe)
 
 
+class Batch(NamedTuple):
+    """Samples of one step, and where in the training it is.
+
+    Attributes:
+        rows: which samples.
+        visit: which pass it is to a strategy that draws anew in each.
+        done: share of the training that is done, in [0, 1).
+        ends_pass: whether the pass ends with it.
+    """
+
+    rows: np.ndarray
+    visit: int
+    done: float
+    ends_pass: bool
+
+
+class Course:
+    """Which batches a training has, pass by pass without replacement, and when it is over.
+
+    Args:
+        n: number of training samples.
+        recipe: how.
+        order_seed: dimensions that name the order of the samples.
+
+    Attributes:
+        step, epoch: steps and passes done.
+        mean: mean loss of the last pass.
+    """
+
+    def __init__(self, n: int, recipe: Recipe, order_seed: tuple[object, ...]):
+        self.n, self.recipe, self.order_seed = n, recipe, order_seed
+        self.batch = min(recipe.batch, n)
+        self.total = min(recipe.steps, recipe.epochs * math.ceil(n / self.batch))
+        self.step, self.epoch, self.mean = 0, 0, math.nan
+        self.finished = self.total == 0
+        self._summed: Tensor | float = 0.0
+        self._seen = 0
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches in their order, whatever the losses."""
+        step, epoch = 0, 0
+        while step < self.total:
+            order = seeds.generator(*self.order_seed, epoch).permutation(self.n)
+            for start in range(0, min(self.n, (self.total - step) * self.batch), self.batch):
+                rows = order[start : start + self.batch]
+                ends = start + self.batch >= self.n or step + 1 == self.total
+                yield Batch(rows, 0 if self.recipe.fixed_selection else epoch, step / self.total, ends)
+                step += 1
+            epoch += 1
+
+    def tell(self, batch: Batch, loss: Tensor | float) -> None:
+        """Take note of the summed loss of the next batch.
+
+        Raises:
+            DivergedError: the loss became NaN or infinite.
+        """
+        self._summed, self._seen, self.step = self._summed + loss, self._seen + len(batch.rows), self.step + 1
+        self.finished = self.step == self.total
+        if not batch.ends_pass:
+            return
+        self.epoch += 1
+        self.mean = float(self._summed) / self._seen
+        if not math.isfinite(self.mean):
+            raise DivergedError(f"training diverged: the loss of pass {self.epoch} is {self.mean}")
+        still = self.recipe.stop_at_zero_loss and self.mean == 0.0 and self._seen == self.n
+        self.finished = self.finished or still
+        self._summed, self._seen = 0.0, 0
+
+    def outcome(self) -> dict[str, float]:
+        """Return steps done, passes done, and the last pass's mean loss."""
+        return {"steps": float(self.step), "epochs": float(self.epoch), "train_loss": self.mean}
+
+
 def train(
     steps: Steps,
     n: int,
@@ -33,40 +108,26 @@ def train(
     order_seed: tuple[object, ...],
     on_step: Callable[[int], None] | None = None,
 ) -> dict[str, float]:
-    """Train with batches drawn without replacement, pass by pass.
+    """Train to the end of the course.
 
     Args:
         steps: what is trained.
-        n: number of training samples.
-        recipe: how.
-        order_seed: dimensions that name the order of the samples.
+        n, recipe, order_seed: see `Course`.
         on_step: called with the number of steps done, before the first and after each.
 
     Returns:
-        steps done, passes done, and the last pass's mean loss.
+        see `Course.outcome`.
 
     Raises:
         DivergedError: the loss became NaN or infinite.
     """
-    batch = min(recipe.batch, n)
-    total = min(recipe.steps, recipe.epochs * math.ceil(n / batch))
-    step, epoch, mean = 0, 0, math.nan
+    course = Course(n, recipe, order_seed)
     if on_step is not None:
         on_step(0)
-    while step < total:
-        order = seeds.generator(*order_seed, epoch).permutation(n)
-        visit, seen = 0 if recipe.fixed_selection else epoch, 0
-        summed: Tensor | float = 0.0
-        for start in range(0, min(n, (total - step) * batch), batch):
-            rows = order[start : start + batch]
-            summed = summed + steps.step(rows, visit, step / total)
-            step, seen = step + 1, seen + len(rows)
-            if on_step is not None:
-                on_step(step)
-        epoch += 1
-        mean = float(summed) / seen
-        if not math.isfinite(mean):
-            raise DivergedError(f"training diverged: the loss of pass {epoch} is {mean}")
-        if recipe.stop_at_zero_loss and mean == 0.0 and seen == n:
+    for batch in course.batches():
+        course.tell(batch, steps.step(batch.rows, batch.visit, batch.done))
+        if on_step is not None:
+            on_step(course.step)
+        if course.finished:
             break
-    return {"steps": float(step), "epochs": float(epoch), "train_loss": mean}
+    return course.outcome()

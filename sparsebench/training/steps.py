@@ -14,6 +14,9 @@ from sparsebench.models.acting import Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
 
+FIXED = frozenset({"tokens", "pixels", "relevance"})
+"""What a strategy may look at for its choice to be the same in every step."""
+
 
 def losses(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the (B,) losses: hinge or cross-entropy.
