@@ -50,6 +50,7 @@ class Model(BaseModel):
         name: what users type.
         inputs: "tokens" or "images", what the tasks it fits must give.
         positional: the parameter that NAME:VALUE sets, if any.
+        together: whether a GPU trains several of them faster in one program.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -57,6 +58,7 @@ class Model(BaseModel):
     name: ClassVar[str]
     inputs: ClassVar[Inputs]
     positional: ClassVar[str | None] = None
+    together: ClassVar[bool] = False
 
     def check(self, task: Task) -> None:
         """Raise UserError if the model cannot be built for that task."""
@@ -74,6 +76,7 @@ class Shallow(Model):
 
     name: ClassVar[str] = "shallow"
     inputs: ClassVar[Inputs] = "tokens"
+    together: ClassVar[bool] = True
 
     m: int = Field(256, gt=0, description="neurons; the paper has 1000, with which success curves agree")
     sigma: float = Field(0.1, ge=0, description="error of the initial value matrix")

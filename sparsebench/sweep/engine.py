@@ -23,15 +23,37 @@ from sparsebench.tasks.base import Locations
 
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
+TOGETHER = 1000
+"""Cells given to a worker on a GPU at once; it trains as many at a time as its memory holds."""
+
 
 def inline(jobs: Sequence[Job], registry: Registry, out: Path, device: str, locations: Locations) -> Iterator[Record]:
     """Yield the record of each job, run one after the other in this process: for debugging."""
-    from sparsebench.sweep.run_cell import Context, run_cell
+    from sparsebench.sweep.prepare import Context
+    from sparsebench.sweep.run_cell import run_cells
     from sparsebench.sweep.worker import one_thread
 
+    several = most_together(device)
     with one_thread():
-        for job in jobs:
-            yield run_cell(job, registry, Context(out, device, locations))
+        for batch in _batches(jobs, several):
+            yield from run_cells(batch, registry, Context(out, device, locations))
+
+
+def most_together(device: str) -> int:
+    """Return how many cells a worker is given at once, if they can be trained in one program."""
+    return 1 if device == "cpu" else TOGETHER
+
+
+def _batches(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
+    """Yield the jobs in their order: neighbours that may go together in lists of at most `most`, others alone."""
+    batch: list[Job] = []
+    for job in jobs:
+        if batch and not (job.together and batch[-1].together and len(batch) < most):
+            yield batch
+            batch = []
+        batch.append(job)
+    if batch:
+        yield batch
 
 
 def local(jobs: Sequence[Job], workers: int, out: Path, device: str, locations: Locations) -> Iterator[Record]:
@@ -40,7 +62,7 @@ def local(jobs: Sequence[Job], workers: int, out: Path, device: str, locations: 
     A worker that dies costs the cell it was at, whose record says `crashed`; a fresh worker takes the next one.
     Workers end with this process, however it ends.
     """
-    queue_ = _Queue(jobs)
+    queue_ = _Queue(jobs, most_together(device))
     records: queue.SimpleQueue[Record | BaseException] = queue.SimpleQueue()
     setting = {
         "out": str(out),
@@ -65,18 +87,18 @@ def local(jobs: Sequence[Job], workers: int, out: Path, device: str, locations: 
 
 
 class _Queue:
-    """Jobs in order, each handed out once those it waits for are done."""
+    """Jobs in order, each handed out once those it waits for are done; some several at a time."""
 
-    def __init__(self, jobs: Sequence[Job]):
-        self.waiting = list(jobs)
+    def __init__(self, jobs: Sequence[Job], most: int):
+        self.waiting = list(_batches(jobs, most))
         self.open = {job.cell.id for job in jobs}
         self.changed = threading.Condition()
 
-    def take(self) -> Job | None:
+    def take(self) -> list[Job] | None:
         with self.changed:
             while self.waiting:
-                for position, job in enumerate(self.waiting):
-                    if job.after not in self.open:
+                for position, batch in enumerate(self.waiting):
+                    if not any(job.after in self.open for job in batch):
                         return self.waiting.pop(position)
                 self.changed.wait()
             return None
@@ -104,30 +126,43 @@ class _Slot:
 
     def _serve(self) -> None:
         try:
-            while (job := self.jobs.take()) is not None:
-                record = self._ask(job)
-                if self.stopped:
-                    return
-                self.records.put(record)
-                self.jobs.done(job)
+            while (batch := self.jobs.take()) is not None:
+                for job, record in self._ask(batch):
+                    if self.stopped:
+                        return
+                    self.records.put(record)
+                    self.jobs.done(job)
             self._end()
         except BaseException as error:  # handed to the consumer, which raises it
             self.records.put(error)
 
-    def _ask(self, job: Job) -> Record:
-        """Return the worker's record of the job, or one that says that the worker died."""
+    def _ask(self, batch: list[Job]) -> Iterator[tuple[Job, Record]]:
+        """Yield the worker's record of each job.
+
+        If the worker dies, the jobs it had not answered are asked again one by one; one that was alone has a record
+        that says so.
+        """
         process = self._worker()
         assert process.stdin is not None and process.stdout is not None
-        started = datetime.now(UTC)
-        try:
-            process.stdin.write(job.model_dump_json().encode() + b"\n")
+        started, left = datetime.now(UTC), {job.cell.id: job for job in batch}
+        with suppress(BrokenPipeError, OSError):
+            process.stdin.write(b"[" + b",".join(job.model_dump_json().encode() for job in batch) + b"]\n")
             process.stdin.flush()
-            answer = process.stdout.readline()
-        except (BrokenPipeError, OSError):
-            answer = b""
-        if answer.endswith(b"\n"):
-            return Record.model_validate_json(answer)
+            while left and (answer := process.stdout.readline()).endswith(b"\n"):
+                record = Record.model_validate_json(answer)
+                yield left.pop(record.cell_id), record
+        if not left:
+            return
         code = self._reap(process)
+        if self.stopped:
+            return
+        if len(batch) > 1:
+            for job in left.values():
+                yield from self._ask([job])
+            return
+        yield batch[0], self._crashed(batch[0], code, started)
+
+    def _crashed(self, job: Job, code: int, started: datetime) -> Record:
         reason = f"the worker was ended by {signal.Signals(-code).name}" if code < 0 else f"the worker left with {code}"
         failure = Failure(reason=reason, kind="crash", traceback=self._last_words())
         seconds = (datetime.now(UTC) - started).total_seconds()

@@ -91,7 +91,7 @@ def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: in
     )  # fmt: skip
     yield Job(
         cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), files=files, failure=found.failure,
-        after=init.id if init else "",
+        after=init.id if init else "", together=setting.model.together and init is None,
     )  # fmt: skip
 
 
@@ -118,8 +118,9 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
     """Yield every task with its model and strategies: the suite's, or those of the request."""
     if any(n < 1 for n in request.n_train):
         raise UserError("--n-train", got=list(request.n_train), allowed="1 or more")
+    plugins = [spec for text in request.plugins for spec in _named(text, registry)]  # files may bring tasks
     for entry, params in _entries(suite, request, registry):
-        contenders = tuple(_contenders(suite, entry, request, registry))
+        contenders = tuple(_contenders(suite, entry, plugins, request, registry))
         for own in entry.task_params():
             task = _task(entry.name, own | params, request, registry)
             for model in _models(task, entry, request, registry):
@@ -177,14 +178,15 @@ def _models(task: Task, entry: SuiteTask, request: Request, registry: Registry) 
         yield fill(registry.model(name), params, f"model '{name}'")
 
 
-def _contenders(suite: Suite, entry: SuiteTask, request: Request, registry: Registry) -> Iterator[_Contender]:
+def _contenders(
+    suite: Suite, entry: SuiteTask, plugins: list[Spec], request: Request, registry: Registry
+) -> Iterator[_Contender]:
     """Yield every strategy with its parameters and each of its budgets: the plugins asked for and the baselines.
 
     A plugin that names budgets of its own is run at those; the baselines are run at every budget that occurs. A task
     with strategies of its own has those in place of the baselines.
     """
-    given = (*request.plugins, *(entry.strategies or ()))
-    specs = [spec for text in given for spec in _named(text, registry)]
+    specs = plugins + [parse(text) for text in entry.strategies or ()]
     shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
     budgets = [_own_budgets(spec) or shared or [suite.budget] for spec in specs]
     every = list(dict.fromkeys(budget for some in budgets for budget in some)) or shared or [suite.budget]

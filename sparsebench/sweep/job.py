@@ -21,6 +21,7 @@ class Job(BaseModel):
         failure: why the strategy could not be loaded, if so: the cell is recorded as failed and not run.
         after: id of the cell that must be done before, or "".
         keep_weights: whether other cells start from its weights.
+        together: whether several like it may be trained in one program, where that is faster.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,6 +34,7 @@ class Job(BaseModel):
     failure: str | None = None
     after: str = ""
     keep_weights: bool = False
+    together: bool = False
 
     def record_of_failure(self, status: Status, failure: Failure, started: str = "", seconds: float = 0.0) -> Record:
         """Return a record that says why there is no result."""

@@ -1,37 +1,36 @@
-"""From a cell to its record: draw the data, build the network, train it, test it, measure."""
+"""From jobs to records: prepare each cell, train it, test it, measure."""
 
 from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from scipy.stats import binomtest
 
 from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.measure import groups, selection
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Model, Network
+from sparsebench.models.base import Network
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.plugin.registry import Registry
-from sparsebench.plugin.spec import fill
-from sparsebench.strategy import Strategy
 from sparsebench.sweep import environment, store
-from sparsebench.sweep.cell import Cell
 from sparsebench.sweep.job import Job
+from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, Status, TokenStep, pack
-from sparsebench.tasks.base import Data, Locations, Split, Task
+from sparsebench.tasks.base import Data, Task
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
-from sparsebench.training.loop import steps_for, train
+from sparsebench.training.loop import Course, steps_for, train
 from sparsebench.training.steps import Samples, Steps
+from sparsebench.training.trials import Trial, fits, train_together
 
 if TYPE_CHECKING:
     from sparsebench.training.watch import Watch
@@ -40,75 +39,47 @@ RELEVANT = 0.5
 """A patch counts as relevant when at least this share of it matters (theory tokens are 0 or 1)."""
 
 
-@dataclass(frozen=True)
-class Context:
-    """What a cell needs and its hash does not know: this machine.
-
-    Attributes:
-        out: the run's folder, for initial weights.
-        device: "cpu" or "cuda:i".
-        locations: where the image sets lie.
-    """
-
-    out: Path
-    device: str
-    locations: Locations
-
-
 def run_cell(job: Job, registry: Registry, context: Context) -> Record:
     """Return the job's record, whatever happens: what a strategy does wrong is in the record, not raised."""
-    started, clock = datetime.now(UTC).isoformat(), time.perf_counter()
-    result, failure = _Result(), None
-    status: Status = "ok"
+    (record,) = run_cells([job], registry, context)
+    return record
+
+
+def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iterator[Record]:
+    """Yield the record of each job. Several that can are trained in one program on CUDA; on the CPU one by one."""
+    if context.device == "cpu" or len(jobs) == 1:
+        for job in jobs:
+            run = _Run(job, context)
+            run.attempt(partial(run.prepare, registry))
+            run.attempt(run.train)
+            run.attempt(run.measure)
+            yield run.record(share=1)
+        return
+    runs = [_Run(job, context) for job in jobs]
+    for run in runs:
+        run.attempt(partial(run.prepare, registry))
+    _train_together([run for run in runs if run.can_share()])
+    for run in runs:
+        if run.trained is None:
+            run.attempt(run.train)
+        run.attempt(run.measure)
+        yield run.record(share=len(runs))
+
+
+def _train_together(runs: Sequence[_Run]) -> None:
+    """Train what runs in one program; each has its outcome then, or how it failed."""
+    trials = [run.trial() for run in runs]
     try:
-        torch.manual_seed(seeds.seed_of("cell", job.cell.id))
-        result = _measure(job.cell, _strategy(job, registry), registry, context)
-        if job.keep_weights:
-            store.write_whole(store.weights_path(context.out, job.cell.id), save(result.weights))
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        status, failure = "oom", _failure(error)
-    except UnsupportedError as error:
-        status, failure = "unsupported", _failure(error)
-    except (StrategyError, DivergedError, UserError) as error:
-        status, failure = "failed", _failure(error)
-    except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
-        status, failure = "failed", _failure(error)
-    seconds = time.perf_counter() - clock
-    if failure is not None:
-        return job.record_of_failure(status, failure, started, seconds)
-    return Record(
-        cell=job.cell,
-        cell_id=job.cell.id,
-        status=status,
-        metrics=result.metrics,
-        trajectory=result.trajectory,
-        samples=result.samples,
-        outcomes=result.outcomes,
-        notes=result.notes,
-        origin=job.origin,
-        kind=job.kind,
-        label=job.label,
-        environment=environment.digest(environment.describe()),
-        device=_device_name(context.device),
-        started=started,
-        seconds=round(seconds, 3),
-    )
-
-
-def _device_name(device: str) -> str:
-    return device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
-
-
-def _strategy(job: Job, registry: Registry) -> Strategy:
-    """Return the job's strategy, whose source must be the one that the run began with."""
-    for path in job.files:
-        registry.load_file(Path(path))
-    found = registry.strategy(job.cell.strategy.name)
-    if failure := job.failure or found.failure:
-        raise StrategyError(f"the plugin does not load: {failure}")
-    if found.origin.sha256 != job.origin.sha256:
-        raise StrategyError(f"the source of '{found.cls.name}' changed while the run was under way; run it again")
-    return fill(found.cls, job.cell.strategy.params, f"strategy '{found.cls.name}'")
+        train_together(trials)
+    except Exception as error:  # all of them are in the program that failed
+        for run in runs:
+            run.fail(error)
+        return
+    for run, trial in zip(runs, trials, strict=True):
+        if trial.failure is not None:
+            run.fail(trial.failure)
+        else:
+            run.trained = trial.course.outcome()
 
 
 KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
@@ -122,6 +93,96 @@ def _failure(error: BaseException) -> Failure:
     return Failure(reason=" ".join(text.split())[:500], kind=kind, traceback=trace)
 
 
+def _status(error: BaseException) -> Status:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return "oom"
+    return "unsupported" if isinstance(error, UnsupportedError) else "failed"
+
+
+class _Run:
+    """One job on its way to a record, in stages that may fail."""
+
+    def __init__(self, job: Job, context: Context):
+        self.job, self.context = job, context
+        self.started, self.clock = datetime.now(UTC).isoformat(), time.perf_counter()
+        self.status: Status = "ok"
+        self.failure: Failure | None = None
+        self.result = _Result()
+        self.cell: Prepared | None = None
+        self.trained: dict[str, float] | None = None
+
+    def attempt(self, stage: Callable[[], None]) -> None:
+        """Run a stage unless one before it failed."""
+        if self.failure is not None:
+            return
+        try:
+            torch.manual_seed(seeds.seed_of("cell", self.job.cell.id))
+            stage()
+        except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Note what went wrong."""
+        self.status, self.failure = _status(error), _failure(error)
+
+    def prepare(self, registry: Registry) -> None:
+        """Draw the data and build the network."""
+        self.cell = prepare(self.job, registry, self.context)
+
+    def can_share(self) -> bool:
+        """Say whether it can be trained in one program with others."""
+        cell = self.cell
+        if self.failure is not None or cell is None or (isinstance(cell.task, Theory) and cell.task.watch):
+            return False
+        return fits(cell.network, cell.in_training, cell.recipe)
+
+    def trial(self) -> Trial:
+        """Return it as a trial among others."""
+        cell = self.cell
+        assert cell is not None and isinstance(cell.network, ShallowViT)
+        course = Course(cell.cell.n_train, cell.recipe, cell.order)
+        return Trial(cell.network, cell.in_training, cell.train, cell.recipe, course)
+
+    def train(self) -> None:
+        """Train it alone."""
+        cell = self.cell
+        assert cell is not None
+        steps = steps_for(cell.network, cell.in_training, cell.train, cell.recipe)
+        watch = _watch(cell, steps)
+        self.trained = train(steps, cell.cell.n_train, cell.recipe, cell.order, on_step=watch)
+        steps.store()
+        if watch is not None:
+            _add_watched(self.result, watch, int(self.trained["steps"]))
+
+    def measure(self) -> None:
+        """Test it and fill the result; keep the weights if others start from them."""
+        assert self.cell is not None and self.trained is not None
+        _measure(self.result, self.cell, self.trained)
+        if self.job.keep_weights:
+            state = self.cell.network.module.state_dict()
+            weights = {name: value.cpu().contiguous() for name, value in state.items()}
+            store.write_whole(store.weights_path(self.context.out, self.job.cell.id), save(weights))
+
+    def record(self, share: int) -> Record:
+        """Return the record; `share` runs divide the time between them."""
+        self.cell = None  # its memory
+        seconds = (time.perf_counter() - self.clock) / share
+        if self.failure is not None:
+            return self.job.record_of_failure(self.status, self.failure, self.started, seconds)
+        job, result = self.job, self.result
+        return Record(
+            cell=job.cell, cell_id=job.cell.id, status=self.status, metrics=result.metrics,
+            trajectory=result.trajectory, samples=result.samples, outcomes=result.outcomes, notes=result.notes,
+            origin=job.origin, kind=job.kind, label=job.label,
+            environment=environment.digest(environment.describe()), device=_device_name(self.context.device),
+            started=self.started, seconds=round(seconds, 3),
+        )  # fmt: skip
+
+
+def _device_name(device: str) -> str:
+    return device if device == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
+
+
 class _Result:
     """What is filled in while a cell runs."""
 
@@ -131,7 +192,6 @@ class _Result:
         self.samples: dict[str, tuple[float, ...]] = {}
         self.outcomes: Outcomes | None = None
         self.notes: dict[str, str] = {}
-        self.weights: dict[str, torch.Tensor] = {}
 
     def add(self, name: str, value: float | None, unit: str, n: int) -> None:
         """Add one metric; NaN becomes None."""
@@ -148,81 +208,37 @@ class _Result:
         self.metrics[name] = Metric(value=hits / n, unit="fraction", n=n, low=low, high=high, method="Wilson 95 %")
 
 
-def _measure(cell: Cell, strategy: Strategy, registry: Registry, context: Context) -> _Result:
-    task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
-    model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
-    data = task.draw(cell.n_train, cell.repetition, context.locations)
-    network = _network(cell, model, data, context)
-    actor = _actor(cell, strategy, network)
-    recipe = task.recipe()
-    splits = [_on_device(split, network.grid, context.device) for split in (data.train, data.test)]
-    order = ("order", cell.task.name, cell.n_train, cell.repetition)
-    result = _Result()
-    steps = steps_for(network, actor if cell.where != "test" else None, splits[0], recipe)
-    tested = actor if cell.where != "train" else None
-    watch = _watch(task, steps, network, tested, splits[1])
-    trained = train(steps, cell.n_train, recipe, order, on_step=watch)
-    steps.store()
+def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None:
+    """Add all that is measured on the trained network.
+
+    Raises:
+        DivergedError: its weights or its test loss are not finite.
+    """
+    network, actor, recipe = cell.network, cell.actor, cell.recipe
     if not all(bool(p.isfinite().all()) for p in network.module.parameters()):
         raise DivergedError("training diverged: the weights after the last step are not finite")
-    if watch is not None:
-        _add_watched(result, watch, int(trained["steps"]))
-    evaluation = evaluate(network, tested, splits[1], recipe)
+    evaluation = evaluate(network, cell.in_test, cell.test, recipe)
     if not np.isfinite(evaluation.loss):
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
-    _add_training(result, trained, cell.n_train)
-    _add_outcomes(result, task, data, evaluation)
-    _add_selection(result, evaluation, splits[1])
+    _add_training(result, trained, cell.cell.n_train)
+    _add_outcomes(result, cell.task, cell.data, evaluation)
+    _add_selection(result, evaluation, cell.test)
     _add_cost(result, network, actor, evaluation)
-    if task.inputs == "images":
-        _add_timing(result, network, tested, splits[1])
+    if cell.task.inputs == "images":
+        _add_timing(result, network, cell.in_test, cell.test)
     if actor is not None and (scoring := network.cost.scoring(actor.requires)):
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
-    result.weights = {name: value.cpu().contiguous() for name, value in network.module.state_dict().items()}
-    return result
 
 
-def _network(cell: Cell, model: Model, data: Data, context: Context) -> Network:
-    """Return the network on its device: with the initial weights of the repetition, or those of `cell.init`.
-
-    A pre-trained start gets a fresh output layer, as in Li et al. 2023.
-    """
-    network = model.build(data, cell.repetition)
-    if cell.init is not None:
-        path = store.weights_path(context.out, cell.init.id)
-        if not path.exists():
-            raise UserError(f"the initial weights of this cell are missing ({path.name}): their cell did not succeed")
-        state = {k: v for k, v in load_file(path).items() if not k.startswith(("head.", "head_dist."))}
-        network.module.load_state_dict(state, strict=False)
-    network.module.to(context.device)
-    return network
-
-
-def _actor(cell: Cell, strategy: Strategy, network: Network) -> Actor | None:
-    """Return what acts on the network, or None for a strategy that spends no budget."""
-    if not strategy.budgeted:
-        return None
-    stream = seeds.seed_of("strategy", cell.task.name, cell.n_train, cell.repetition)
-    return Actor(strategy, cell.budget, network.cost, network.grid, stream)
-
-
-def _on_device(split: Split, grid: tuple[int, int] | None, device: str) -> Samples:
-    inputs, labels, relevance = (
-        torch.from_numpy(np.ascontiguousarray(x)).to(device)
-        for x in (split.inputs, split.labels, split.relevance_on(grid))
-    )
-    return Samples(inputs, labels, relevance)
-
-
-def _watch(task: Task, steps: Steps, network: Network, actor: Actor | None, test: Samples) -> Watch | None:
+def _watch(cell: Prepared, steps: Steps) -> Watch | None:
     """Return what looks at the test split while training, if the task asks for it."""
-    if not (isinstance(task, Theory) and task.watch):
+    if not (isinstance(cell.task, Theory) and cell.task.watch):
         return None
-    if not isinstance(network, ShallowViT):
+    if not isinstance(cell.network, ShallowViT):
         raise UnsupportedError("watch=... is for the shallow model: others have no attention on relevant tokens")
     from sparsebench.training.watch import Watch
 
-    return Watch(task, steps, network, actor, test)
+    return Watch(cell.task, steps, cell.network, cell.in_test, cell.test)
 
 
 def _add_watched(result: _Result, watch: Watch, steps: int) -> None:

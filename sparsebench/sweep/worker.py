@@ -1,4 +1,4 @@
-"""A worker process: reads one job a line, answers one record a line, leaves when its input ends."""
+"""A worker process: reads a list of jobs a line, answers one record a line, leaves when its input ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pydantic import TypeAdapter
+
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep.job import Job
+
+JOBS = TypeAdapter(list[Job])
 
 THREAD_LIMIT = 1
 """Sums of floating-point numbers depend on how they are split over threads, so a cell has one."""
@@ -49,16 +53,17 @@ def main(setting: dict[str, Any]) -> None:
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True).start()
 
-    from sparsebench.sweep.run_cell import Context, run_cell
+    from sparsebench.sweep.prepare import Context
+    from sparsebench.sweep.run_cell import run_cells
 
     locations = {name: Path(path) for name, path in setting["locations"].items()}
     registry, context = Registry(), Context(Path(setting["out"]), setting["device"], locations)
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         while True:
-            record = run_cell(Job.model_validate_json(jobs.get()), registry, context)
-            answers.write(record.model_dump_json().encode() + b"\n")
-            answers.flush()
+            for record in run_cells(JOBS.validate_json(jobs.get()), registry, context):
+                answers.write(record.model_dump_json().encode() + b"\n")
+                answers.flush()
 
 
 def _listen(source: BinaryIO, jobs: queue.SimpleQueue[bytes]) -> None:
