@@ -86,9 +86,10 @@ class Shallow(Model):
     attention: Attention = Field("trained", description="frozen leaves the query and key matrices as they began")
     heads: int = Field(1, gt=0, description="attention heads, concatenated before W_O")
     skip: bool = Field(False, description="add each token to what each head gives for it")
+    precision: Literal["float32", "float64"] = Field("float32", description="of weights and training; float64 to check")
 
     def build(self, data: Data, repetition: int) -> Network:
-        """See `Model.build`. What is trained and whether tokens skip the attention do not change the first weights."""
+        """See `Model.build`. What is trained, a skip connection and the precision do not change the first weights."""
         from sparsebench.models.shallow import ShallowViT
 
         if data.patterns is None:
@@ -96,9 +97,11 @@ class Shallow(Model):
         outputs = {2: 1, 4: 2}.get(len(data.classes))
         if outputs is None:
             raise UserError("model 'shallow' tells classes apart by signs", got=len(data.classes), allowed="2 or 4")
-        law = self.model_dump_json(exclude={"attention", "skip"})
+        law = self.model_dump_json(exclude={"attention", "skip", "precision"})
         rng = seeds.generator("init", self.name, law, repetition)
-        return ShallowViT(rng, data.patterns, data.train.inputs.shape[1], **self.model_dump(), outputs=outputs)
+        own = self.model_dump(exclude={"precision"})
+        network = ShallowViT(rng, data.patterns, data.train.inputs.shape[1], **own, outputs=outputs)
+        return network.double() if self.precision == "float64" else network
 
 
 class _Deep(Model):

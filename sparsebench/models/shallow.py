@@ -88,7 +88,7 @@ class ShallowViT(nn.Module):
     def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
         """Return F(X), (B,) or with two outputs (B, 2), for tokens X of shape (B, L, d)."""
         index = None if acting is None else self.choose(acting, X)
-        X = X if index is None else gather(X, index)
+        X = (X if index is None else gather(X, index)).to(self.W_O.dtype)
         mixed = self.attention(X) @ self._by_head(X, self.W_V)
         if self.skip:
             mixed = mixed + X[:, None]
@@ -108,11 +108,11 @@ class ShallowViT(nn.Module):
         index = None if acting is None else self.choose(acting, X)
         if index is not None:
             X, mask = gather(X, index), mask.gather(1, index)
-        return (self.attention(X) * mask[:, None, None, :].to(X.dtype)).sum(dim=3).mean(dim=(1, 2))
+        return (self.attention(X) * mask[:, None, None, :]).sum(dim=3).mean(dim=(1, 2))
 
     def _by_head(self, X: Tensor, W: Tensor) -> Tensor:
         """Return (B, H, L, d), the tokens (B, L, d) times each head's matrix in W (H, d, d)."""
-        return (X @ W.flatten(0, 1).T).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return (X.to(W.dtype) @ W.flatten(0, 1).T).unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def choose(self, acting: Pass, X: Tensor) -> Tensor | None:
         """Return the (B, M) positions in S, or None where all tokens stay."""

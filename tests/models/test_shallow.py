@@ -14,7 +14,8 @@ from sparsebench.models.shallow import ShallowViT, complete
 from sparsebench.strategy import Keep, Merge, Mix
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.theory import Theory
-from sparsebench.training.steps import losses, predictions
+from sparsebench.training.loop import steps_for, train
+from sparsebench.training.steps import Samples, losses, predictions
 
 B, L, D, M = 3, 12, 8, 5
 BASIS = np.linalg.qr(np.random.default_rng(5).standard_normal((D, D)))[0]
@@ -309,3 +310,21 @@ def test_each_variant_learns(task, changes):
         assert float(losses(recipe, net(fresh), truth).mean()) < 0.05
         assert (predictions(recipe, net(fresh)) == truth).float().mean() >= 0.98
     assert torch.equal(before, net.W_Q.detach()) == (changes == {"attention": "frozen"})
+
+
+def test_in_double_precision_it_starts_from_the_same_weights_and_trains_on_the_same_samples():
+    task = Theory(tokens=20, relevant=0.4, confusion=0.1, test=10, steps=6)
+    data = task.draw(8, 0, {})
+    outputs = {}
+    for precision in ("float32", "float64"):
+        network = Shallow(m=16, precision=precision).build(data, 0)
+        samples = Samples(*(torch.from_numpy(x) for x in (data.train.inputs, data.train.labels, data.train.relevance)))
+        steps = steps_for(network, None, samples, task.recipe())
+        before = network.W_O.detach().clone()
+        train(steps, 8, task.recipe(), ("order",))
+        steps.store()
+        outputs[precision] = before, network(torch.from_numpy(data.test.inputs)).detach()
+    (one, F), (other, G) = outputs["float32"], outputs["float64"]
+    assert torch.equal(one.double(), other) and G.dtype == torch.float64
+    torch.testing.assert_close(F.double(), G, rtol=1e-3, atol=1e-5)
+    assert not torch.equal(F.double(), G)
