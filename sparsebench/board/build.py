@@ -76,7 +76,7 @@ def build(records: Iterable[Flat], by: str | None = None) -> list[Row]:
         if len(tasks) > 1:
             tasks.pop(PRETRAINING, None)
         main = next((tasks[t] for t in ("composite", "spurious", *tasks) if t in tasks), [])
-        return _rank(_board(main, tasks.get("theory", []), tasks.get("spurious", [])), lossy)
+        return _rank(_board(main, tasks.get("theory", []), tasks.get("spurious", main)), lossy)
     if by != "task":
         raise UserError("--by", got=f"'{by}'", allowed="task")
     rows = []

@@ -226,6 +226,8 @@ def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None
     _add_cost(result, network, actor, evaluation)
     if cell.task.inputs == "images":
         _add_timing(result, network, cell.in_test, cell.test)
+    if cell.cell.n_train < recipe.batch:
+        result.notes["batch"] = f"all {cell.cell.n_train} samples; the task's batch of {recipe.batch} is larger"
     if actor is not None and (scoring := network.cost.scoring(actor.requires)):
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
 

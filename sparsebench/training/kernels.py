@@ -47,8 +47,12 @@ def work_space(D: int, S: int, tiles: int, dtype: Any) -> Work:
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a function; the machine code is kept on the disk where there is a place for it."""
-    options: dict[str, Any] = {"fastmath": _FAST, "error_model": "numpy"}
+    """Compile a function; the machine code is kept on the disk where there is a place for it.
+
+    What it calls becomes part of it. A call into a function of its own would reach another copy of that function, with
+    its sums in another order, in a process that compiles than in one that reads from the disk.
+    """
+    options: dict[str, Any] = {"fastmath": _FAST, "error_model": "numpy", "forceinline": True}
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no folder to keep it in
