@@ -25,7 +25,7 @@ from sparsebench.models.acting import Actor
 from sparsebench.models.deep import DeepViT, small_vit
 from sparsebench.sweep.worker import one_thread
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.loop import Samples, losses, optimiser
+from sparsebench.training.steps import Samples, losses, optimiser
 
 Run = Callable[[], object]
 

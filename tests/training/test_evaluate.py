@@ -11,7 +11,7 @@ from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.evaluate import evaluate, seconds_per_batch
-from sparsebench.training.loop import Samples
+from sparsebench.training.steps import Samples
 
 N = 130
 TASK = Theory(tokens=10, relevant=0.4, confusion=0.1, test=N)

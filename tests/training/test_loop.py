@@ -6,6 +6,8 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sparsebench_plugins.random import Random
 from torch import nn
 
@@ -17,11 +19,23 @@ from sparsebench.strategy import Keep
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
 from sparsebench.tasks.theory import Theory
-from sparsebench.training.loop import Samples, losses, optimiser, predictions, train
+from sparsebench.training import loop
+from sparsebench.training.closed_form import ClosedForm
+from sparsebench.training.loop import steps_for
+from sparsebench.training.steps import Autograd, Samples, losses, optimiser, predictions
 
 TASK = Theory(tokens=20, relevant=0.4, confusion=0.1, batch=5, test=20)
 DATA = TASK.draw(20, 0, {})
 SGD = Recipe("hinge", "sgd", lr=0.0, batch=4, epochs=3, steps=10**9)
+
+either = pytest.mark.parametrize("engine", [ClosedForm, Autograd])
+
+
+def train(network, actor, samples, recipe, order_seed, on_step=None, engine=steps_for):
+    steps = engine(network, actor, samples, recipe)
+    done = loop.train(steps, len(samples.labels), recipe, order_seed, on_step)
+    steps.store()
+    return done
 
 
 def samples_of(split, grid=None):
@@ -98,13 +112,30 @@ def test_the_reported_loss_is_the_mean_over_the_samples_of_the_last_pass(steps):
 def test_progress_is_told_step_by_step():
     told = []
     train(Recorder(), None, numbered(10), SGD, ("order",), on_step=told.append)
-    assert told == list(range(1, 10))
+    assert told == list(range(10))
 
 
 def test_the_hinge_loss_and_its_predictions():
     outputs, labels = torch.tensor([2.0, 0.5, -0.5, -2.0]), torch.tensor([1, 1, 1, 0])
     assert losses(SGD, outputs, labels).tolist() == [0, 0.5, 1.5, 0]
     assert predictions(SGD, outputs).tolist() == [1, 1, 0, 0]
+
+
+def test_four_classes_are_the_signs_of_two_outputs():
+    outputs = torch.tensor([[-1.5, -0.5], [-2.0, 1.0], [0.25, -3.0], [4.0, -1.0]])
+    labels = torch.tensor([0, 1, 2, 3])
+    assert losses(SGD, outputs, labels).tolist() == [0.5, 0, 0.75, 2]
+    assert losses(SGD, outputs, torch.tensor([3, 2, 1, 0])).tolist() == [4, 5, 5.25, 5]
+    assert predictions(SGD, outputs).tolist() == [0, 1, 2, 2]
+
+
+@given(st.integers(0, 3), st.floats(1, 100), st.floats(1, 100))
+def test_outputs_with_the_signs_of_a_class_have_no_loss_and_are_that_class(label, first, second):
+    data = Theory(tokens=20, classes=4, relevant=0.4, confusion=0.1).draw(4, 0, {})
+    signs = [int(sign) for sign in data.classes[label].strip("()").split(",")]
+    outputs = torch.tensor([[signs[0] * first, signs[1] * second]])
+    assert losses(SGD, outputs, torch.tensor([label])).tolist() == [0]
+    assert predictions(SGD, outputs).tolist() == [label]
 
 
 def test_cross_entropy_and_its_predictions():
@@ -114,36 +145,39 @@ def test_cross_entropy_and_its_predictions():
     assert predictions(recipe, logits).tolist() == [1, 0]
 
 
-def test_stopping_at_zero_loss_changes_nothing():
+@either
+def test_stopping_at_zero_loss_changes_nothing(engine):
     network, samples = shallow(), samples_of(DATA.train)
     recipe = replace(TASK.recipe(), steps=400, lr=1.0)
-    done = train(network, None, samples, recipe, ("order", 0))
+    done = train(network, None, samples, recipe, ("order", 0), engine=engine)
     assert done["train_loss"] == 0 and done["steps"] < 400
     stopped = copy.deepcopy(network)
     further = replace(recipe, steps=60, stop_at_zero_loss=False)
-    assert train(network, None, samples, further, ("order", 1))["steps"] == 60
+    assert train(network, None, samples, further, ("order", 1), engine=engine)["steps"] == 60
     assert torch.equal(weights(network), weights(stopped))
     whole = shallow()
-    train(whole, None, samples, replace(recipe, stop_at_zero_loss=False), ("order", 0))
+    train(whole, None, samples, replace(recipe, stop_at_zero_loss=False), ("order", 0), engine=engine)
     assert torch.equal(weights(whole), weights(stopped))
 
 
-def test_training_goes_on_while_any_sample_of_a_pass_has_a_loss():
+@either
+def test_training_goes_on_while_any_sample_of_a_pass_has_a_loss(engine):
     network, samples = shallow(), samples_of(DATA.train)
     recipe = replace(TASK.recipe(), steps=400, lr=1.0)
     before = None
-    done = train(network, None, samples, recipe, ("order", 0))
+    done = train(network, None, samples, recipe, ("order", 0), engine=engine)
     for epochs in (int(done["epochs"]) - 1, int(done["epochs"])):
         before, network = network, shallow()
-        told = train(network, None, samples, replace(recipe, epochs=epochs), ("order", 0))
+        told = train(network, None, samples, replace(recipe, epochs=epochs), ("order", 0), engine=engine)
         assert (told["train_loss"] == 0) == (epochs == done["epochs"])
     assert torch.equal(weights(before), weights(network))
 
 
-def test_a_step_is_that_of_plain_gradient_descent():
+@either
+def test_a_step_is_that_of_plain_gradient_descent(engine):
     network, samples = shallow(), samples_of(DATA.train)
     reference = copy.deepcopy(network)
-    train(network, None, samples, replace(TASK.recipe(), batch=20, steps=1, lr=0.3), ("order",))
+    train(network, None, samples, replace(TASK.recipe(), batch=20, steps=1, lr=0.3), ("order",), engine=engine)
     torch.relu(1 - (2 * samples.labels - 1) * reference(samples.inputs)).mean().backward()
     expected = torch.cat([(p - 0.3 * p.grad).detach().flatten() for p in reference.parameters()])
     torch.testing.assert_close(weights(network), expected, atol=1e-6, rtol=1e-5)
@@ -178,24 +212,28 @@ def test_only_matrices_decay():
 
 
 @pytest.mark.parametrize("lr", [1e20, math.inf])
-def test_a_loss_that_is_no_number_ends_training_with_an_error(lr):
+@either
+def test_a_loss_that_is_no_number_ends_training_with_an_error(lr, engine):
     with pytest.raises(DivergedError, match="training diverged: the loss of pass"):
-        train(shallow(), None, samples_of(DATA.train), replace(TASK.recipe(), lr=lr), ("order",))
+        train(shallow(), None, samples_of(DATA.train), replace(TASK.recipe(), lr=lr), ("order",), engine=engine)
 
 
 def random_actor(network, seed=3):
     return Actor(Random(), Budget(keep_rate=0.5), network.cost, network.grid, seed)
 
 
-def test_two_runs_give_the_same_bits():
+@either
+def test_two_runs_give_the_same_bits(engine):
     samples, found = samples_of(DATA.train), []
     for _ in range(2):
         network = shallow()
-        done = train(network, random_actor(network), samples, replace(TASK.recipe(), steps=30), ("order", 0))
+        done = train(
+            network, random_actor(network), samples, replace(TASK.recipe(), steps=30), ("order", 0), engine=engine
+        )
         found.append((weights(network), done))
     assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1]
     other = shallow()
-    train(other, random_actor(other, seed=4), samples, replace(TASK.recipe(), steps=30), ("order", 0))
+    train(other, random_actor(other, seed=4), samples, replace(TASK.recipe(), steps=30), ("order", 0), engine=engine)
     assert not torch.equal(weights(other), found[0][0])
 
 
@@ -210,7 +248,8 @@ def test_two_runs_of_a_vision_transformer_give_the_same_bits():
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-def test_a_fixed_selection_is_the_same_in_every_pass_and_another_one_is_not(scripted, fixed):
+@either
+def test_a_fixed_selection_is_the_same_in_every_pass_and_another_one_is_not(scripted, fixed, engine):
     kept = {}
 
     def decide(view, keep):
@@ -222,21 +261,24 @@ def test_a_fixed_selection_is_the_same_in_every_pass_and_another_one_is_not(scri
     network = shallow()
     actor = Actor(scripted(decide), Budget(keep_rate=0.5), network.cost, None, 3)
     recipe = replace(TASK.recipe(), epochs=3, lr=1e-6, fixed_selection=fixed)
-    train(network, actor, samples_of(DATA.train), recipe, ("order",))
-    assert len(kept) == 20 and all(len(passes) == 3 for passes in kept.values())
+    train(network, actor, samples_of(DATA.train), recipe, ("order",), engine=engine)
+    once = fixed and engine is ClosedForm
+    assert len(kept) == 20 and all(len(passes) == (1 if once else 3) for passes in kept.values())
     assert all((len(set(passes)) == 1) == fixed for passes in kept.values())
 
 
-def test_a_strategy_is_told_that_it_is_trained_with(scripted):
+@either
+def test_a_strategy_is_told_that_it_is_trained_with(scripted, engine):
     told = set()
     network = shallow()
     actor = Actor(scripted(lambda view, keep: told.add(view.training)), Budget(keep_rate=0.5), network.cost, None, 3)
     network.eval()
-    train(network, actor, samples_of(DATA.train), replace(TASK.recipe(), steps=2), ("order",))
-    assert told == {True} and network.training
+    train(network, actor, samples_of(DATA.train), replace(TASK.recipe(), steps=2), ("order",), engine=engine)
+    assert told == {True} and (network.training or engine is ClosedForm)
 
 
-def test_the_oracle_sees_the_mask_of_the_very_samples(scripted):
+@either
+def test_the_oracle_sees_the_mask_of_the_very_samples(scripted, engine):
     network, samples = shallow(), samples_of(DATA.train)
     by_token = {x[0, 0].item(): r for x, r in zip(samples.inputs, samples.relevance, strict=True)}
 
@@ -246,4 +288,4 @@ def test_the_oracle_sees_the_mask_of_the_very_samples(scripted):
 
     strategy = scripted(decide, needs=("tokens", "relevance"), kind="oracle")
     actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, None, 3)
-    train(network, actor, samples, replace(TASK.recipe(), epochs=2), ("order",))
+    train(network, actor, samples, replace(TASK.recipe(), epochs=2), ("order",), engine=engine)

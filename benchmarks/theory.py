@@ -1,0 +1,242 @@
+"""How fast the shallow Vision Transformer is trained, and what makes a trial longer.
+
+    python benchmarks/theory.py            # about a minute on two cores; prints Markdown tables
+
+Everything is compared inside one run: variants take turns, and a ratio is the median of the ratios turn by turn. Times
+are CPU-seconds of one thread. The same steps timed twice (A/A) show the noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from tabulate import tabulate
+
+from sparsebench.models.base import Shallow
+from sparsebench.models.shallow import ShallowViT
+from sparsebench.sweep.engine import THREADS
+from sparsebench.sweep.worker import one_thread
+from sparsebench.tasks.base import Recipe
+from sparsebench.tasks.theory import Theory
+from sparsebench.training.closed_form import ClosedForm
+from sparsebench.training.loop import Course, train
+from sparsebench.training.steps import Autograd, Samples, Steps
+from sparsebench.training.trials import Trial, train_together
+
+Run = Callable[[], object]
+Row = tuple[object, ...]
+Kind = Callable[[ShallowViT, None, Samples, Recipe], Steps]
+
+L, M, B, D = 50, 1000, 20, 10
+STILL = 1e-9
+"""A step size with which every sample keeps its loss, so that each step does the full work."""
+
+
+def turns(variants: dict[str, Run], rounds: int) -> dict[str, list[float]]:
+    """Return the CPU-seconds of each variant in each round, after one round not counted.
+
+    The variants take turns, each round beginning with the next one, so that none always follows the same.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    names = list(variants)
+    for turn in range(rounds + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start = time.process_time()
+            variants[name]()
+            if turn:
+                seconds[name].append(time.process_time() - start)
+    return seconds
+
+
+def ratio(over: Iterable[float], under: Iterable[float]) -> float:
+    """Return the median of the ratios, round by round."""
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+
+
+def table(headers: Sequence[str], rows: Sequence[Row]) -> str:
+    """Return the rows as Markdown."""
+    align = ("left", *["right"] * (len(headers) - 1))
+    return tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True, colalign=align)
+
+
+def flops(tokens: int = L, m: int = M) -> float:
+    """Return the floating-point operations of a step: 6 L m d + 8 L^2 d a sample, forward and backward."""
+    return B * (6 * tokens * m * D + 8 * tokens**2 * D)
+
+
+def problem(
+    tokens: int = L, m: int = M, n: int = B, repetition: int = 0, device: str = "cpu"
+) -> tuple[Recipe, ShallowViT, Samples]:
+    """Return recipe, network and training samples of one trial."""
+    task = Theory(tokens=tokens, d=D, batch=B, test=1)
+    data = task.draw(n, repetition, {})
+    network = Shallow(m=m).build(data, repetition)
+    assert isinstance(network, ShallowViT)
+    split = data.train
+    inputs, labels, mask = (
+        torch.from_numpy(x).to(device) for x in (split.inputs, split.labels, split.relevance_on(None))
+    )
+    return task.recipe(), network.to(device), Samples(inputs, labels, mask)
+
+
+def stepper(kind: Kind, tokens: int = L, m: int = M, steps: int = 1) -> Run:
+    """Return what takes that many steps in which all samples are active."""
+    recipe, network, samples = problem(tokens, m)
+    engine, rows = kind(network, None, samples, replace(recipe, lr=STILL)), np.arange(B)
+
+    def run() -> None:
+        for _ in range(steps):
+            assert engine.step(rows, 0, 0.0) > 0.9 * B
+
+    return run
+
+
+def speed(rounds: int) -> str:
+    """Compare the ways to take a step with each other and with the fastest matrix product."""
+    left, right = (torch.rand(1024, 1024) for _ in range(2))
+    rows: list[Row] = []
+    for m in (M, 256):
+        steps = 20 * M // m
+        seconds = turns(
+            {
+                "autograd": stepper(Autograd, m=m, steps=steps),
+                "closed form": stepper(ClosedForm, m=m, steps=steps),
+                "closed form again": stepper(ClosedForm, m=m, steps=steps),
+                "sgemm": lambda: left @ right,
+            },
+            rounds,
+        )
+        work = {name: steps * flops(m=m) for name in seconds} | {"sgemm": 2 * 1024.0**3}
+        rate = {name: [work[name] / s / 1e9 for s in each] for name, each in seconds.items()}
+        for name, each in rate.items():
+            gain, share = ratio(each, rate["autograd"]), ratio(each, rate["sgemm"])
+            rows.append((name, m, f"{statistics.median(each):.1f}", f"{gain:.2f}", f"{share:.2f}"))
+        rows.append(("many trials on CUDA", m, on_cuda(m), "", ""))
+    return table(["steps by", "m", "GFLOP per second", "over autograd", "share of sgemm"], rows)
+
+
+def on_cuda(m: int, number: int = 64, steps: int = 200) -> str:
+    """Return the GFLOP per wall second of trials in one program."""
+    if not torch.cuda.is_available():
+        return "not measured"
+
+    def run() -> None:
+        trials = []
+        for repetition in range(number):
+            recipe, network, samples = problem(m=m, repetition=repetition, device="cuda")
+            recipe = replace(recipe, lr=STILL, steps=steps)
+            trials.append(Trial(network, None, samples, recipe, Course(B, recipe, ("order", repetition))))
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        train_together(trials)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+
+    seconds: list[float] = []
+    for _ in range(4):
+        run()
+    return f"{number * steps * flops(m=m) / statistics.median(seconds[1:]) / 1e9:.1f}"
+
+
+def trial(n: int, repetition: int = 0, *, stop: bool = True) -> int:
+    """Run a whole trial, data and network included, and return its number of steps."""
+    recipe, network, samples = problem(n=n, repetition=repetition)
+    recipe = replace(recipe, stop_at_zero_loss=stop)
+    steps = ClosedForm(network, None, samples, recipe)
+    done = train(steps, n, recipe, ("order", repetition))
+    steps.store()
+    return int(done["steps"])
+
+
+def throughput(seconds: float) -> tuple[float, float]:
+    """Return trials a wall second and trials a CPU-second when the same is run over and over for about that long."""
+    with one_thread():
+        trial(B)
+        start, used, number = time.perf_counter(), time.process_time(), 0
+        while time.perf_counter() < start + seconds:
+            trial(B)
+            number += 1
+        return number / (time.perf_counter() - start), number / (time.process_time() - used)
+
+
+def processes(rounds: int, seconds: float) -> str:
+    """Compare one process with two, each with trials of its own."""
+    os.environ.update(THREADS)
+    found: dict[int, list[tuple[float, float]]] = {1: [], 2: []}
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(throughput, [0.5, 0.5]))
+        for _ in range(rounds):
+            for number, each in found.items():
+                wall, cpu = np.transpose(list(pool.map(throughput, [seconds] * number)))
+                each.append((wall.sum(), cpu.mean()))
+    rows = []
+    for number, each in found.items():
+        wall, cpu = np.median(each, axis=0)
+        gain = ratio((wall for wall, _ in each), (wall for wall, _ in found[1]))
+        rows.append((number, f"{wall:.2f}", f"{gain:.2f}", f"{cpu:.2f}"))
+    return table(["processes", "trials a second", "over one", "trials a CPU-second"], rows)
+
+
+def step_cost(rounds: int) -> str:
+    """Time a step against tokens and neurons."""
+    shapes = [*((tokens, M) for tokens in (25, 50, 100, 200)), *((L, m) for m in (64, 256, 4000))]
+    steps = {shape: max(2, int(1e9 / flops(*shape))) for shape in shapes}
+    runs = {f"{shape}": stepper(ClosedForm, *shape, steps=steps[shape]) for shape in shapes}
+    rows: list[Row] = []
+    for shape, seconds in zip(shapes, turns(runs, rounds).values(), strict=True):
+        each = statistics.median(seconds) / steps[shape]
+        rows.append((f"L={shape[0]}, m={shape[1]}", f"{1e3 * each:.3f}", f"{flops(*shape) / each / 1e9:.1f}"))
+    return table(["step of", "ms", "GFLOP per second"], rows)
+
+
+def trial_cost(rounds: int) -> str:
+    """Time whole trials against samples and their number."""
+    found: dict[str, int] = {}
+
+    def whole(name: str, n: int, number: int) -> Run:
+        def run() -> None:
+            found[name] = sum(trial(n, repetition) for repetition in range(number))
+
+        return run
+
+    wanted = [(f"N={n}, to zero hinge", n, 1) for n in (20, 80, 320)]
+    wanted += [(f"{number} trials of N=20", 20, number) for number in (2, 4, 8)]
+    seconds = turns({name: whole(name, n, number) for name, n, number in wanted}, rounds)
+    rows: list[Row] = []
+    for name, each in seconds.items():
+        median = statistics.median(each)
+        rows.append((name, found[name], f"{median:.3f}", f"{1e3 * median / found[name]:.3f}"))
+    return table(["training", "steps", "seconds", "ms a step"], rows)
+
+
+def early_stop(rounds: int) -> str:
+    """Compare trials that stop at zero loss with the same that go on."""
+    rows: list[Row] = []
+    for n in (20, 80, 320):
+        found = turns({"stops": partial(trial, n), "goes on": partial(trial, n, stop=False)}, rounds)
+        stops, goes_on = (statistics.median(each) for each in found.values())
+        rows.append((f"N={n}", f"{stops:.3f}", f"{goes_on:.3f}", f"{ratio(found['goes on'], found['stops']):.2f}"))
+    return table(["trial", "seconds", "all 600 steps", "over stopping"], rows)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    rounds = parser.parse_args().rounds
+    with one_thread():
+        print(speed(rounds), step_cost(rounds), trial_cost(3), early_stop(3), processes(5, 2.0), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
