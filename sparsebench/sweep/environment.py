@@ -13,7 +13,7 @@ from pathlib import Path
 from sparsebench.sweep.cell import canonical
 
 PACKAGES = ("sparsebench", "torch", "timm", "torchvision", "numpy", "scipy", "scikit-learn", "pillow", "pluggy",
-            "pydantic")  # fmt: skip
+            "pydantic", "numba", "llvmlite")  # fmt: skip
 
 
 @lru_cache(maxsize=1)

@@ -37,7 +37,7 @@ Work = namedtuple("Work", "C dC dK dV P XT E Z G v scale bits small")
 
 
 def work_space(D: int, S: int, tiles: int, dtype: Any) -> Work:
-    """Return work space for samples of S tokens of width D."""
+    """Return work space for samples of as many real tokens each, padded to S, of width D; what is padding stays 0."""
     lanes = -(-S // LANES) * LANES
     sizes = {
         "C": tiles * D * TILE, "dC": tiles * D * TILE, "dK": D * D, "dV": D * D, "P": S * D, "XT": lanes * D,
@@ -133,7 +133,6 @@ def _softmax(S: int, E: Any, scale: Any, bits: Any, zero: Any) -> None:
         for l in range(LANES):
             e[l] -= scale[l]
     _exp(E, bits, S * LANES)
-    E[S * LANES :] = zero
     scale[:] = zero
     for s in range(S):
         e = E[s * LANES : (s + 1) * LANES]

@@ -388,10 +388,11 @@ def job(repetition=0, plugin="dense", n_train=20, keep_weights=True, **task):
 
 
 @pytest.mark.parametrize("lr", [1e8, 1e20, 1e38])
-@pytest.mark.parametrize(("plugin", "says"), [("dense", "training diverged"), ("attn_topk", "scores holds NaN")])
-def test_a_step_size_that_is_too_large_fails(tmp_path, lr, plugin, says):
+@pytest.mark.parametrize("plugin", ["dense", "attn_topk"])
+def test_a_step_size_that_is_too_large_fails(tmp_path, lr, plugin):
     (record,) = inline([job(lr=lr, keep_weights=False, plugin=plugin)], Registry(), tmp_path, "cpu", {})
-    assert record.status == "failed" and record.failure is not None and says in record.failure.reason
+    assert record.status == "failed" and record.failure is not None
+    assert record.failure.kind == "DivergedError" and "training diverged" in record.failure.reason
 
 
 def what_was_measured(records, out):
