@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsebench.errors import UnsupportedError
+from sparsebench.errors import DivergedError, UnsupportedError
 from sparsebench.measure.cost import ShallowCost
 from sparsebench.models.acting import Pass
 from sparsebench.models.base import Attention, Init
@@ -118,13 +118,13 @@ class ShallowViT(nn.Module):
         """Return the (B, M) positions in S, or None where all tokens stay."""
 
         def received() -> Tensor:
-            return self.attention(X).mean(dim=(1, 2))
+            return _finite(self.attention(X).mean(dim=(1, 2)))
 
         given: dict[str, Callable[[], Tensor | None]] = {
             "tokens": lambda: X,
-            "queries": lambda: self._by_head(X, self.W_Q),
-            "keys": lambda: self._by_head(X, self.W_K),
-            "values": lambda: self._by_head(X, self.W_V),
+            "queries": lambda: _finite(self._by_head(X, self.W_Q)),
+            "keys": lambda: _finite(self._by_head(X, self.W_K)),
+            "values": lambda: _finite(self._by_head(X, self.W_V)),
             "attention": received,
             "received_attention": received,
             "pixels": lambda: None,
@@ -140,6 +140,13 @@ class ShallowViT(nn.Module):
                 "not fused, merged or mixed"
             )
         return plan.index
+
+
+def _finite(seen: Tensor) -> Tensor:
+    """Return what a strategy is to see; DivergedError where it is not finite, since that is not the strategy's doing."""
+    if not bool(seen.isfinite().all()):
+        raise DivergedError("training diverged: what the network shows a strategy is not finite")
+    return seen
 
 
 def complete(rng: np.random.Generator, columns: np.ndarray) -> np.ndarray:
