@@ -143,7 +143,7 @@ class ShallowViT(nn.Module):
 
 
 def _finite(seen: Tensor) -> Tensor:
-    """Return what a strategy is to see; DivergedError where it is not finite, since that is not the strategy's doing."""
+    """Return what a strategy is to see; DivergedError where it is not finite, which is not the strategy's doing."""
     if not bool(seen.isfinite().all()):
         raise DivergedError("training diverged: what the network shows a strategy is not finite")
     return seen
