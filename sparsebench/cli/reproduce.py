@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 from sparsebench.cli.progress import Progress
 
-FIGURES = ("1a", "1b", "2", "3", "4", "5", "7", "8", "strategies")
+FIGURES = ("1a", "1b", "2", "3", "4", "5", "7", "8", "spurious", "strategies")
 
 
 @click.group()

@@ -1,4 +1,4 @@
-"""Figures 5 and 8 of Li et al. (ICLR 2023): the test loss as tokens are removed."""
+"""Removal of tokens, by share: Figures 5 and 8 of Li et al. (ICLR 2023), and one with a spurious pattern."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from typing import Any
 
 import numpy as np
 
-from sparsebench.board.statistics import mean_interval
 from sparsebench.reproduce import published
-from sparsebench.reproduce.result import COLOURS, Panel, Result
-from sparsebench.reproduce.trials import Trial, grouped, paired
+from sparsebench.reproduce.result import COLOURS, Panel, Result, legend
+from sparsebench.reproduce.trials import Interval, Trial, grouped, mean, measured, paired
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 
 LOSS = "test_loss"
+WORST = "worst_group_accuracy"
+NAMES = {LOSS: "test hinge loss", WORST: "worst-group accuracy", "accuracy": "accuracy", "spurious_gap": "spurious gap"}
 CALLED = {"random": "random", "oracle": "irrelevant", "noise": "noisy", "attn_topk": "little attended"}
 """What the paper's curves, and ours, remove."""
+COLOUR = dict(zip(("little attended", "noisy", "irrelevant", "random"), COLOURS, strict=False))
+UNKNOWN = "as Figure 5; no values known"
 WHERE = {"both": "in training and test", "test": "in the test only", "train": "in training only"}
 
 FLAT = 0.25
 """A change of the loss by less than this share of it is none."""
 
-Interval = tuple[float, float | None, float | None]
-
 
 class Removal:
-    """Losses by what is removed and how much of it, each beside dense on the same repetition."""
+    """A metric by what is removed and how much of it, each beside dense on the same repetition."""
 
-    def __init__(self, trials: Sequence[Trial]):
+    def __init__(self, trials: Sequence[Trial], metric: str = LOSS):
+        self.metric = metric
         self.dense = [t for t in trials if t.strategy == "dense"]
         chosen = [t for t in trials if t.strategy != "dense"]
         self.groups = {
@@ -36,44 +38,41 @@ class Removal:
             for name, some in grouped(chosen, lambda t: t.strategy).items()
         }
 
-    def losses(self, what: str) -> dict[float, Interval]:
-        """Return the mean test loss with its interval for each share removed, dense included."""
+    def values(self, what: str) -> dict[float, Interval]:
+        """Return the mean with its interval for each share removed, dense included; NaN if all diverged."""
         groups = {0.0: self.dense, **self.groups[what]}
-        return {
-            share: mean_interval([t.values[LOSS] or 0.0 for t in some if not t.diverged])
-            for share, some in groups.items()
-        }
+        return {share: mean(measured(some, self.metric)) for share, some in groups.items()}
 
     def change(self, what: str, than: str | None = None) -> dict[float, Interval]:
-        """Return the paired change of the loss against dense, or against another removal of the same share."""
+        """Return the paired change against dense, or against another removal of the same share."""
+        other = self.groups[than] if than is not None else dict.fromkeys(self.groups[what], self.dense)
         return {
-            share: mean_interval(paired(some, self.dense if than is None else self.groups[than][share], LOSS))
-            for share, some in self.groups[what].items()
+            share: mean(paired(some, other.get(share, []), self.metric)) for share, some in self.groups[what].items()
         }
 
     def rows(self, **labels: Any) -> list[dict[str, Any]]:
-        """Return losses and changes, a row a removal and share."""
+        """Return values and changes, a row a removal and share; trials are those with a value."""
         rows = []
-        for what in self.groups:
-            change = self.change(what) | {0.0: (0.0, None, None)}
-            for share, (mean, low, high) in self.losses(what).items():
-                n = len(self.dense if share == 0 else self.groups[what][share])
+        for what, groups in self.groups.items():
+            change = self.change(what) | {0.0: (mean(paired(self.dense, self.dense, self.metric))[0], None, None)}
+            for share, (value, low, high) in self.values(what).items():
+                n = len(measured(groups.get(share, self.dense), self.metric))
                 rows.append(
-                    labels | {"removed": what, "share": share, "trials": n, "test loss": mean, "low": low, "high": high,
-                              "change": change[share][0], "change_low": change[share][1],
-                              "change_high": change[share][2]}
+                    labels | {"metric": NAMES[self.metric], "removed": what, "share": share, "trials": n,
+                              "value": value, "low": low, "high": high, "change": change[share][0],
+                              "change_low": change[share][1], "change_high": change[share][2]}
                 )  # fmt: skip
         return rows
 
-    def draw(self, axis: Any, title: str) -> None:
+    def draw(self, axis: Any, title: str, top: float | None = None) -> None:
         """Draw the curves with bands of 95 %."""
-        for what, colour in zip(self.groups, COLOURS, strict=False):
-            losses = self.losses(what)
-            mean, low, high = (np.array([row[i] for row in losses.values()], dtype=float) for i in range(3))
-            axis.plot(list(losses), mean, "o-", color=colour, markersize=3, label=what)
-            axis.fill_between(list(losses), low, high, color=colour, alpha=0.12, linewidth=0)
-        axis.set(title=title, xlabel="share of the tokens removed", ylabel="test hinge loss", ylim=(0, None))
-        axis.legend(frameon=False)
+        for what in self.groups:
+            values, colour = self.values(what), COLOUR.get(what, COLOURS[-1])
+            middle, low, high = (np.array([row[i] for row in values.values()], dtype=float) for i in range(3))
+            axis.plot(list(values), middle, "o-", color=colour, markersize=3, label=what)
+            axis.fill_between(list(values), low, high, color=colour, alpha=0.12, linewidth=0)
+        axis.set(title=title, xlabel="share of the tokens removed", ylabel=NAMES[self.metric], ylim=(0, top))
+        legend(axis)
 
 
 def figure_5(trials: Sequence[Trial]) -> Result:
@@ -86,7 +85,7 @@ def figure_5(trials: Sequence[Trial]) -> Result:
         rows += removal.rows(where=where)
         verdicts += _claims("5", removal, "" if where == "both" else f" ({WHERE[where]})")
         panels.append(partial(removal.draw, title=f"measured, {WHERE[where]}"))
-    return Result("Figure 5: removing tokens", {"fig5": rows}, panels, verdicts)
+    return Result("Figure 5: removing tokens (bands: 95 % intervals)", {"fig5": rows}, panels, verdicts)
 
 
 def figure_8(trials: Sequence[Trial]) -> Result:
@@ -98,16 +97,46 @@ def figure_8(trials: Sequence[Trial]) -> Result:
         rows += removal.rows(M=M)
         verdicts += _claims("8", removal, f" (M={M})")
         panels.append(partial(removal.draw, title=f"M = {M}"))
-    return Result("Figure 8: removing tokens, with M patterns", {"fig8": rows}, panels, verdicts)
+    return Result(
+        "Figure 8: removing tokens, with M patterns (bands: 95 % intervals)", {"fig8": rows}, panels, verdicts
+    )
+
+
+def spurious(trials: Sequence[Trial]) -> Result:
+    """Worst-group accuracy, accuracy and gap as tokens are removed, where a pattern goes with one class in training.
+
+    In the test half of both classes have the pattern, as in Figure 6c of Li et al. (ICLR 2023), which is of pictures.
+    """
+    removals = [Removal(trials, metric) for metric in (WORST, "accuracy", "spurious_gap")]
+    rows = [row for removal in removals for row in removal.rows()]
+    panels: list[Panel] = [partial(removal.draw, title=NAMES[removal.metric], top=1.02) for removal in removals]
+    rate = trials[0].task.spurious_rate
+    title = f"A spurious pattern: in {rate:.0%} of one class, {1 - rate:.0%} of the other (bands: 95 % intervals)"
+    verdicts = [_frees(removals[0])] if "irrelevant" in removals[0].groups else []
+    return Result(title, {"spurious": rows}, panels, verdicts)
+
+
+def _frees(removal: Removal) -> Verdict:
+    values, change = removal.values("irrelevant"), removal.change("irrelevant")
+    steady = bool((np.diff([value for value, _, _ in values.values()]) >= 0).all())
+    ends = _ends(change)
+    gains = bool(ends) and ends[-1][0] > 0
+    return Verdict(
+        "spurious", "removing irrelevant tokens frees the network from a spurious pattern",
+        "Figure 6c, on pictures: accuracy 0.874 to 0.996", f"worst group {_shown(values)}; change {_shown(change)}", "",
+        judge([gains, gains and steady], [high < 0 for _, high in ends]),
+        "reproduced: the interval of the paired gain at the largest share lies above 0, and the mean never falls from "
+        "one share to the next; partly: the former; not: not even that, and the interval lies below 0 at some share",
+    )  # fmt: skip
 
 
 def _published(axis: Any) -> None:
     shown = published.FIGURE_5
-    for what, colour in zip(("noisy", "irrelevant", "random"), (COLOURS[1], COLOURS[2], COLOURS[3]), strict=True):
-        axis.plot(shown["removed"], shown[what], "s-", color=colour, markersize=3, label=what)
+    for what in ("noisy", "irrelevant", "random"):
+        axis.plot(shown["removed"], shown[what], "s-", color=COLOUR[what], markersize=3, label=what)
     axis.set(title="published (other shares of tokens)", xlabel="share of the tokens removed", ylim=(0, None))
     axis.set_ylabel("test hinge loss")
-    axis.legend(frameon=False)
+    legend(axis)
 
 
 def _claims(figure: str, removal: Removal, where: str) -> list[Verdict]:
@@ -119,16 +148,19 @@ def _claims(figure: str, removal: Removal, where: str) -> list[Verdict]:
         ("irrelevant", "random", better, "at every share"),
         ("noisy", "random", better, "at every share"),
     ]
+    own = figure == "5"
     verdicts = [
-        _falls(figure, f"removing {what} tokens {does}{where}", says, removal.change(what, than))
+        _falls(figure, f"removing {what} tokens {does}{where}", says if own else UNKNOWN, removal.change(what, than))
         for what, than, does, says in falls
         if what in removal.groups and (than is None or than in removal.groups)
     ]
     return verdicts + ([_flat(figure, removal, where)] if "random" in removal.groups else [])
 
 
-def _known(change: Mapping[float, Interval]) -> list[tuple[float, float]]:
-    return [(low, high) for _, low, high in change.values() if low is not None and high is not None]
+def _ends(change: Mapping[float, Interval]) -> list[tuple[float, float]]:
+    """Return the ends of each interval; of those that there are not, infinities, which say nothing."""
+    nothing = float("inf")
+    return [(-nothing if low is None else low, nothing if high is None else high) for _, low, high in change.values()]
 
 
 def _shown(change: Mapping[float, Interval]) -> str:
@@ -136,20 +168,23 @@ def _shown(change: Mapping[float, Interval]) -> str:
 
 
 def _falls(figure: str, claim: str, says: str, change: Mapping[float, Interval]) -> Verdict:
-    known = _known(change)
-    word = judge([high < 0 for _, high in known], [low > 0 for low, _ in known])
-    rule = "reproduced: the interval of the paired change lies below 0 at every share; partly: at some; not: above 0"
+    ends = _ends(change)
+    word = judge([high < 0 for _, high in ends], [low > 0 for low, _ in ends])
+    rule = (
+        "reproduced: the interval of the paired change lies below 0 at every share; partly: at some; not: at none, and "
+        "above 0 at some"
+    )
     return Verdict(figure, claim, says, _shown(change), "", word, rule)
 
 
 def _flat(figure: str, removal: Removal, where: str) -> Verdict:
     change = removal.change("random")
-    edge = FLAT * removal.losses("random")[0.0][0]
-    known = _known(change)
-    word = judge([-edge < low and high < edge for low, high in known], [low > 0 or high < 0 for low, high in known])
+    edge = FLAT * removal.values("random")[0.0][0]
+    ends = _ends(change)
+    word = judge([-edge < low and high < edge for low, high in ends], [low > 0 or high < 0 for low, high in ends])
     rule = (
         f"reproduced: the interval of the paired change lies within {FLAT:.0%} of dense at every share; partly: at "
-        "some; not: it excludes 0"
+        "some; not: at none, and it excludes 0 at some"
     )
     claim = f"removing random tokens leaves the loss as it is{where}"
-    return Verdict(figure, claim, "0.077 to 0.074", _shown(change), "", word, rule)
+    return Verdict(figure, claim, "0.077 to 0.074" if figure == "5" else UNKNOWN, _shown(change), "", word, rule)

@@ -10,12 +10,24 @@ from typing import TypeVar
 
 import numpy as np
 
-from sparsebench.board.statistics import LEVEL, RESAMPLES, common_sizes, complete, half_success, sample_complexity
+from sparsebench.board.statistics import (
+    LEVEL,
+    RESAMPLES,
+    common_sizes,
+    complete,
+    half_success,
+    mean_interval,
+    sample_complexity,
+)
 from sparsebench.models.base import Shallow
+from sparsebench.reproduce.verdicts import interval
 from sparsebench.sweep.record import Record
 from sparsebench.tasks.theory import Theory
 
 K = TypeVar("K", str, float, bool, tuple[float, float, float])
+
+Interval = tuple[float, float | None, float | None]
+"""A value with the ends of its interval, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -97,22 +109,48 @@ class Grid:
     @cached_property
     def wins(self) -> np.ndarray:
         """(repetitions, sizes), 0 or 1."""
-        return np.array(list(complete(self.trials).values()), dtype=float).reshape(-1, len(self.sizes))
+        rows = list(complete(self.trials).values()) if self.sizes.size else []
+        return np.array(rows, dtype=float).reshape(len(rows), len(self.sizes))
+
+    @property
+    def rates(self) -> np.ndarray:
+        """(sizes,) success rates; NaN without a complete repetition."""
+        return self.wins.mean(axis=0) if len(self.wins) else np.full(len(self.sizes), np.nan)
 
     @cached_property
-    def n50(self) -> tuple[float, float | None, float | None]:
-        """Samples for half of the trials to succeed, with its interval; infinite where they never do."""
+    def n50(self) -> Interval:
+        """Samples for half of the trials to succeed, with its interval; infinite where they never do.
+
+        NaN without a complete repetition.
+        """
         return sample_complexity(self.trials)
 
     @property
     def n95(self) -> float:
-        """The smallest N from which on at least 95 % of the trials succeed."""
-        below = np.flatnonzero(self.wins.mean(axis=0) < 0.95)
+        """The smallest N from which on at least 95 % of the trials succeed; as `n50` where there is none."""
+        if not len(self.wins):
+            return float("nan")
+        below = np.flatnonzero(self.rates < 0.95)
         first = 0 if below.size == 0 else int(below[-1]) + 1
         return float(self.sizes[first]) if first < len(self.sizes) else float("inf")
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest N; NaN without a complete repetition."""
+        return (float(self.sizes[0]), float(self.sizes[-1])) if len(self.wins) else (float("nan"), float("nan"))
+
+    def within(self, bottom: float, top: float) -> bool:
+        """Say whether the whole interval of N50 lies above one number of samples and not above another."""
+        _, low, high = self.n50
+        return low is not None and high is not None and bottom < low and high <= top
+
     def resampled(self) -> np.ndarray:
-        """Return (RESAMPLES,) N50 of repetitions drawn again; the same draws for grids of as many repetitions."""
+        """Return (RESAMPLES,) N50 of repetitions drawn again; the same draws for grids of as many repetitions.
+
+        NaN from fewer than two repetitions, which have no interval.
+        """
+        if len(self.wins) < 2:
+            return np.full(RESAMPLES, np.nan)
         drawn = np.random.default_rng(0).integers(0, len(self.wins), (RESAMPLES, len(self.wins)))
         return half_success(self.sizes, self.wins[drawn].mean(axis=1))
 
@@ -127,26 +165,48 @@ def quantiles(values: np.ndarray) -> tuple[float, float]:
 
 
 def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """Return slope, intercept and R2 of the least-squares line."""
+    """Return slope, intercept and R2 of the least-squares line; R2 is 0 where y is constant."""
     slope, intercept = np.polyfit(x, y, 1)
     rest, spread = ((y - slope * x - intercept) ** 2).sum(), ((y - y.mean()) ** 2).sum()
-    return float(slope), float(intercept), float(1 - rest / spread) if spread > 0 else float("nan")
+    varies = spread > 1e-12 * (y**2).sum()
+    return float(slope), float(intercept), float(1 - rest / spread) if varies else 0.0
+
+
+ENOUGH = 4
+"""Points that say whether a line fits; through three, most curves look like one."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How well y is a line in x, and the exponent p of y ~ x^p with its interval."""
+    """How well y is a line in x, and the exponent p of y ~ x^p with its interval.
+
+    Attributes:
+        points: how many values of x there are.
+        range: the largest x over the smallest.
+    """
 
     name: str
     r2: float
     exponent: float
     low: float
     high: float
+    points: int
+    range: float
+
+    @property
+    def rises(self) -> bool:
+        """Whether the exponent's interval lies above 0."""
+        return self.low > 0
+
+    @property
+    def flat(self) -> bool:
+        """Whether it does not, and y less than doubles over the x there are, even at the interval's upper end."""
+        return not self.rises and self.high * np.log(self.range) < np.log(2)
 
     @property
     def text(self) -> str:
         """One phrase for the table."""
-        return f"{self.name}: R2 {self.r2:.3f}, exponent {self.exponent:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.name}: R2 {self.r2:.3f}, exponent {interval(self.exponent, self.low, self.high)}"
 
 
 def compete(candidates: Mapping[str, np.ndarray], y: np.ndarray, resampled: np.ndarray) -> list[Fit]:
@@ -162,9 +222,10 @@ def compete(candidates: Mapping[str, np.ndarray], y: np.ndarray, resampled: np.n
         return []
     fits = []
     for name, x in candidates.items():
-        exponents = _exponents(np.log(x[here]), resampled[here])
-        own = float(_exponents(np.log(x[here]), y[here, None])[0])
-        fits.append(Fit(name, line(x[here], y[here])[2], own, *quantiles(exponents)))
+        x = x[here]
+        own = float(_exponents(np.log(x), y[here, None])[0])
+        low, high = quantiles(_exponents(np.log(x), resampled[here]))
+        fits.append(Fit(name, line(x, y[here])[2], own, low, high, len(x), float(x.max() / x.min())))
     return sorted(fits, key=lambda fit: -fit.r2)
 
 
@@ -191,3 +252,14 @@ def paired(mine: Sequence[Trial], other: Sequence[Trial], metric: str) -> list[f
     ours, theirs = ({t.repetition: t.values[metric] for t in some if not t.diverged} for some in (mine, other))
     both = sorted(set(ours) & set(theirs))
     return [a - b for a, b in ((ours[r], theirs[r]) for r in both) if a is not None and b is not None]
+
+
+def measured(trials: Iterable[Trial], metric: str) -> list[float]:
+    """Return a metric of the trials that have it: those that did not diverge and had something to measure."""
+    values = (t.values[metric] for t in sorted(trials, key=lambda t: t.repetition) if not t.diverged)
+    return [value for value in values if value is not None]
+
+
+def mean(values: Sequence[float] | np.ndarray) -> Interval:
+    """Return the mean with its interval; NaN of no values."""
+    return mean_interval(list(values)) if len(values) else (float("nan"), None, None)

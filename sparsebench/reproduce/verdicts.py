@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -46,30 +48,40 @@ def judge(holds: Sequence[bool], against: Sequence[bool]) -> Word:
 
 
 def interval(value: float, low: float | None, high: float | None, digits: int = 3) -> str:
-    """Return "value [low, high]"; an infinite number is "not reached"."""
+    """Return "value [low, high]", without ends that are not known; an infinite number is "not reached"."""
 
     def text(number: float) -> str:
+        if math.isnan(number):
+            return "no number"
         return "not reached" if number == float("inf") else f"{number:.{digits}g}"
 
-    return text(value) if low is None or high is None else f"{text(value)} [{text(low)}, {text(high)}]"
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return text(value)
+    return f"{text(value)} [{text(low)}, {text(high)}]"
 
 
 def markdown(verdicts: Iterable[Verdict], notes: Sequence[str]) -> str:
     """Return the table with its notes."""
     from tabulate import tabulate
 
-    rows = [{**asdict(v), "verdict": f"**{v.verdict}**"} for v in verdicts]
-    cells = [{key: value.replace("|", "\\|") for key, value in row.items()} for row in rows]
-    table = tabulate(cells, headers="keys", tablefmt="pipe", disable_numparse=True)
-    return "\n".join([table, "", "[ ] are 95 % intervals.", *(f"- {note}" for note in notes), ""])
+    cells = [{key: _literal(value) for key, value in asdict(v).items()} for v in verdicts]
+    rows = [{**row, "verdict": f"**{row['verdict']}**"} for row in cells]
+    table = tabulate(rows, headers="keys", tablefmt="pipe", disable_numparse=True)
+    return "\n".join([table, "", "[ ] are 95 % intervals.", *(f"- {_literal(note)}" for note in notes), ""])
+
+
+def _literal(text: str) -> str:
+    """Return text as Markdown that says the same in one line: alpha_* is no emphasis, and a bar no cell."""
+    return re.sub(r"([\\|*`<])", r"\\\1", " ".join(text.split()))
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Return rows with the same keys as CSV."""
+    """Return rows with the same keys as CSV; what is NaN or None is left empty, and so is a file without rows."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
+    if rows:
+        writer.writeheader()
+    writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
     return out.getvalue()
 
 

@@ -1,0 +1,104 @@
+import csv
+import io
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebench.reproduce.verdicts import Verdict, as_csv, as_json, interval, judge, markdown
+
+INFINITY, NAN = float("inf"), float("nan")
+ONE = Verdict("1a", "N ~ alpha_*^-2 | alpha_*", 'says "so"', "1, 2", "", "partly", "rule\nin two lines")
+PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=20)
+
+
+@pytest.mark.parametrize(
+    ("holds", "against", "word"),
+    [
+        ([True, True], [False], "reproduced"),
+        ([True, True], [True], "reproduced"),
+        ([True, False], [False], "partly"),
+        ([True, False], [True], "partly"),
+        ([False, False], [False, True], "not reproduced"),
+        ([False], [False], "undecided"),
+        ([False], [], "undecided"),
+        ([], [], "undecided"),
+        ([], [True], "not reproduced"),
+    ],
+)
+def test_the_word_for_the_parts_of_a_claim(holds: list[bool], against: list[bool], word: str) -> None:
+    assert judge(holds, against) == word
+
+
+@pytest.mark.parametrize(
+    ("triple", "text"),
+    [
+        ((1.23456, 1, 2), "1.23 [1, 2]"),
+        ((1.23456, None, None), "1.23"),
+        ((1.23456, NAN, NAN), "1.23"),
+        ((1.23456, None, 2), "1.23"),
+        ((INFINITY, 3, INFINITY), "not reached [3, not reached]"),
+        ((INFINITY, None, None), "not reached"),
+        ((3, 2, INFINITY), "3 [2, not reached]"),
+        ((NAN, None, None), "no number"),
+        ((0.0, -1.5, 0.25), "0 [-1.5, 0.25]"),
+    ],
+)
+def test_an_interval_in_words(triple: tuple[Any, Any, Any], text: str) -> None:
+    assert interval(*triple) == text
+
+
+def test_as_many_digits_as_asked_for() -> None:
+    assert interval(1.23456, 1.0, 1.45678, digits=4) == "1.235 [1, 1.457]"
+
+
+def test_a_bar_or_a_star_in_a_claim_breaks_neither_the_table_nor_the_text() -> None:
+    lines = markdown([ONE], ["a * b | c"]).splitlines()
+    header, row = lines[0], lines[2]
+    assert r"N ~ alpha_\*^-2 \| alpha_\*" in row and "rule in two lines" in row and "**partly**" in row
+    assert row.replace(r"\|", "").count("|") == header.count("|") == len(asdict(ONE)) + 1
+    assert lines[3:] == ["", "[ ] are 95 % intervals.", r"- a \* b \| c"]
+
+
+def test_a_backslash_does_not_free_a_bar() -> None:
+    assert r"a\\\|b" in markdown([Verdict("1", r"a\|b", "", "", "", "partly", "")], [])
+
+
+@given(st.lists(PLAIN, min_size=6, max_size=6), PLAIN)
+def test_any_text_makes_one_row_of_the_table(texts: list[str], note: str) -> None:
+    claim, published, measured, fits, rule, figure = texts
+    made = markdown([Verdict(figure, claim, published, measured, fits, "undecided", rule)], [note])
+    header, _, row, *rest = made.split("\n")
+    cells = row.replace("\\\\", "").replace("\\|", "")
+    assert cells.count("|") == header.count("|") and len(rest) == 4
+
+
+def test_without_verdicts_there_is_still_a_table_and_its_notes() -> None:
+    assert "- all is lost" in markdown([], ["all is lost"])
+
+
+@given(st.lists(st.fixed_dictionaries({"a": PLAIN, "b": st.floats(allow_nan=False), "c": st.integers()}), min_size=1))
+def test_csv_gives_back_what_went_in(rows: list[dict[str, Any]]) -> None:
+    again = list(csv.DictReader(io.StringIO(as_csv(rows), newline="")))
+    assert [{"a": r["a"], "b": float(r["b"]), "c": int(r["c"])} for r in again] == rows
+
+
+def test_csv_has_nothing_where_there_is_no_number() -> None:
+    assert as_csv([{"a": NAN, "b": None, "c": 0.0, "d": INFINITY}]) == "a,b,c,d\n,,0.0,inf\n"
+
+
+def test_csv_of_no_rows_is_empty() -> None:
+    assert as_csv([]) == ""
+
+
+def test_csv_refuses_rows_with_other_columns() -> None:
+    with pytest.raises(ValueError, match="b"):
+        as_csv([{"a": 1}, {"b": 2}])
+
+
+def test_json_gives_back_what_went_in() -> None:
+    again = json.loads(as_json([ONE], ["a note"]))
+    assert [Verdict(**one) for one in again["verdicts"]] == [ONE] and again["notes"] == ["a note"]
