@@ -43,7 +43,7 @@ class ClosedForm:
         m, d = network.W_O.shape
         self.m, self.d, self.D, self.tiles = m, d, d + d % 2, -(-m // TILE)
         dtype = network.W_O.detach().numpy().dtype
-        self.zeros = (dtype.type(0),) * self.D
+        self.half = (dtype.type(0),) * (self.D // 2)
         self.frozen = not network.W_Q.requires_grad
         self.signs = (2 * samples.labels.numpy() - 1).astype(dtype)
         squares = [np.zeros((self.D, self.D), dtype) for _ in range(3)]
@@ -91,14 +91,14 @@ class ClosedForm:
             assert self.packed is not None
             X, places, S = self.packed
         return kernels.step(
-            X, places, signs, rows, S, self.weights, self.recipe.lr, self.frozen, self._work(S), self.zeros
+            X, places, signs, rows, S, self.weights, self.recipe.lr, self.frozen, self._work(S), self.half
         )
 
     def losses(self) -> np.ndarray:
         """Return the (n,) hinge losses of all samples, without a step."""
         X, places, S = self.packed or self._pack(self.samples.items, visit=0)
         F = np.empty(len(X), X.dtype)
-        kernels.outputs(X, places, S, self.weights, self._work(S), self.zeros, F)
+        kernels.outputs(X, places, S, self.weights, self._work(S), self.half, F)
         return np.maximum(1 - self.signs * F, 0)
 
     def _work(self, S: int) -> Work:

@@ -11,9 +11,11 @@ and with v_l = a_l * 1[h_l > 0], G_l = C^T v_l and c = (dLoss / dF) / S its grad
     dW_O = dC W_V^T,  dW_V = W_O^T dC,  dW_Q = W_K dK,  dW_K = W_Q dK^T
 
 Arrays are flat, and what an innermost loop runs over has a length known when it is compiled: neurons lie in tiles of
-TILE, the tokens that attend in blocks of LANES, and the width D of a token is the length of the argument `zeros`, D
+TILE, the tokens that attend in blocks of LANES, and the width D of a token is twice the length of the argument `half`,
 zeros of the number type. Without that the compiler does not keep a token in registers, and a step takes three times as
-long. D is even and S is padded to a multiple of 4 (D and S below are those); what is padded is 0 and adds nothing.
+long. Sums over D inside such a loop go by halves of D, since the compiler unrolls ten products and not twenty: beyond
+D = 20 a step is several times slower than its operations would take. D is even and S is padded to a multiple of 4 (D
+and S below are those); what is padded is 0 and adds nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 @compiled
 def _row(flat: Any, start: int, zeros: Any) -> Any:
-    """Return the D numbers from `start` on, in registers."""
+    """Return the len(zeros) numbers from `start` on, in registers."""
     out = zeros
     for k in range(len(zeros)):
         out = tuple_setitem(out, k, flat[start + k])  # type: ignore[call-arg]
@@ -96,27 +98,27 @@ def _exp(x: Any, bits: Any, n: int) -> None:
 
 
 @compiled
-def _project(x: Any, K: Any, S: int, P: Any, zeros: Any) -> None:
+def _project(x: Any, K: Any, S: int, P: Any, half: Any) -> None:
     """P = X K, (S, D)."""
-    D = len(zeros)
+    D = 2 * len(half)
     for s in range(S):
         row = P[s * D : (s + 1) * D]
-        row[:] = zeros[0]
+        row[:] = half[0]
         for k in range(D):
             for i in range(D):
                 row[i] += x[s * D + k] * K[k * D + i]
 
 
 @compiled
-def _scores(P: Any, xt: Any, S: int, E: Any, zeros: Any) -> None:
+def _scores(P: Any, xt: Any, S: int, E: Any, half: Any) -> None:
     """Fill E [S][LANES] with the scores x_s^T K x_l of one block of attending tokens xt [D][LANES]."""
-    D, zero = len(zeros), zeros[0]
+    H, D, zero = len(half), 2 * len(half), half[0]
     for s in range(S):
-        p, e = _row(P, s * D, zeros), E[s * LANES : (s + 1) * LANES]
+        p, q, e = _row(P, s * D, half), _row(P, s * D + H, half), E[s * LANES : (s + 1) * LANES]
         for l in range(LANES):
             score = zero
-            for k in range(D):
-                score += p[k] * xt[k * LANES + l]
+            for k in range(H):
+                score += p[k] * xt[k * LANES + l] + q[k] * xt[(H + k) * LANES + l]
             e[l] = score
 
 
@@ -143,10 +145,10 @@ def _softmax(S: int, E: Any, scale: Any, bits: Any, zero: Any) -> None:
 
 
 @compiled
-def _values(x: Any, E: Any, z: Any, zeros: Any) -> None:
+def _values(x: Any, E: Any, z: Any, half: Any) -> None:
     """z [D][LANES] = X^T E for one block, four tokens at a time."""
-    D = len(zeros)
-    z[:] = zeros[0]
+    zeros, D = half + half, 2 * len(half)
+    z[:] = half[0]
     for s in range(0, E.size // LANES, 4):
         x0, x1 = _row(x, s * D, zeros), _row(x, (s + 1) * D, zeros)
         x2, x3 = _row(x, (s + 2) * D, zeros), _row(x, (s + 3) * D, zeros)
@@ -158,45 +160,46 @@ def _values(x: Any, E: Any, z: Any, zeros: Any) -> None:
 
 
 @compiled
-def _attend(x: Any, S: int, K: Any, w: Work, zeros: Any) -> None:
+def _attend(x: Any, S: int, K: Any, w: Work, half: Any) -> None:
     """From tokens x [rows][D], S of them real, fill w.Z with z_l, w.E and w.scale with the attention."""
-    D, zero = len(zeros), zeros[0]
+    D, zero = 2 * len(half), half[0]
     rows = x.size // D
-    _project(x, K, S, w.P, zeros)
+    _project(x, K, S, w.P, half)
     for first in range(0, S, LANES):
         xt = w.XT[first * D : (first + LANES) * D]
         for l in range(LANES):
             for k in range(D):
                 xt[k * LANES + l] = x[(first + l) * D + k] if first + l < S else zero
         E, scale = w.E[first * rows : (first + LANES) * rows], w.scale[first : first + LANES]
-        _scores(w.P, xt, S, E, zeros)
+        _scores(w.P, xt, S, E, half)
         _softmax(S, E, scale, w.bits, zero)
-        _values(x, E, w.small[: D * LANES], zeros)
+        _values(x, E, w.small[: D * LANES], half)
         for l in range(LANES):
             for k in range(D):
                 w.Z[(first + l) * D + k] = w.small[k * LANES + l] * scale[l] if first + l < S else zero
 
 
 @compiled
-def _read_out(places: Any, a: Any, w: Work, zeros: Any) -> Any:
+def _read_out(places: Any, a: Any, w: Work, half: Any) -> Any:
     """Return S * F, and leave v [tile][rows][TILE] in w.v; `places` are the tokens' positions."""
-    D, zero = len(zeros), zeros[0]
+    H, D, zero = len(half), 2 * len(half), half[0]
     rows, tiles = len(places), w.C.size // (D * TILE)
     L = a.size // (tiles * TILE)
     total = zero
     for t in range(tiles):
         C = w.C[t * D * TILE : (t + 1) * D * TILE]
         for l in range(0, rows, 2):
-            z0, z1 = _row(w.Z, l * D, zeros), _row(w.Z, (l + 1) * D, zeros)
+            y0, z0 = _row(w.Z, l * D, half), _row(w.Z, l * D + H, half)
+            y1, z1 = _row(w.Z, (l + 1) * D, half), _row(w.Z, (l + 1) * D + H, half)
             p0, p1 = (t * L + places[l]) * TILE, (t * L + places[l + 1]) * TILE
             a0, a1 = a[p0 : p0 + TILE], a[p1 : p1 + TILE]
             v = w.v[(t * rows + l) * TILE : (t * rows + l + 2) * TILE]
             for j in range(TILE):
                 h0, h1 = zero, zero
-                for k in range(D):
-                    c = C[k * TILE + j]
-                    h0 += z0[k] * c
-                    h1 += z1[k] * c
+                for k in range(H):
+                    b, c = C[k * TILE + j], C[(H + k) * TILE + j]
+                    h0 += y0[k] * b + z0[k] * c
+                    h1 += y1[k] * b + z1[k] * c
                 v0 = a0[j] if h0 > 0 else zero
                 v1 = a1[j] if h1 > 0 else zero
                 v[j] = v0
@@ -206,9 +209,9 @@ def _read_out(places: Any, a: Any, w: Work, zeros: Any) -> Any:
 
 
 @compiled
-def _back_to_neurons(c: Any, rows: int, w: Work, zeros: Any) -> None:
+def _back_to_neurons(c: Any, rows: int, w: Work, half: Any) -> None:
     """w.dC += c sum_l v_l z_l^T."""
-    D = len(zeros)
+    zeros, D = half + half, 2 * len(half)
     for i in range(rows * D):
         w.G[i] = c * w.Z[i]
     for t in range(w.C.size // (D * TILE)):
@@ -224,9 +227,9 @@ def _back_to_neurons(c: Any, rows: int, w: Work, zeros: Any) -> None:
 
 
 @compiled
-def _back_to_values(rows: int, w: Work, zeros: Any) -> None:
+def _back_to_values(rows: int, w: Work, half: Any) -> None:
     """w.G = C^T v, [rows][D]: four tokens and two columns at a time."""
-    D, zero, G = len(zeros), zeros[0], w.G
+    D, zero, G = 2 * len(half), half[0], w.G
     G[:] = zero
     for t in range(w.C.size // (D * TILE)):
         for l in range(0, rows, 4):
@@ -257,9 +260,9 @@ def _back_to_values(rows: int, w: Work, zeros: Any) -> None:
 
 
 @compiled
-def _back_to_attention(c: Any, x: Any, S: int, w: Work, zeros: Any) -> None:
+def _back_to_attention(c: Any, x: Any, S: int, w: Work, half: Any) -> None:
     """w.dK += sum_sl dS_sl x_s x_l^T, one block of attending tokens after the other; w.E becomes dS."""
-    D, zero = len(zeros), zeros[0]
+    H, D, zero = len(half), 2 * len(half), half[0]
     rows = x.size // D
     g, r = w.small[: D * LANES], w.small[D * LANES :]
     for first in range(0, S, LANES):
@@ -271,13 +274,13 @@ def _back_to_attention(c: Any, x: Any, S: int, w: Work, zeros: Any) -> None:
                 g[k * LANES + l] = c * scale[l] * w.G[at]
                 r[l] -= g[k * LANES + l] * w.Z[at]
         for s in range(S):
-            p, e = _row(x, s * D, zeros), E[s * LANES : (s + 1) * LANES]
+            p, q, e = _row(x, s * D, half), _row(x, s * D + H, half), E[s * LANES : (s + 1) * LANES]
             for l in range(LANES):
                 change = r[l]
-                for k in range(D):
-                    change += p[k] * g[k * LANES + l]
+                for k in range(H):
+                    change += p[k] * g[k * LANES + l] + q[k] * g[(H + k) * LANES + l]
                 e[l] *= change
-        _values(x, E, g, zeros)
+        _values(x, E, g, half)
         for l in range(min(LANES, S - first)):
             for i in range(D):
                 for k in range(D):
@@ -285,9 +288,9 @@ def _back_to_attention(c: Any, x: Any, S: int, w: Work, zeros: Any) -> None:
 
 
 @compiled
-def _products(weights: Weights, K: Any, w: Work, zeros: Any) -> None:
+def _products(weights: Weights, K: Any, w: Work, half: Any) -> None:
     """K = W_K^T W_Q and w.C = W_O W_V."""
-    D, zero = len(zeros), zeros[0]
+    D, zero = 2 * len(half), half[0]
     for i in range(D):
         for k in range(D):
             total = zero
@@ -305,15 +308,15 @@ def _products(weights: Weights, K: Any, w: Work, zeros: Any) -> None:
 
 
 @compiled
-def _descend_values(weights: Weights, lr: Any, w: Work, zeros: Any) -> None:
+def _descend_values(weights: Weights, lr: Any, w: Work, half: Any) -> None:
     """W_O -= lr dC W_V^T and W_V -= lr W_O^T dC, both from the old ones."""
-    D = len(zeros)
-    w.dV[:] = zeros[0]
+    D = 2 * len(half)
+    w.dV[:] = half[0]
     for t in range(w.C.size // (D * TILE)):
         for q in range(D):
             O = weights.O[(t * D + q) * TILE : (t * D + q + 1) * TILE]
             for k in range(D):
-                dC, total = w.dC[(t * D + k) * TILE : (t * D + k + 1) * TILE], zeros[0]
+                dC, total = w.dC[(t * D + k) * TILE : (t * D + k + 1) * TILE], half[0]
                 for j in range(TILE):
                     total += O[j] * dC[j]
                 w.dV[q * D + k] += total
@@ -327,9 +330,9 @@ def _descend_values(weights: Weights, lr: Any, w: Work, zeros: Any) -> None:
 
 
 @compiled
-def _descend_attention(weights: Weights, lr: Any, w: Work, zeros: Any) -> None:
+def _descend_attention(weights: Weights, lr: Any, w: Work, half: Any) -> None:
     """W_Q -= lr W_K dK and W_K -= lr W_Q dK^T, both from the old ones."""
-    D = len(zeros)
+    D = 2 * len(half)
     dQ, dK = np.zeros_like(w.dK), np.zeros_like(w.dK)
     for q in range(D):
         for k in range(D):
@@ -343,42 +346,42 @@ def _descend_attention(weights: Weights, lr: Any, w: Work, zeros: Any) -> None:
 
 
 @compiled
-def outputs(X: Any, places: Any, S: int, weights: Weights, w: Work, zeros: Any, F: Any) -> None:
+def outputs(X: Any, places: Any, S: int, weights: Weights, w: Work, half: Any, F: Any) -> None:
     """Fill F (n,) with the outputs for tokens X (n, rows * D) at places (n, rows), S of the rows real."""
-    K = np.empty(len(zeros) ** 2, X.dtype)
-    _products(weights, K, w, zeros)
+    K = np.empty((2 * len(half)) ** 2, X.dtype)
+    _products(weights, K, w, half)
     for n in range(len(X)):
-        _attend(X[n], S, K, w, zeros)
-        F[n] = _read_out(places[n], weights.a, w, zeros) / S
+        _attend(X[n], S, K, w, half)
+        F[n] = _read_out(places[n], weights.a, w, half) / S
 
 
 @compiled
 def step(
-    X: Any, places: Any, signs: Any, rows: Any, S: int, weights: Weights, lr: Any, frozen: bool, w: Work, zeros: Any
+    X: Any, places: Any, signs: Any, rows: Any, S: int, weights: Weights, lr: Any, frozen: bool, w: Work, half: Any
 ) -> float:
     """Take one step of SGD on the mean hinge loss of the samples `rows`, in place; return the sum of their losses.
 
     A sample with zero loss has zero gradient and costs the forward pass only.
     """
-    K = np.empty(len(zeros) ** 2, X.dtype)
-    _products(weights, K, w, zeros)
-    w.dC[:] = zeros[0]
-    w.dK[:] = zeros[0]
-    summed, moved, c = 0.0, False, zeros[0]
+    K = np.empty((2 * len(half)) ** 2, X.dtype)
+    _products(weights, K, w, half)
+    w.dC[:] = half[0]
+    w.dK[:] = half[0]
+    summed, moved, c = 0.0, False, half[0]
     for n in rows:
-        _attend(X[n], S, K, w, zeros)
-        F = _read_out(places[n], weights.a, w, zeros) / S
+        _attend(X[n], S, K, w, half)
+        F = _read_out(places[n], weights.a, w, half) / S
         loss = 1 - signs[n] * F
         if -np.inf < loss <= 0:  # not so for NaN
             continue
         summed, moved = summed + loss, True
         c = X.dtype.type(-signs[n] / (len(rows) * S))
-        _back_to_neurons(c, len(places[n]), w, zeros)
+        _back_to_neurons(c, len(places[n]), w, half)
         if not frozen:
-            _back_to_values(len(places[n]), w, zeros)
-            _back_to_attention(c, X[n], S, w, zeros)
+            _back_to_values(len(places[n]), w, half)
+            _back_to_attention(c, X[n], S, w, half)
     if moved:
-        _descend_values(weights, X.dtype.type(lr), w, zeros)
+        _descend_values(weights, X.dtype.type(lr), w, half)
         if not frozen:
-            _descend_attention(weights, X.dtype.type(lr), w, zeros)
+            _descend_attention(weights, X.dtype.type(lr), w, half)
     return summed
