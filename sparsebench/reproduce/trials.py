@@ -235,7 +235,7 @@ def _exponents(log_x: np.ndarray, y: np.ndarray) -> np.ndarray:
     weights = known / np.maximum(known.sum(axis=0), 1)
     log_y = np.log(np.where(known, y, 1.0))
     dx = log_x[:, None] - (weights * log_x[:, None]).sum(axis=0)
-    dy = log_y - (weights * log_y).sum(axis=0)
+    dy = log_y - np.take_along_axis(log_y, known.argmax(axis=0)[None], axis=0)  # of a constant exactly 0, as no mean is
     spread = (weights * dx**2).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(known.sum(axis=0) >= 2, (weights * dx * dy).sum(axis=0) / spread, np.nan)
@@ -244,7 +244,7 @@ def _exponents(log_x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return (R,) least-squares slopes of each column of y (P, R) on x (P,)."""
     dx = x - x.mean()
-    return (dx[:, None] * (y - y.mean(axis=0))).sum(axis=0) / (dx**2).sum()
+    return (dx[:, None] * (y - y[0])).sum(axis=0) / (dx**2).sum()  # of a constant exactly 0, as with no mean
 
 
 def paired(mine: Sequence[Trial], other: Sequence[Trial], metric: str) -> list[float]:

@@ -268,6 +268,16 @@ def test_slopes_are_those_of_lines() -> None:
     np.testing.assert_allclose(slopes(X[:3], y), expected)
 
 
+@pytest.mark.parametrize("points", range(3, 11))
+def test_a_constant_neither_rises_nor_falls_by_rounding(points: int) -> None:
+    x = np.linspace(0.1, 0.5, points)
+    for value in np.exp(np.linspace(0.7, 5, 50)):
+        y = np.full((points, 4), value)
+        (fit,) = compete({"x": x}, y[:, 0], y)
+        assert (fit.exponent, fit.low, fit.high) == (0, 0, 0) and fit.flat
+        assert (slopes(x, np.log(y)) == 0).all()
+
+
 # ---- pairs and means
 
 

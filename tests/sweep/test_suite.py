@@ -1,3 +1,4 @@
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -6,10 +7,14 @@ import pytest
 
 from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError
+from sparsebench.models.base import Shallow
 from sparsebench.plugin.registry import Registry
+from sparsebench.reproduce.theory import FIGURES, PRESETS
 from sparsebench.sweep import suite as suites
+from sparsebench.sweep.cell import Cell
 from sparsebench.sweep.expand import Request, expand
 from sparsebench.sweep.job import Job
+from sparsebench.tasks.theory import Theory
 
 BASELINES = {"dense", "random", "oracle", "anti_oracle"}
 THEORY = "theory:steps=40,test=20,tokens=20"
@@ -72,6 +77,56 @@ def test_a_shipped_suite_loads_and_has_the_baselines_on(name: str) -> None:
 
 def test_the_quick_suite_has_all_three_tasks() -> None:
     assert {task.name for task in suites.load("quick").task} == {"theory", "composite", "spurious"}
+
+
+@functools.cache
+def theory_cells(preset: str) -> tuple[Cell, ...]:
+    return tuple(job.cell for job in expand(Request(suite=f"theory-{preset}"), Registry()))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_theory_suite_has_every_figure(preset: str) -> None:
+    assert {entry.figure for entry in suites.load(f"theory-{preset}").task} == set(FIGURES)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_cell_of_a_theory_suite_can_be_drawn(preset: str) -> None:
+    tasks = {json.dumps(cell.task.params): cell.task.params for cell in theory_cells(preset)}
+    assert len(tasks) >= 15
+    for params in tasks.values():
+        task = Theory(**params)
+        data = task.draw(2, 0, {})
+        assert task.counts().sum() == task.tokens == data.train.inputs.shape[1]
+        assert data.test.relevance.sum(axis=1).tolist() == [task.counts()[0]] * task.test
+    for cell in theory_cells(preset):
+        assert cell.n_train >= 2 and cell.budget.keep_rate in {None, 0.8, 0.6, 0.4}
+    assert {Shallow(**cell.model.params).m for cell in theory_cells(preset)} == {256 if preset == "quick" else 1000}
+
+
+def test_the_theory_suites_grow_from_preset_to_preset() -> None:
+    quick, default, full = (len(theory_cells(preset)) for preset in PRESETS)
+    assert quick < 500 < default < full
+
+
+def test_figure_1a_of_the_default_theory_suite_has_ten_trials_of_each_of_its_problems() -> None:
+    jobs = expand(Request(suite="theory-default", figures=("1a",)), Registry())
+    cells = [job.cell for job in jobs if job.cell.task.params["confusion"] == 0.04]
+    shares, sizes, repetitions = (
+        {cell.task.params["relevant"] for cell in cells},
+        {cell.n_train for cell in cells},
+        {cell.repetition for cell in cells},
+    )
+    assert (len(shares), len(sizes), len(repetitions)) == (7, 8, 10)
+    assert len({cell.id for cell in cells}) == len(cells) == 560
+
+
+def test_figures_can_be_asked_for_alone() -> None:
+    jobs = expand(Request(suite="theory-quick", figures=("4", "8")), Registry())
+    wholes = [expand(Request(suite="theory-quick", figures=(figure,)), Registry()) for figure in ("4", "8")]
+    assert {job.cell.id for job in jobs} == {job.cell.id for whole in wholes for job in whole}
+    assert 0 < len(jobs) == sum(map(len, wholes)) < len(theory_cells("quick"))
+    with pytest.raises(UserError, match=r"figure of suite 'theory-quick'.*'6'.*1a, 1b, 2, 3"):
+        expand(Request(suite="theory-quick", figures=("6",)), Registry())
 
 
 @pytest.mark.parametrize(

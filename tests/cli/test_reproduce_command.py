@@ -1,0 +1,140 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from sparsebench.cli import main
+from sparsebench.cli import reproduce as command
+from sparsebench.plugin.registry import Registry
+from sparsebench.reproduce import theory
+from sparsebench.sweep import store
+from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.record import Failure, Metric, Record
+
+FIGURE = ["--preset", "quick", "--figure", "4", "--device", "cpu", "--jobs", "0"]
+
+
+def call(*arguments: Any) -> Result:
+    """Return what the command does, called in this process."""
+    return CliRunner().invoke(main, ["reproduce", "theory", *map(str, arguments)])
+
+
+def fill(out: Path, *lost: int) -> Path:
+    """Write the records of Figure 4 to a folder, as if it had been run; some repetitions have no answer."""
+    writer = store.Writer(out)
+    for job in expand(Request(suite="theory-quick", figures=("4",)), Registry()):
+        r = job.cell.repetition
+        values = {"success": 1.0, "train_loss": 0.0}
+        record = Record(
+            cell=job.cell, cell_id=job.cell.id, status="ok", origin=job.origin, kind=job.kind, label=job.label,
+            metrics={name: Metric(value=value, unit="", n=1) for name, value in values.items()},
+            samples={"watched_steps": (0.0, 10.0), "watched_attention": (0.55, 0.91 + 0.001 * r)},
+        )  # fmt: skip
+        if r in lost:
+            failure = Failure(reason="it broke", kind="ValueError")
+            record = record.model_copy(update={"status": "failed", "metrics": {}, "samples": {}, "failure": failure})
+        writer.append(record)
+    writer.close()
+    return out
+
+
+def refused(result: Result, *says: str) -> None:
+    """Assert that it left with 2 and one line on standard error that says these things."""
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ") and "Traceback" not in line
+    for text in says:
+        assert text in line
+
+
+def test_the_choices_are_the_figures_and_presets_there_are() -> None:
+    assert tuple(theory.FIGURES) == command.FIGURES
+    choices = {p.name: tuple(p.type.choices) for p in command.theory.params if isinstance(p.type, click.Choice)}
+    assert choices["figures"] == tuple(theory.FIGURES) and choices["preset"] == theory.PRESETS
+
+
+def test_without_a_paper_the_papers_are_listed() -> None:
+    result = CliRunner().invoke(main, ["reproduce"])
+    assert result.exit_code == 2 and "theory" in result.output and "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--figure", "6"], ["--figure", "'6'", "'1a'", "'strategies'"]),
+        (["--figure", "4", "--figure", "1c"], ["--figure", "'1c'"]),
+        (["--preset", "quik"], ["--preset", "'quik'", "'quick'", "'full'"]),
+        (["--rerun", "never"], ["--rerun", "'never'", "'missing'"]),
+        (["--device", "foo"], ["--device", "'foo'", "auto, cpu, cuda"]),
+        (["--jobs", "-1"], ["--jobs", "-1"]),
+        (["--figures", "4"], ["--figures"]),
+        (["4"], ["4"]),
+    ],
+    ids=lambda x: " ".join(x)[-40:],
+)
+def test_a_wrong_option_leaves_with_2_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(call("--out", "out", *arguments), *says)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_leaves_with_2_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    refused(call(*FIGURE, "--out", tmp_path / "file" / "out"), "cannot write to", "--out")
+
+
+def test_what_is_complete_is_drawn_again_and_its_verdicts_printed(tmp_path: Path) -> None:
+    records = {path: path.read_bytes() for path in (fill(tmp_path) / "records").iterdir()}
+    result = call(*FIGURE, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert [" ".join(line.split()) for line in result.stdout.splitlines()] == [
+        "4 attention concentrates on relevant tokens reproduced", "4 it tends to 1 partly",
+    ]  # fmt: skip
+    assert "all 4 cells are in the store" in result.stderr and f"written: {tmp_path}/verdicts.md" in result.stderr
+    assert (tmp_path / "fig4.png").read_bytes().startswith(b"\x89PNG")
+    assert {path: path.read_bytes() for path in (tmp_path / "records").iterdir()} == records
+
+
+def test_the_folder_is_named_after_the_preset_unless_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "sparsebench-theory-quick")
+    result = call(*FIGURE)
+    assert result.exit_code == 0 and (tmp_path / "sparsebench-theory-quick" / "fig4.svg").exists()
+
+
+def test_trials_without_an_answer_leave_1_and_where_to_read_why(tmp_path: Path) -> None:
+    result = call(*FIGURE, "--out", fill(tmp_path, 1, 3))
+    assert result.exit_code == 1
+    assert "attention concentrates" in result.stdout  # the others are judged all the same
+    assert "2 trials have no answer, see the notes in verdicts.md" in result.stderr
+    assert "2 of 4 trials have no answer and are left out; failed: it broke" in (tmp_path / "verdicts.md").read_text()
+
+
+def test_when_no_trial_has_an_answer_there_is_no_verdict_and_no_traceback(tmp_path: Path) -> None:
+    result = call(*FIGURE, "--out", fill(tmp_path, 0, 1, 2, 3))
+    assert result.exit_code == 1 and result.stdout == "" and "4 trials have no answer" in result.stderr
+    assert json.loads((tmp_path / "verdicts.json").read_text())["verdicts"] == []
+
+
+def test_drawing_again_imports_no_torch(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from sparsebench.cli import main
+try:
+    main({["reproduce", "theory", *FIGURE, "--out", str(fill(tmp_path))]!r})
+except SystemExit as leave:
+    assert not leave.code, leave.code
+print(sorted({{'torch', 'timm', 'torchvision', 'numba'}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]" and (tmp_path / "fig4.png").exists()
