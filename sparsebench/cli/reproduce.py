@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from sparsebench.cli.progress import Progress
+
 if TYPE_CHECKING:
     from sparsebench.sweep.run import Rerun
 
-from sparsebench.cli.progress import Progress
-
-FIGURES = ("1a", "1b", "2", "3", "4", "5", "7", "8", "spurious", "strategies")
+PAPERS = {
+    "theory": (
+        "the synthetic figures of the shallow-ViT paper (Li et al., ICLR 2023)",
+        ("quick", "default", "full"),
+        ("1a", "1b", "2", "3", "4", "5", "7", "8", "spurious", "strategies"),
+    ),
+}
+"""Title, presets and figures of each, here so that help need not load them."""
 
 
 @click.group()
@@ -21,37 +30,46 @@ def reproduce() -> None:
     """Make the figures of a published paper again, and say which of its claims hold."""
 
 
-@reproduce.command()
-@click.option("--figure", "figures", multiple=True, type=click.Choice(FIGURES), help="Only this one. Repeatable.")
-@click.option(
-    "--preset",
-    type=click.Choice(["quick", "default", "full"]),
-    default="default",
-    show_default=True,
-    help="How many trials, samples and neurons.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Where records, figures and verdicts go.  [default: sparsebench-theory-PRESET]",
-)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:i.")
-@click.option("--jobs", type=click.IntRange(min=0), help="Worker processes; 0 runs in this one. [one a core, or GPU]")
-@click.option("--rerun", type=click.Choice(["missing", "failed", "always"]), default="missing", show_default=True)
-def theory(
-    figures: tuple[str, ...], preset: str, out: Path | None, device: str, jobs: int | None, rerun: Rerun
-) -> None:
-    """Make the synthetic figures of the shallow-ViT paper (Li et al., ICLR 2023).
+def _command(paper: str) -> click.Command:
+    """Return the command that makes the figures of one paper."""
+    title, presets, figures = PAPERS[paper]
+    options = [
+        click.Option(["--figure", "figures"], multiple=True, type=click.Choice(figures), help="Only this; repeatable."),
+        click.Option(
+            ["--preset"], type=click.Choice(presets), default=presets[-2], show_default=True,
+            help="How many trials, and how large.",
+        ),
+        click.Option(
+            ["--out"], type=click.Path(path_type=Path),
+            help=f"Where records, figures and verdicts go.  [default: sparsebench-{paper}-PRESET]",
+        ),
+        click.Option(["--device"], default="auto", show_default=True, help="auto, cpu, cuda or cuda:i."),
+        click.Option(
+            ["--jobs"], type=click.IntRange(min=0), help="Worker processes; 0 runs in this one. [one a core, or GPU]"
+        ),
+        click.Option(
+            ["--rerun"], type=click.Choice(["missing", "failed", "always"]), default="missing", show_default=True
+        ),
+    ]  # fmt: skip
+    text = f"""Make {title}.
 
     Writes each figure as PNG, SVG and CSV, and a table of verdicts: what the paper claims, what came out, and by which
     rule it counts as reproduced. What the folder has is not run again. Leaves with 0 when all trials have an answer,
     1 when some have none, 2 if the command is wrong.
     """
+    callback = partial(_make, paper)
+    return click.Command(paper, params=list[click.Parameter](options), help=text, callback=callback)
+
+
+def _make(
+    paper: str, figures: tuple[str, ...], preset: str, out: Path | None, device: str, jobs: int | None, rerun: Rerun
+) -> None:
     from sparsebench.reproduce.run import reproduce as make
 
-    folder, progress = out or Path(f"sparsebench-theory-{preset}"), Progress()
+    module = importlib.import_module(f"sparsebench.reproduce.{paper}")
+    folder, progress = out or Path(f"sparsebench-{paper}-{preset}"), Progress()
     try:
-        verdicts, lost = make(figures, preset, folder, device, jobs, rerun, progress.begin, progress.step)
+        verdicts, lost = make(module.PAPER, figures, preset, folder, device, jobs, rerun, progress.begin, progress.step)
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what is done is kept in {folder}: the same command goes on from there", err=True)
         sys.exit(130)
@@ -64,3 +82,7 @@ def theory(
     if lost:
         click.echo(f"{lost} trials have no answer, see the notes in verdicts.md", err=True)
         sys.exit(1)
+
+
+for paper in PAPERS:
+    reproduce.add_command(_command(paper))

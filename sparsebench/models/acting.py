@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsebench import seeds, tokens
 from sparsebench.budget import Budget, solve, stages
-from sparsebench.errors import StrategyError, UnsupportedError
+from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step
 from sparsebench.strategy import Keep, Merge, Mix, Plan, Strategy, TokenView
 
@@ -139,6 +139,43 @@ class Pass:
             grid=self.actor.grid,
             random=lambda draw: seeds.uniform(seeds.mix(keys, draw + 1), count),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """A split as a network is shown it to tell of itself: inputs (n, ..), labels (n,), relevance (n, N), and the pass.
+
+    Attributes:
+        acting: a pass over the whole split of the strategy that acts on it, or None.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    relevance: Tensor
+    acting: Pass | None
+
+
+def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, because: str) -> Tensor | None:
+    """Return the (B, M) positions that stay before the one attention layer of a network, or None where all do.
+
+    Raises:
+        UnsupportedError: the strategy does more than remove tokens, with the network's reason against it.
+    """
+    scoring = cost.scoring(acting.requires) if acting.acts(0) else ""
+    plan = acting.decide(0, given)
+    acting.went(tokens_in, early=plan is not None, scoring=scoring)
+    if plan is None:
+        return None
+    if not isinstance(plan, Keep) or plan.fuse is not None:
+        raise UnsupportedError(f"{because}: tokens can be kept or removed, not fused, merged or mixed")
+    return plan.index
+
+
+def finite(seen: Tensor) -> Tensor:
+    """Return what a strategy is to see; DivergedError where it is not finite, which is not the strategy's doing."""
+    if not bool(seen.isfinite().all()):
+        raise DivergedError("training diverged: what the network shows a strategy is not finite")
+    return seen
 
 
 def _current(mask: Tensor, index: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sparsebench.measure.cost import CostModel
-    from sparsebench.models.acting import Pass
+    from sparsebench.models.acting import Look, Pass
 
 Init = Literal["assumption", "scale", "worst", "literal"]
 Attention = Literal["trained", "frozen"]
@@ -41,6 +42,19 @@ class Network(Protocol):
 
     def __call__(self, inputs: Tensor, acting: Pass | None = None, /) -> Tensor:
         """Return (B, classes) logits, or (B,) margins."""
+
+
+class Watchable(Network, Protocol):
+    """A network that tells of itself while it trains.
+
+    Attributes:
+        shows: what it tells, by name, with the unit of each.
+    """
+
+    shows: ClassVar[Mapping[str, str]]
+
+    def observe(self, train: Look, test: Look) -> dict[str, float]:
+        """Return each of `shows`, measured on these splits."""
 
 
 class Model(BaseModel):

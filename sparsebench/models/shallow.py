@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsebench.errors import DivergedError, UnsupportedError
 from sparsebench.measure.cost import ShallowCost
-from sparsebench.models.acting import Pass
+from sparsebench.models.acting import Look, Pass, finite, kept_only
 from sparsebench.models.base import Attention, Init
-from sparsebench.strategy import Keep
 from sparsebench.tokens import gather
 
 C0 = 0.01
@@ -44,6 +43,7 @@ class ShallowViT(nn.Module):
 
     grid = None
     attention_source = "received"
+    shows: ClassVar = {"attention_on_relevant": "fraction"}
     a: Tensor
 
     def __init__(
@@ -100,6 +100,12 @@ class ShallowViT(nn.Module):
         """Return (B, H, L, L), row l the attention of token l over all tokens."""
         return torch.softmax(self._by_head(X, self.W_Q) @ self._by_head(X, self.W_K).mT, dim=3)
 
+    def observe(self, train: Look, test: Look) -> dict[str, float]:
+        """Return the share of the attention in the test that lies on relevant tokens (Li et al. 2023, Fig. 4)."""
+        return {
+            "attention_on_relevant": float(self.attention_on(test.relevance, test.inputs, test.acting).double().mean())
+        }
+
     def attention_on(self, mask: Tensor, X: Tensor, acting: Pass | None = None) -> Tensor:
         """Return (B,), the share of attention that lies on the tokens of the (B, L) mask.
 
@@ -118,35 +124,19 @@ class ShallowViT(nn.Module):
         """Return the (B, M) positions in S, or None where all tokens stay."""
 
         def received() -> Tensor:
-            return _finite(self.attention(X).mean(dim=(1, 2)))
+            return finite(self.attention(X).mean(dim=(1, 2)))
 
         given: dict[str, Callable[[], Tensor | None]] = {
             "tokens": lambda: X,
-            "queries": lambda: _finite(self._by_head(X, self.W_Q)),
-            "keys": lambda: _finite(self._by_head(X, self.W_K)),
-            "values": lambda: _finite(self._by_head(X, self.W_V)),
+            "queries": lambda: finite(self._by_head(X, self.W_Q)),
+            "keys": lambda: finite(self._by_head(X, self.W_K)),
+            "values": lambda: finite(self._by_head(X, self.W_V)),
             "attention": received,
             "received_attention": received,
             "pixels": lambda: None,
         }
-        scoring = self.cost.scoring(acting.requires) if acting.acts(0) else ""
-        plan = acting.decide(0, given)
-        acting.went(X.shape[1], early=plan is not None, scoring=scoring)
-        if plan is None:
-            return None
-        if not isinstance(plan, Keep) or plan.fuse is not None:
-            raise UnsupportedError(
-                "the shallow model reads each position out with a vector of its own: tokens can be kept or removed, "
-                "not fused, merged or mixed"
-            )
-        return plan.index
-
-
-def _finite(seen: Tensor) -> Tensor:
-    """Return what a strategy is to see; DivergedError where it is not finite, which is not the strategy's doing."""
-    if not bool(seen.isfinite().all()):
-        raise DivergedError("training diverged: what the network shows a strategy is not finite")
-    return seen
+        because = "the shallow model reads each position out with a vector of its own"
+        return kept_only(acting, self.cost, X.shape[1], given, because)
 
 
 def complete(rng: np.random.Generator, columns: np.ndarray) -> np.ndarray:

@@ -124,7 +124,7 @@ def _curves(trials: Sequence[Trial]) -> tuple[np.ndarray, np.ndarray]:
     every = trials[0].task.watch
     last = max(100, *(int(t.curves["watched_steps"][-1]) for t in good)) if good else 100
     at = np.arange(0, last + 1, every)
-    held = [np.interp(at, t.curves["watched_steps"], t.curves["watched_attention"]) for t in good]
+    held = [np.interp(at, t.curves["watched_steps"], t.curves["watched_attention_on_relevant"]) for t in good]
     return at, np.array(held).reshape(len(good), len(at))
 
 

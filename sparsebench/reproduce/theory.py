@@ -1,79 +1,44 @@
-"""Every synthetic figure of the shallow-ViT paper (Li et al., ICLR 2023): what is run, and what becomes of it."""
+"""Li, Wang, Liu and Chen, A theoretical understanding of shallow Vision Transformers, ICLR 2023: its synthetic data."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-
 from sparsebench.reproduce import dynamics, removal, samples
-from sparsebench.reproduce.result import Result
-from sparsebench.reproduce.trials import Trial, has_no_answer, trials_of
-from sparsebench.reproduce.verdicts import Verdict, as_csv, as_json, markdown
-from sparsebench.sweep.record import Record
-from sparsebench.sweep.store import write_whole
+from sparsebench.reproduce.paper import Paper
+from sparsebench.sweep.job import Job
+from sparsebench.tasks.theory import Theory
 
-PRESETS = ("quick", "default", "full")
-FIGURES: dict[str, Callable[[Sequence[Trial]], Result]] = {
-    "1a": samples.figure_1a,
-    "1b": samples.figure_1b,
-    "2": dynamics.figure_2,
-    "3": samples.figure_3,
-    "4": dynamics.figure_4,
-    "5": removal.figure_5,
-    "7": dynamics.figure_7,
-    "8": removal.figure_8,
-    "spurious": removal.spurious,
-    "strategies": samples.strategies,
-}
-"""By their number in the paper; the last two are not in it."""
+RATE = 40e9
+"""Floating-point operations a second of one core in the closed form, see benchmarks/theory.py."""
 
 
-def suite(preset: str) -> str:
-    """Return the name of the suite that a preset runs."""
-    return f"theory-{preset}"
+def seconds(job: Job) -> float:
+    """Return how long a trial is expected to take on one core.
 
-
-def publish(records: Mapping[str, Sequence[Record]], out: Path) -> list[Verdict]:
-    """Write each figure's pictures and data and the table of verdicts, and return the verdicts.
-
-    Args:
-        records: those of each figure.
-        out: the folder; figNAME.png, .svg, .csv and verdicts.md, .csv, .json are written to it.
+    Steps as Figure 2 measures them, three quarters of the samples with a loss, and what goes around them.
     """
-    verdicts, notes = [], []
-    for name, some in records.items():
-        notes += _notes(name, some)
-        if not (trials := trials_of(some)):
-            continue
-        result = FIGURES[name](trials)
-        stem = f"fig{name}" if name[0].isdigit() else name
-        for form, content in result.pictures().items():
-            write_whole(out / f"{stem}.{form}", content)
-        for table, rows in result.tables.items():
-            write_whole(out / f"{table}.csv", as_csv(rows).encode())
-        verdicts += result.verdicts
-    write_whole(out / "verdicts.md", markdown(verdicts, notes).encode())
-    write_whole(out / "verdicts.json", as_json(verdicts, notes).encode())
-    write_whole(out / "verdicts.csv", as_csv([vars(verdict) for verdict in verdicts]).encode())
-    return verdicts
+    task = Theory(**job.cell.task.params)
+    relevant, confusing, _ = task.realised()
+    steps = min(task.steps, 30 + 25 / (relevant - confusing))
+    per_sample = 6 * task.tokens * job.cell.model.params["m"] * task.d + 8 * task.tokens**2 * task.d  # type: ignore
+    looks = steps / task.watch * task.test * per_sample / 3 if task.watch else 0.0
+    return float(steps * min(task.batch, job.cell.n_train) * per_sample * 0.75 + looks) / RATE + 0.05
 
 
-def _notes(name: str, records: Sequence[Record]) -> list[str]:
-    """Return what a reader must know of the trials: how many, without an answer, diverged, or never fitted."""
-    lost = Counter(_why(record) for record in records if record.status != "ok")
-    lines = [f"figure {name}: {n} of {len(records)} trials {reason}" for reason, n in sorted(lost.items())]
-    if trials := trials_of(records):
-        times = Counter((t.task, t.model, t.strategy, t.removed, t.where, t.n) for t in trials).values()
-        least, most = min(times), max(times)
-        lines.insert(0, f"figure {name}: {f'{least} to {most}' if least < most else most} trials of each setting")
-    unfitted = sum((r.metrics["train_loss"].value or 0) > 0 for r in records if r.status == "ok")
-    if unfitted:
-        lines.append(f"figure {name}: {unfitted} of {len(records)} trials reached the step limit before zero loss")
-    return lines
-
-
-def _why(record: Record) -> str:
-    if not has_no_answer(record):
-        return "diverged: they have not succeeded, and have no loss"
-    return f"have no answer and are left out; {record.status}: {record.failure.reason if record.failure else ''}"
+PAPER = Paper(
+    "theory",
+    "the synthetic figures of the shallow-ViT paper (Li et al., ICLR 2023)",
+    ("quick", "default", "full"),
+    {
+        "1a": samples.figure_1a,
+        "1b": samples.figure_1b,
+        "2": dynamics.figure_2,
+        "3": samples.figure_3,
+        "4": dynamics.figure_4,
+        "5": removal.figure_5,
+        "7": dynamics.figure_7,
+        "8": removal.figure_8,
+        "spurious": removal.spurious,
+        "strategies": samples.strategies,
+    },
+    seconds,
+)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,10 +19,9 @@ from sparsebench.board.statistics import (
     mean_interval,
     sample_complexity,
 )
-from sparsebench.models.base import Shallow
+from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.verdicts import interval
 from sparsebench.sweep.record import Record
-from sparsebench.tasks.theory import Theory
 
 K = TypeVar("K", str, float, bool, tuple[float, float, float])
 
@@ -32,9 +31,10 @@ Interval = tuple[float, float | None, float | None]
 
 @dataclass(frozen=True)
 class Trial:
-    """One record: the parameters of its data and model, and what came out.
+    """One record: its data and model, and what came out.
 
     Attributes:
+        task, model: as the registry knows them; which they are depends on the figure.
         strategy: its label; `removed` the share of tokens it removes.
         where: whether it acts in training, in the test, or in both.
         values: metrics by name; None where there was nothing to measure.
@@ -42,8 +42,8 @@ class Trial:
         diverged: training reached NaN or infinity, which is no success.
     """
 
-    task: Theory
-    model: Shallow
+    task: Any
+    model: Any
     strategy: str
     removed: float
     where: str
@@ -66,13 +66,15 @@ def has_no_answer(record: Record) -> bool:
 
 def trials_of(records: Iterable[Record]) -> list[Trial]:
     """Return the trials of the records that have an answer."""
-    return [_trial(record) for record in records if not has_no_answer(record)]
+    registry = Registry()
+    return [_trial(record, registry) for record in records if not has_no_answer(record)]
 
 
-def _trial(record: Record) -> Trial:
+def _trial(record: Record, registry: Registry) -> Trial:
     cell = record.cell
     return Trial(
-        task=Theory(**cell.task.params), model=Shallow(**cell.model.params), strategy=record.label,
+        task=registry.task(cell.task.name)(**cell.task.params),
+        model=registry.model(cell.model.name)(**cell.model.params), strategy=record.label,
         removed=round(1 - (cell.budget.keep_rate or 1.0), 6), where=cell.where, n=cell.n_train,
         repetition=cell.repetition, values={name: metric.value for name, metric in record.metrics.items()},
         curves=record.samples, diverged=record.status != "ok",

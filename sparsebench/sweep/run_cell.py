@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.measure import groups, selection
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Network
+from sparsebench.models.base import Network, Watchable
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import environment, store
@@ -26,14 +26,11 @@ from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, Status, TokenStep, pack
 from sparsebench.tasks.base import Data, Task
-from sparsebench.tasks.theory import Theory
 from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
 from sparsebench.training.loop import Course, steps_for, train
-from sparsebench.training.steps import Samples, Steps
+from sparsebench.training.steps import Samples
 from sparsebench.training.trials import Trial, fits, train_together
-
-if TYPE_CHECKING:
-    from sparsebench.training.watch import Watch
+from sparsebench.training.watch import Watch
 
 RELEVANT = 0.5
 """A patch counts as relevant when at least this share of it matters (theory tokens are 0 or 1)."""
@@ -132,7 +129,7 @@ class _Run:
     def can_share(self) -> bool:
         """Say whether it can be trained in one program with others."""
         cell = self.cell
-        if self.failure is not None or cell is None or (isinstance(cell.task, Theory) and cell.task.watch):
+        if self.failure is not None or cell is None or cell.recipe.watch:
             return False
         return fits(cell.network, cell.in_training, cell.recipe)
 
@@ -148,11 +145,14 @@ class _Run:
         cell = self.cell
         assert cell is not None
         steps = steps_for(cell.network, cell.in_training, cell.train, cell.recipe)
-        watch = _watch(cell, steps)
+        watch = None
+        if cell.recipe.watch:
+            train_, test = (cell.train, cell.in_training), (cell.test, cell.in_test)
+            watch = Watch(cell.recipe, steps, cell.network, train_, test)
         self.trained = train(steps, cell.cell.n_train, cell.recipe, cell.order, on_step=watch)
         steps.store()
         if watch is not None:
-            _add_watched(self.result, watch, int(self.trained["steps"]))
+            _add_watched(self.result, watch, int(self.trained["steps"]), cell.task)
 
     def measure(self) -> None:
         """Test it and fill the result; keep the weights if others start from them."""
@@ -232,28 +232,15 @@ def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
 
 
-def _watch(cell: Prepared, steps: Steps) -> Watch | None:
-    """Return what looks at the test split while training, if the task asks for it."""
-    if not (isinstance(cell.task, Theory) and cell.task.watch):
-        return None
-    if not isinstance(cell.network, ShallowViT):
-        raise UnsupportedError("watch=... is for the shallow model: others have no attention on relevant tokens")
-    from sparsebench.training.watch import Watch
-
-    return Watch(cell.task, steps, cell.network, cell.in_test, cell.test)
-
-
-def _add_watched(result: _Result, watch: Watch, steps: int) -> None:
+def _add_watched(result: _Result, watch: Watch, steps: int, task: Task) -> None:
     """Add what was seen while training, to the last step."""
     watch.look(steps)
-    n = len(watch.samples.labels)
-    result.samples |= {
-        "watched_steps": tuple(map(float, watch.at)),
-        "watched_test_loss": tuple(watch.losses),
-        "watched_attention": tuple(watch.masses),
-    }
-    result.add("attention_on_relevant", watch.masses[-1], "fraction", n)
-    result.add("iterations", watch.iterations(), "steps", n)
+    n = len(watch.test[0].labels)
+    result.samples["watched_steps"] = tuple(map(float, watch.at))
+    result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
+    for name, unit in cast(Watchable, watch.network).shows.items():
+        result.add(name, watch.seen[name][-1], unit, n)
+    result.add("iterations", watch.iterations(task.success), "steps", n)
 
 
 def _add_training(result: _Result, trained: dict[str, float], n: int) -> None:

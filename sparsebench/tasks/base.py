@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -74,15 +74,19 @@ class Recipe:
     """How a network is trained on a task.
 
     Attributes:
-        loss: "hinge" for (B,) margins, "cross-entropy" for (B, classes) logits.
+        loss: "hinge" or "logistic" for (B,) margins, "cross-entropy" for (B, classes) logits.
         optimizer: "sgd" without momentum, or "adamw" with cosine decay of the step size to 0.
+        batch: samples a step; 0 for all, which is gradient descent.
         steps: the most updates; `epochs` the most passes over the data; the first limit reached ends it.
         stop_at_zero_loss: stop when each sample of a whole pass had a loss of exactly 0. Gradients were then 0
             throughout, so training on would change nothing.
+        stop_below: stop when the mean loss of a pass, each before its step, is below.
         fixed_selection: a strategy's random numbers are a property of the sample, the same in every pass.
+        rates: step sizes in place of `lr`, by the name of the parameter.
+        watch: steps between looks at network and test split while training; 0 for none. They change nothing.
     """
 
-    loss: Literal["hinge", "cross-entropy"]
+    loss: Literal["hinge", "logistic", "cross-entropy"]
     optimizer: Literal["sgd", "adamw"]
     lr: float
     batch: int
@@ -90,7 +94,10 @@ class Recipe:
     steps: int
     weight_decay: float = 0.0
     stop_at_zero_loss: bool = False
+    stop_below: float = 0.0
     fixed_selection: bool = False
+    rates: Mapping[str, float] = field(default_factory=dict)
+    watch: int = 0
 
 
 class Task(BaseModel):

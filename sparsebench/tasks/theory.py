@@ -91,7 +91,7 @@ class Theory(Task):
         lr = self.tokens / 50 if self.lr is None else self.lr
         return Recipe(
             "hinge", "sgd", lr, self.batch, epochs=self.steps, steps=self.steps, stop_at_zero_loss=True,
-            fixed_selection=True,
+            fixed_selection=True, watch=self.watch,
         )  # fmt: skip
 
     def success(self, test_loss: float, accuracy: float) -> bool:

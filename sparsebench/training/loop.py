@@ -59,7 +59,7 @@ class Course:
 
     def __init__(self, n: int, recipe: Recipe, order_seed: tuple[object, ...]):
         self.n, self.recipe, self.order_seed = n, recipe, order_seed
-        self.batch = min(recipe.batch, n)
+        self.batch = min(recipe.batch or n, n)
         self.total = min(recipe.steps, recipe.epochs * math.ceil(n / self.batch))
         self.step, self.epoch, self.mean = 0, 0, math.nan
         self.finished = self.total == 0
@@ -92,8 +92,9 @@ class Course:
         self.mean = float(self._summed) / self._seen
         if not math.isfinite(self.mean):
             raise DivergedError(f"training diverged: the loss of pass {self.epoch} is {self.mean}")
-        still = self.recipe.stop_at_zero_loss and self.mean == 0.0 and self._seen == self.n
-        self.finished = self.finished or still
+        still = self.recipe.stop_at_zero_loss and self.mean == 0.0
+        fitted = self.mean < self.recipe.stop_below
+        self.finished = self.finished or ((still or fitted) and self._seen == self.n)
         self._summed, self._seen = 0.0, 0
 
     def outcome(self) -> dict[str, float]:

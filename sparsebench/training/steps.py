@@ -19,13 +19,15 @@ FIXED = frozenset({"tokens", "pixels", "relevance"})
 
 
 def losses(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the (B,) losses: hinge or cross-entropy.
+    """Return the (B,) losses: hinge, logistic or cross-entropy.
 
-    Hinge is max(0, 1 - yF) with y = -1 for class 0 and +1 for class 1. For outputs (B, 2) it is summed over both, with
-    y = (-1,-1), (-1,+1), (+1,-1), (+1,+1) for classes 0 to 3.
+    Hinge is max(0, 1 - yF) and logistic log(1 + e^(-yF)), with y = -1 for class 0 and +1 for class 1. For outputs
+    (B, 2) hinge is summed over both, with y = (-1,-1), (-1,+1), (+1,-1), (+1,+1) for classes 0 to 3.
     """
     if recipe.loss == "cross-entropy":
         return F.cross_entropy(outputs, labels, reduction="none")
+    if recipe.loss == "logistic":
+        return F.softplus((1 - 2 * labels) * outputs)
     if outputs.ndim == 1:
         return torch.relu(1 - (2 * labels - 1) * outputs)
     signs = 2 * torch.stack([labels // 2, labels % 2], dim=1) - 1
@@ -40,10 +42,12 @@ def predictions(recipe: Recipe, outputs: Tensor) -> Tensor:
     return positive if outputs.ndim == 1 else 2 * positive[:, 0] + positive[:, 1]
 
 
-def optimiser(recipe: Recipe, parameters: list[Tensor]) -> torch.optim.Optimizer:
-    """Return the recipe's optimiser; vectors (biases, norms) are not decayed."""
+def optimiser(recipe: Recipe, module: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the recipe's optimiser of what is trained; vectors (biases, norms) are not decayed."""
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    parameters = list(named.values())
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=recipe.lr)
+        return torch.optim.SGD([{"params": [p], "lr": recipe.rates.get(name, recipe.lr)} for name, p in named.items()])
     matrices = [p for p in parameters if p.ndim > 1]
     vectors = [p for p in parameters if p.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
@@ -91,7 +95,7 @@ class Autograd:
 
     def __init__(self, network: Network, actor: Actor | None, samples: Samples, recipe: Recipe):
         self.network, self.actor, self.samples, self.recipe = network, actor, samples, recipe
-        self.opt = optimiser(recipe, [p for p in network.module.parameters() if p.requires_grad])
+        self.opt = optimiser(recipe, network.module)
         network.module.train()
 
     def step(self, rows: np.ndarray, visit: int, done: float) -> Tensor:

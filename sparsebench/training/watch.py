@@ -1,70 +1,102 @@
-"""Looking at the test split while a shallow network trains. Nothing that is seen goes back into the training."""
+"""Looking at a network and the test split while it trains. Nothing that is seen goes back into the training."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
 import torch
 
-from sparsebench.models.acting import Actor
+from sparsebench.errors import UnsupportedError
+from sparsebench.models.acting import Actor, Look
+from sparsebench.models.base import Network, Watchable
 from sparsebench.models.shallow import ShallowViT
-from sparsebench.tasks.theory import Theory
-from sparsebench.training.closed_form import ClosedForm, applies
+from sparsebench.tasks.base import Recipe
 from sparsebench.training.evaluate import evaluate
 from sparsebench.training.steps import Samples, Steps
+
+if TYPE_CHECKING:
+    from sparsebench.training.closed_form import ClosedForm
 
 
 class Watch:
     """Called after each step, looks every few of them.
 
     Args:
-        task: says how often to look; the first look is before the first step.
+        recipe: says how often to look; the first look is before the first step.
         steps, network: what trains, and what it trains.
-        actor, samples: the strategy in the test, or None, and the test split.
+        train, test: each split with the strategy that acts on it, or None.
 
     Attributes:
         at: steps done at each look.
-        losses: mean test loss at each.
-        masses: share of the attention that lies on relevant tokens, mean over samples, heads and attending tokens.
+        seen: at each, the mean test loss, the test accuracy, and what the network shows of itself.
+
+    Raises:
+        UnsupportedError: the network shows nothing.
     """
 
-    def __init__(self, task: Theory, steps: Steps, network: ShallowViT, actor: Actor | None, samples: Samples):
-        self.task, self.steps, self.network, self.actor, self.samples = task, steps, network, actor, samples
-        self.recipe = task.recipe()
-        self.tester = None
-        if applies(network, self.recipe):
-            self.tester = ClosedForm(network, actor, samples, self.recipe, training=False)
+    def __init__(
+        self,
+        recipe: Recipe,
+        steps: Steps,
+        network: Network,
+        train: tuple[Samples, Actor | None],
+        test: tuple[Samples, Actor | None],
+    ):
+        if not hasattr(network, "observe"):
+            raise UnsupportedError("watch=... is for the models of the theory tasks: others show nothing of themselves")
+        self.recipe, self.steps, self.network, self.train, self.test = recipe, steps, network, train, test
+        self.tester = _tester(network, test, recipe)
         self.at: list[int] = []
-        self.losses: list[float] = []
-        self.masses: list[float] = []
+        self.seen: dict[str, list[float]] = {}
 
     def __call__(self, step: int) -> None:
         """Look, if it is time to."""
-        if step % self.task.watch == 0:
+        if step % self.recipe.watch == 0:
             self.look(step)
 
     @torch.no_grad()
     def look(self, step: int) -> None:
-        """Measure loss and attention after that many steps, unless that was done."""
+        """Measure after that many steps, unless that was done."""
         if self.at and self.at[-1] == step:
             return
         self.steps.store()
         self.at.append(step)
-        self.losses.append(self._loss())
-        acting = None
-        if self.actor is not None:
-            N = self.samples.relevance.shape[1]
-            acting = self.actor.begin(self.samples.items, 0, self.samples.relevance, tokens=N, training=False)
-        mass = self.network.attention_on(self.samples.relevance, self.samples.inputs, acting)
-        self.masses.append(float(mass.double().mean()))
+        loss, accuracy = self._tested()
+        shown = cast(Watchable, self.network).observe(_look(*self.train, training=True), _look(*self.test))
+        for name, value in {"test_loss": loss, "test_accuracy": accuracy, **shown}.items():
+            self.seen.setdefault(name, []).append(value)
 
-    def _loss(self) -> float:
+    def _tested(self) -> tuple[float, float]:
+        """Return mean loss and accuracy over the test split."""
         if self.tester is not None:
             self.tester.load()
-            return float(self.tester.losses().mean(dtype=float))
-        loss = evaluate(self.network, self.actor, self.samples, self.recipe).loss
-        self.network.train()
-        return loss
+            losses = self.tester.losses()
+            return float(losses.mean(dtype=float)), float((losses < 1).mean())
+        samples, actor = self.test
+        evaluation = evaluate(self.network, actor, samples, self.recipe)
+        self.network.module.train()
+        return evaluation.loss, float((evaluation.predicted == samples.labels.cpu().numpy()).mean())
 
-    def iterations(self) -> int | None:
-        """Return the steps done at the first look with a loss below the task's threshold, or None."""
-        looks = zip(self.at, self.losses, strict=True)
-        return next((step for step, loss in looks if loss < self.task.threshold), None)
+    def iterations(self, success: Callable[[float, float], bool | None]) -> int | None:
+        """Return the steps done at the first look at which loss and accuracy are a success, or None."""
+        looks = zip(self.at, self.seen["test_loss"], self.seen["test_accuracy"], strict=True)
+        return next((step for step, loss, accuracy in looks if success(loss, accuracy)), None)
+
+
+def _tester(network: Network, test: tuple[Samples, Actor | None], recipe: Recipe) -> ClosedForm | None:
+    """Return what gives the losses faster than the network itself, if anything does."""
+    if isinstance(network, ShallowViT):
+        from sparsebench.training.closed_form import ClosedForm, applies
+
+        if applies(network, recipe):
+            return ClosedForm(network, test[1], test[0], recipe, training=False)
+    return None
+
+
+def _look(samples: Samples, actor: Actor | None, training: bool = False) -> Look:
+    acting = None
+    if actor is not None:
+        N = samples.relevance.shape[1]
+        acting = actor.begin(samples.items, 0, samples.relevance, tokens=N, training=training)
+    return Look(samples.inputs, samples.labels, samples.relevance, acting)
