@@ -21,6 +21,11 @@ PAPERS = {
         ("quick", "default", "full"),
         ("1a", "1b", "2", "3", "4", "5", "7", "8", "spurious", "strategies"),
     ),
+    "overfitting": (
+        "the synthetic figures of the benign-overfitting paper (Jiang et al., NeurIPS 2024)",
+        ("quick", "full"),
+        ("1", "2", "3", "strategies"),
+    ),
 }
 """Title, presets and figures of each, here so that help need not load them."""
 
@@ -36,7 +41,7 @@ def _command(paper: str) -> click.Command:
     options = [
         click.Option(["--figure", "figures"], multiple=True, type=click.Choice(figures), help="Only this; repeatable."),
         click.Option(
-            ["--preset"], type=click.Choice(presets), default=presets[-2], show_default=True,
+            ["--preset"], type=click.Choice(presets), default=presets[len(presets) // 3], show_default=True,
             help="How many trials, and how large.",
         ),
         click.Option(

@@ -122,29 +122,39 @@ class VitCost:
 
 
 @dataclass(frozen=True)
-class ShallowCost:
-    """The one-layer network of Li et al. 2023, eq. (1): L tokens, width d, attention widths m_b and m_a, m neurons.
-
-    Each head has its own attention; a skip connection costs no multiplication; each output reads all neurons.
-    """
+class _OneLayerCost:
+    """A network of one attention layer, before which a strategy acts, wherever it says that it does."""
 
     tokens: int
-    d: int
-    m_a: int
-    m_b: int
-    m: int
-    heads: int = 1
-    outputs: int = 1
-    depth: int = 1
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        return 1
 
     def scoring(self, needs: Collection[str]) -> Scoring:
         """See `CostModel.scoring`."""
         return scoring_of(needs, "received")
 
     def steps(self, site: str, blocks: Sequence[int], counts: Sequence[int], needs: Collection[str]) -> list[Step]:
-        """See `CostModel.steps`. Wherever a strategy acts, its choice is made before the one attention layer."""
+        """See `CostModel.steps`."""
         acts = counts[0] < self.tokens
         return [Step(self.tokens, counts[0], acts, self.scoring(needs) if acts else "")]
+
+
+@dataclass(frozen=True)
+class ShallowCost(_OneLayerCost):
+    """The one-layer network of Li et al. 2023, eq. (1): L tokens, width d, attention widths m_b and m_a, m neurons.
+
+    Each head has its own attention; a skip connection costs no multiplication; each output reads all neurons.
+    """
+
+    d: int
+    m_a: int
+    m_b: int
+    m: int
+    heads: int = 1
+    outputs: int = 1
 
     def macs(self, steps: Sequence[Step]) -> float:
         """Return the MACs of one sample: removed tokens are neither queries nor keys nor read out."""
@@ -153,3 +163,21 @@ class ShallowCost:
         scoring = 2 * L * self.d * self.m_b + L * L * self.m_b if step.scoring else 0
         attention = 2 * n * self.d * self.m_b + n * n * self.m_b + n * self.d * self.m_a + n * n * self.m_a
         return self.heads * (scoring + attention + n * self.m_a * self.m) + n * self.m * self.outputs
+
+
+@dataclass(frozen=True)
+class TwoLayerCost(_OneLayerCost):
+    """The network of Jiang et al. 2024: width d, attention width d_h; W_V w_O, one vector for all, is not counted."""
+
+    d: int
+    d_h: int
+    d_v: int
+
+    def macs(self, steps: Sequence[Step]) -> float:
+        """Return the MACs of one sample: removed tokens are neither queries nor keys nor values."""
+        (step,) = steps
+        scoring = self._attention(step.tokens_in) if step.scoring else 0
+        return scoring + self._attention(step.tokens_out) + step.tokens_out * (self.d + 1)
+
+    def _attention(self, n: float) -> float:
+        return 2 * n * self.d * self.d_h + n * n * self.d_h

@@ -118,6 +118,31 @@ class Shallow(Model):
         return network.double() if self.precision == "float64" else network
 
 
+class TwoLayer(Model):
+    """The two-layer Vision Transformer of Jiang et al. (NeurIPS 2024): softmax attention, a linear head, w_O frozen."""
+
+    name: ClassVar[str] = "two_layer"
+    inputs: ClassVar[Inputs] = "tokens"
+    together: ClassVar[bool] = True
+
+    d_h: int = Field(512, gt=0, description="width of queries and keys")
+    d_v: int = Field(512, gt=0, description="width of values")
+    shrink: float = Field(16.0, gt=0, description="W_Q, W_K and W_V begin as U(+-1 / sqrt(d)) over this")
+    precision: Literal["float32", "float64"] = Field("float32", description="of weights and training; float64 to check")
+
+    def build(self, data: Data, repetition: int) -> Network:
+        """See `Model.build`. The precision does not change the first weights."""
+        from sparsebench.models.two_layer import TwoLayerViT
+
+        if len(data.classes) != 2:
+            raise UserError("model 'two_layer' has one output, for two classes", got=len(data.classes), allowed="2")
+        own = self.model_dump(exclude={"precision"})
+        _, tokens, d = data.train.inputs.shape
+        rng = seeds.generator("init", self.name, d, *own.values(), repetition)
+        network = TwoLayerViT(rng, tokens, d, **own)
+        return network.double() if self.precision == "float64" else network
+
+
 class _Deep(Model):
     """A timm VisionTransformer."""
 
@@ -184,4 +209,4 @@ class Timm(_Deep):
         return named_vit(self.arch, canvas, classes)
 
 
-SHIPPED = (Shallow, Vit, Timm)
+SHIPPED = (Shallow, TwoLayer, Vit, Timm)

@@ -20,6 +20,7 @@ from sparsebench.measure import groups, selection
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Network, Watchable
 from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import environment, store
 from sparsebench.sweep.job import Job
@@ -131,12 +132,12 @@ class _Run:
         cell = self.cell
         if self.failure is not None or cell is None or cell.recipe.watch:
             return False
-        return fits(cell.network, cell.in_training, cell.recipe)
+        return fits(cell.network, cell.in_training, cell.train, cell.recipe)
 
     def trial(self) -> Trial:
         """Return it as a trial among others."""
         cell = self.cell
-        assert cell is not None and isinstance(cell.network, ShallowViT)
+        assert cell is not None and isinstance(cell.network, ShallowViT | TwoLayerViT)
         course = Course(cell.cell.n_train, cell.recipe, cell.order)
         return Trial(cell.network, cell.in_training, cell.train, cell.recipe, course)
 

@@ -14,17 +14,21 @@ from sparsebench.errors import DivergedError
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Network
 from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.tasks.base import Recipe
+from sparsebench.training import gram
 from sparsebench.training.steps import Autograd, Samples, Steps
 
 
 def steps_for(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe) -> Steps:
-    """Return the fastest steps there are for that network: in closed form where they apply, else by autograd."""
+    """Return the fastest steps there are for that network: in closed form or in a span, else by autograd."""
     if isinstance(network, ShallowViT):
         from sparsebench.training import closed_form  # compiles, which pictures need not wait for
 
         if closed_form.applies(network, recipe):
             return closed_form.ClosedForm(network, actor, samples, recipe)
+    if isinstance(network, TwoLayerViT) and gram.applies(network, samples, recipe):
+        return gram.InSpan(network, actor, samples, recipe)
     return Autograd(network, actor, samples, recipe)
 
 

@@ -1,7 +1,8 @@
-"""Training many shallow Vision Transformers in one program, for devices that need much work at a time.
+"""Training many networks of the theory tasks in one program, for devices that need much work at a time.
 
-The equations are those of `training.kernels`, over a leading axis T of trials. On CUDA the order of a sum may depend on
-how many trials run together, so that a trial agrees with itself alone to about 1e-5, not to the bit.
+The equations are those of `training.kernels` and `training.gram`, over a leading axis T of trials. On CUDA the order
+of a sum may depend on how many trials run together, so that a trial agrees with itself alone to about 1e-5, not to the
+bit.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from torch.nn.utils.rnn import pad_sequence
 from sparsebench.errors import DivergedError
 from sparsebench.models.acting import Actor
 from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.tasks.base import Recipe
 from sparsebench.tokens import gather
+from sparsebench.training import gram
 from sparsebench.training.loop import Batch, Course
 from sparsebench.training.steps import FIXED, Samples
 
@@ -33,13 +36,13 @@ LIVE = 8
 
 @dataclass(eq=False)
 class Trial:
-    """One training: a plain network, what removes its tokens, its samples, and its course.
+    """One training: a network, what removes its tokens, its samples, and its course.
 
     Attributes:
         failure: how it diverged, or None.
     """
 
-    network: ShallowViT
+    network: ShallowViT | TwoLayerViT
     actor: Actor | None
     samples: Samples
     recipe: Recipe
@@ -58,9 +61,11 @@ class Trial:
     @property
     def shape(self) -> tuple[object, ...]:
         """What trials that run together have in common."""
-        W, recipe = self.network.W_O, self.recipe
+        weights = [*self.network.parameters(), *self.network.buffers()]
         kept = None if self.actor is None else self.actor.keep.get(0)
-        return (W.shape, W.dtype, W.device, self.network.a.shape, kept, self.network.W_Q.requires_grad, recipe.lr)
+        common = weights[0].dtype, weights[0].device, kept, self.network.W_Q.requires_grad, self.recipe.lr
+        samples = self.samples.inputs.shape if isinstance(self.network, TwoLayerViT) else ()
+        return (type(self.network), *(w.shape for w in weights), *common, samples)
 
     def tell(self, batches: Sequence[Batch], losses: Sequence[float]) -> None:
         """Take note of the losses, until it is over."""
@@ -78,11 +83,14 @@ class Trial:
         self.coming = self.course.batches()
 
 
-def fits(network: object, actor: Actor | None, recipe: Recipe) -> bool:
-    """Say whether a training can run together with others: a plain network, and a choice of tokens made once."""
+def fits(network: object, actor: Actor | None, samples: Samples, recipe: Recipe) -> bool:
+    """Say whether a training can run together with others: its steps are known, its choice of tokens made once."""
+    if not (actor is None or (actor.requires <= FIXED and recipe.fixed_selection)):
+        return False
+    if isinstance(network, TwoLayerViT):
+        return gram.applies(network, samples, recipe)
     plain = isinstance(network, ShallowViT) and network.plain
-    fixed = actor is None or (actor.requires <= FIXED and recipe.fixed_selection)
-    return plain and fixed and recipe.loss == "hinge" and recipe.optimizer == "sgd"
+    return plain and recipe.loss == "hinge" and recipe.optimizer == "sgd"
 
 
 def train_together(trials: Sequence[Trial]) -> None:
@@ -107,36 +115,74 @@ def train_together(trials: Sequence[Trial]) -> None:
 
 def _chunk(trials: Sequence[Trial]) -> int:
     """Return how many of the trials fit the free memory; all of them where it is not known."""
-    W = trials[0].network.W_O
+    W = trials[0].network.W_Q
     if W.device.type != "cuda":
         return len(trials)
     free, _ = torch.cuda.mem_get_info(W.device)
-    tokens = trials[0].network.a.shape[1]
-    batch = max(trial.course.batch for trial in trials)
-    samples = max(trial.samples.inputs.numel() for trial in trials)
-    each = W.element_size() * (LIVE * batch * tokens * W.shape[0] + 2 * samples + tokens * W.shape[0])
-    return max(1, int(0.8 * free / each))
+    return max(1, int(0.8 * free / (W.element_size() * max(map(_numbers, trials)))))
+
+
+def _numbers(trial: Trial) -> int:
+    """Return about how many numbers a trial needs at a time."""
+    network, samples = trial.network, trial.samples.inputs.numel()
+    if isinstance(network, TwoLayerViT):
+        tokens, (d, d_h) = samples // network.W_Q.shape[0], network.W_Q.shape
+        return LIVE * tokens * d_h + tokens**2 + 2 * samples + 2 * d * (2 * d_h + network.W_V.shape[1])
+    m, tokens = network.W_O.shape[0], network.a.shape[1]
+    return LIVE * trial.course.batch * tokens * m + 2 * samples + tokens * m
 
 
 def _train(trials: Sequence[Trial]) -> None:
     """Train trials of one shape; their networks change when all are over."""
-    stack = _Stack(trials)
+    stack = _Spans(trials) if isinstance(trials[0].network, TwoLayerViT) else _Stack(trials)
     active = [t for t, trial in enumerate(trials) if not trial.over]
     while active:
         coming = [list(islice(trials[t].coming, AHEAD)) for t in active]
-        losses = stack.steps(torch.tensor(active, device=stack.y.device), coming)
+        losses = stack.steps(torch.tensor(active, device=trials[0].samples.labels.device), coming)
         for t, batches, row in zip(active, coming, losses.tolist(), strict=True):
             trials[t].tell(batches, row)
         active = [t for t in active if not trials[t].over]
     stack.store()
 
 
+class _Spans:
+    """T trials of the two-layer model, see `gram.Span`."""
+
+    def __init__(self, trials: Sequence[Trial]):
+        members = [gram.Member(_two_layer(t), t.actor, t.samples, t.recipe) for t in trials]
+        self.span, self.stop = gram.Span(members), trials[0].recipe.stop_below
+
+    def steps(self, active: Tensor, coming: Sequence[Sequence[Batch]]) -> Tensor:
+        """Take the coming steps of the active trials; return their summed losses, (active, steps).
+
+        A trial takes no more steps after the one that ends it.
+        """
+        losses = torch.zeros(len(active), max(map(len, coming)), device=active.device, dtype=self.span.Q.dtype)
+        going = torch.arange(len(active), device=active.device)
+        for step in range(losses.shape[1]):
+            losses[going, step] = self.span.step(active[going], None)
+            going = going[~(losses[going, step] / self.span.n < self.stop)]
+            if not len(going):
+                break
+        return losses
+
+    def store(self) -> None:
+        """Put the weights into the networks."""
+        for t in range(self.span.T):
+            self.span.store(t)
+
+
+def _two_layer(trial: Trial) -> TwoLayerViT:
+    assert isinstance(trial.network, TwoLayerViT)
+    return trial.network
+
+
 class _Stack:
-    """The weights and samples of T trials."""
+    """The weights and samples of T trials of the shallow model."""
 
     def __init__(self, trials: Sequence[Trial]):
         self.trials = trials
-        networks = [trial.network for trial in trials]
+        networks = [_shallow(trial) for trial in trials]
         self.Q, self.K, self.V = (
             torch.stack([getattr(net, name).detach()[0] for net in networks]) for name in ("W_Q", "W_K", "W_V")
         )
@@ -172,10 +218,15 @@ class _Stack:
     def store(self) -> None:
         """Put the weights into the networks."""
         for t, trial in enumerate(self.trials):
-            network = trial.network
+            network = _shallow(trial)
             for name, matrix in (("W_Q", self.Q), ("W_K", self.K), ("W_V", self.V)):
                 getattr(network, name)[0] = matrix[t]
             network.W_O.copy_(self.O[t])
+
+
+def _shallow(trial: Trial) -> ShallowViT:
+    assert isinstance(trial.network, ShallowViT)
+    return trial.network
 
 
 def gradients_of(
@@ -216,7 +267,7 @@ def gradients_of(
 
 def _chosen(trial: Trial) -> tuple[Tensor, Tensor | None]:
     """Return the (n, S, d) tokens of a trial that stay, and their (n, S) places, None where all do."""
-    X, samples = trial.samples.inputs.to(trial.network.W_O.dtype), trial.samples
+    X, samples = trial.samples.inputs.to(_shallow(trial).W_O.dtype), trial.samples
     if trial.actor is None:
         return X, None
     acting = trial.actor.begin(samples.items, 0, samples.relevance, tokens=X.shape[1], training=True)

@@ -120,12 +120,12 @@ def test_a_single_trial_that_does_not_fit_is_an_error(monkeypatch):
 def test_only_plain_networks_with_a_choice_made_once_train_together():
     recipe = TASK.recipe()
     plain = trial(4, 0)
-    assert fits(plain.network, None, recipe)
-    assert fits(plain.network, trial(4, 0, Oracle()).actor, recipe)
-    assert not fits(plain.network, trial(4, 0, AttnTopK()).actor, recipe)
-    assert not fits(plain.network, trial(4, 0, Random()).actor, replace(recipe, fixed_selection=False))
-    assert not fits(trial(4, 0, heads=2).network, None, recipe)
-    assert not fits(torch.nn.Linear(1, 1), None, recipe)
+    assert fits(plain.network, None, plain.samples, recipe)
+    assert fits(plain.network, trial(4, 0, Oracle()).actor, plain.samples, recipe)
+    assert not fits(plain.network, trial(4, 0, AttnTopK()).actor, plain.samples, recipe)
+    assert not fits(plain.network, trial(4, 0, Random()).actor, plain.samples, replace(recipe, fixed_selection=False))
+    assert not fits(trial(4, 0, heads=2).network, None, plain.samples, recipe)
+    assert not fits(torch.nn.Linear(1, 1), None, plain.samples, recipe)
 
 
 def test_the_gradients_are_those_of_autograd():

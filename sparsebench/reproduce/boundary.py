@@ -1,0 +1,120 @@
+"""Where benign overfitting begins: the curve N SNR^2 = c along which the test loss crosses a threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from sparsebench.reproduce.trials import Interval, Trial, grouped, line, mean
+
+
+def crossing(snr: np.ndarray, losses: np.ndarray, threshold: float) -> float:
+    """Return the SNR, rising in `snr`, from which on the loss is below the threshold; interpolated in logarithms.
+
+    The smallest SNR if it always is, infinite if it never is.
+    """
+    above = np.flatnonzero(~(losses < threshold))
+    if not len(above):
+        return float(snr[0])
+    last = above[-1]
+    if last + 1 == len(snr):
+        return float("inf")
+    x, y = np.log(snr[last : last + 2]), np.log(losses[last : last + 2])
+    share = (y[0] - np.log(threshold)) / (y[0] - y[1]) if np.isfinite(y[0]) else 1.0
+    return float(np.exp(x[0] + share * (x[1] - x[0])))
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The boundary of one strategy.
+
+    Attributes:
+        trials: of all repetitions, N and signal strengths. One that diverged or never fitted has no loss.
+    """
+
+    trials: Sequence[Trial]
+
+    @cached_property
+    def snr(self) -> np.ndarray:
+        """The signal-to-noise ratios, rising."""
+        return np.array(sorted({t.task.snr for t in self.trials}))
+
+    @cached_property
+    def crossings(self) -> dict[int, dict[int, float]]:
+        """The SNR of the crossing by repetition and N, where there is a trial at each SNR."""
+        found: dict[int, dict[int, float]] = {}
+        for (repetition, n), some in grouped(self.trials, lambda t: (t.repetition, t.n)).items():
+            losses = {t.task.snr: loss_of(t) for t in some}
+            if len(losses) == len(self.snr):
+                values = np.array([losses[snr] for snr in self.snr])
+                found.setdefault(repetition, {})[n] = crossing(self.snr, values, some[0].task.threshold)
+        return found
+
+    @property
+    def constant(self) -> Interval:
+        """c, the geometric mean over N and repetitions where the boundary is inside the map, with its interval."""
+        rows = [[np.log(n * snr**2) for n, snr in row.items() if np.isfinite(snr)] for row in self.crossings.values()]
+        return exponential(mean([float(np.mean(row)) for row in rows if row]))
+
+    @property
+    def ends(self) -> tuple[int, int, int]:
+        """How many crossings are at the smallest SNR, or below it; beyond the largest; and there are."""
+        every = [snr for row in self.crossings.values() for snr in row.values()]
+        return sum(snr == self.snr[0] for snr in every), sum(not np.isfinite(snr) for snr in every), len(every)
+
+    def shift(self, other: Boundary) -> tuple[Interval, int]:
+        """Return c over the other's, paired by repetition and N, with its interval; and over how many repetitions.
+
+        Below 1, fewer samples or a weaker signal suffice for benign overfitting.
+        """
+        logs = []
+        for repetition in sorted(set(self.crossings) & set(other.crossings)):
+            mine, theirs = self.crossings[repetition], other.crossings[repetition]
+            ratios = [2 * np.log(mine[n] / theirs[n]) for n in mine if n in theirs and _inside(mine[n], theirs[n])]
+            if ratios:
+                logs.append(float(np.mean(ratios)))
+        return exponential(mean(logs)), len(logs)
+
+    def slope(self) -> Interval:
+        """Return the slope of log N over log SNR along the boundary, with its interval over repetitions.
+
+        Fitted as log SNR over log N, since N is what is known without error.
+        """
+        inside = {r: {n: snr for n, snr in row.items() if np.isfinite(snr)} for r, row in self.crossings.items()}
+        slopes = [1 / line(np.log(list(row)), np.log(list(row.values())))[0] for row in inside.values() if len(row) > 2]
+        return mean(slopes)
+
+
+def _inside(*snrs: float) -> bool:
+    return all(np.isfinite(snr) for snr in snrs)
+
+
+def exponential(logs: Interval) -> Interval:
+    """Return an interval of logarithms as one of values."""
+    value, low, high = logs
+    return (
+        float(np.exp(value)),
+        None if low is None else float(np.exp(low)),
+        None if high is None else float(np.exp(high)),
+    )
+
+
+def loss_of(trial: Trial) -> float:
+    """Return the test loss where the training loss was first low; NaN where it never was."""
+    if trial.diverged or not fitted(trial):
+        return float("nan")
+    loss = trial.values["test_loss"]
+    return float("nan") if loss is None else loss
+
+
+def fitted(trial: Trial) -> bool:
+    """Say whether the training loss fell below what the task asks for."""
+    return not trial.diverged and (trial.values["train_loss"] or 0.0) < trial.task.fitted
+
+
+def cells(trials: Sequence[Trial]) -> Mapping[tuple[int, float], list[float]]:
+    """Return the test losses by N and SNR; those that never fitted are NaN."""
+    return {key: [loss_of(t) for t in some] for key, some in grouped(trials, lambda t: (t.n, t.task.snr)).items()}
