@@ -181,3 +181,15 @@ class TwoLayerCost(_OneLayerCost):
 
     def _attention(self, n: float) -> float:
         return 2 * n * self.d * self.d_h + n * n * self.d_h
+
+
+@dataclass(frozen=True)
+class PositionalCost(_OneLayerCost):
+    """The network of Jelassi et al. 2022: one value a token, attention that no sample changes."""
+
+    d: int
+
+    def macs(self, steps: Sequence[Step]) -> float:
+        """Return the MACs of one sample; what a position receives is known without any."""
+        (step,) = steps
+        return step.tokens_out * (self.d + step.tokens_out)

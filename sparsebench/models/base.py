@@ -77,6 +77,10 @@ class Model(BaseModel):
     def check(self, task: Task) -> None:
         """Raise UserError if the model cannot be built for that task."""
 
+    def first_model(self) -> Model:
+        """Return the model that is trained where a task begins with trained weights."""
+        return self
+
     def build(self, data: Data, repetition: int) -> Network:
         """Return the network for that data with the initial weights of that repetition."""
         raise NotImplementedError(f"model '{self.name}' must define build(data, repetition)")
@@ -141,6 +145,40 @@ class TwoLayer(Model):
         rng = seeds.generator("init", self.name, d, *own.values(), repetition)
         network = TwoLayerViT(rng, tokens, d, **own)
         return network.double() if self.precision == "float64" else network
+
+
+class Positional(Model):
+    """The simplified Vision Transformer with positional attention of Jelassi, Sander and Li (NeurIPS 2022)."""
+
+    name: ClassVar[str] = "positional"
+    inputs: ClassVar[Inputs] = "tokens"
+
+    power: int = Field(5, ge=3, description="p of the activation x^p + nu x; odd")
+    nu: float = Field(0.03, ge=0, description="nu of the activation")
+    scale: float = Field(1.0, gt=0, description="factor before the activation; the theory has D")
+    first: float = Field(0.001, gt=0, description="standard deviation of the initial A and v")
+    attention: Attention = Field("trained", description="frozen trains the read-out v alone")
+
+    def check(self, task: Task) -> None:
+        """See `Model.check`."""
+        if self.power % 2 == 0:
+            raise UserError(
+                "positional: the activation keeps the sign", got=f"power={self.power}", allowed="odd powers"
+            )
+
+    def first_model(self) -> Model:
+        """See `Model.first_model`: attention is learned before it is frozen."""
+        return self.model_copy(update={"attention": "trained"})
+
+    def build(self, data: Data, repetition: int) -> Network:
+        """See `Model.build`. Frozen attention does not change the first weights."""
+        from sparsebench.models.positional import PositionalViT
+
+        if data.patterns is None or data.patterns.shape[1] != 1:
+            raise UserError("model 'positional' is for tasks with one feature, such as 'spatial'")
+        tokens, d = data.train.inputs.shape[1:]
+        rng = seeds.generator("init", self.name, tokens, d, self.first, repetition)
+        return PositionalViT(rng, tokens, data.patterns[:, 0], **self.model_dump())
 
 
 class _Deep(Model):
@@ -209,4 +247,4 @@ class Timm(_Deep):
         return named_vit(self.arch, canvas, classes)
 
 
-SHIPPED = (Shallow, TwoLayer, Vit, Timm)
+SHIPPED = (Shallow, TwoLayer, Positional, Vit, Timm)

@@ -26,6 +26,7 @@ from sparsebench.strategy import Strategy, complaint
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.images import SHIPPED as IMAGE_TASKS
 from sparsebench.tasks.overfitting import Overfitting
+from sparsebench.tasks.spatial import Spatial
 from sparsebench.tasks.theory import Theory
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Registry:
         self.entries = _entries()
         self._files: dict[Path, list[str]] = {}
         self._strategies: dict[str, Found] = {}
-        self._tasks: dict[str, type[Task]] = {cls.name: cls for cls in (Theory, Overfitting, *IMAGE_TASKS)}
+        self._tasks: dict[str, type[Task]] = {cls.name: cls for cls in (Theory, Overfitting, Spatial, *IMAGE_TASKS)}
         self._models: dict[str, type[Model]] = {cls.name: cls for cls in MODELS}
 
     def strategy(self, name: str) -> Found:

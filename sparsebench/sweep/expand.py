@@ -74,19 +74,20 @@ def expand(request: Request, registry: Registry) -> list[Job]:
 
 def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: int, registry: Registry) -> Iterator[Job]:
     """Yield the job of one cell, after that of the cell it starts from, if there is one."""
-    model, files = Part.of(setting.model), tuple(map(str, registry.files))
+    files = tuple(map(str, registry.files))
     init = None
     if (start := setting.task.initial()) is not None:
         task, samples = start
         dense = registry.strategy("dense")
+        first = Part.of(setting.model.first_model())
         init = Cell(
-            task=Part.of(task), model=model, strategy=Part.of(dense.cls()), budget=FULL, n_train=samples,
+            task=Part.of(task), model=first, strategy=Part.of(dense.cls()), budget=FULL, n_train=samples,
             repetition=WEIGHTS_SEED,
         )  # fmt: skip
         yield Job(cell=init, origin=dense.origin, kind=dense.cls.kind, label="dense", files=files, keep_weights=True)
     strategy, found, budget = contender
     cell = Cell(
-        task=Part.of(setting.task), model=model, strategy=Part.of(strategy), budget=budget, n_train=n_train,
+        task=Part.of(setting.task), model=Part.of(setting.model), strategy=Part.of(strategy), budget=budget, n_train=n_train,
         repetition=repetition, where=setting.where if strategy.budgeted else "both", init=init,
     )  # fmt: skip
     yield Job(

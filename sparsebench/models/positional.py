@@ -1,0 +1,139 @@
+"""The Vision Transformer with positional attention of Jelassi, Sander and Li (NeurIPS 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsebench.measure.cost import PositionalCost
+from sparsebench.models.acting import Look, Pass, finite, kept_only
+from sparsebench.models.base import Attention
+from sparsebench.tokens import gather
+
+
+class PositionalViT(nn.Module):
+    """F(X) = sum_(m in S) act(scale * sum_(j in S) softmax_j(A_mj) <v, X_j>), act(x) = x^power + nu x.
+
+    A_ij stands for the product of two position encodings, so the attention does not depend on the sample. Its diagonal
+    stays at ln ln d, so that each position attends to itself ln d times as much as to another at first. A token
+    outside S is gone from both sums and from the softmax.
+
+    Args:
+        rng: the source of the initial weights.
+        tokens: D, positions.
+        feature: (d,) w*, only to say how near v comes to it.
+        power, nu: of the activation.
+        scale: of what a position gathers; the theory has D, the published code 1.
+        first: standard deviation of the initial A, off its diagonal, and v.
+        attention: "frozen" trains v alone.
+    """
+
+    grid = None
+    attention_source = "received"
+    shows: ClassVar = {
+        "association": "fraction",
+        "in_group_mass": "fraction",
+        "in_group_lead": "score",
+        "alignment": "cosine",
+    }
+    feature: Tensor
+    own: Tensor
+
+    def __init__(
+        self,
+        rng: np.random.Generator,
+        tokens: int,
+        feature: np.ndarray,
+        *,
+        power: int,
+        nu: float,
+        scale: float,
+        first: float,
+        attention: Attention,
+    ):
+        super().__init__()
+        d = len(feature)
+        self.A = nn.Parameter(torch.from_numpy(first * rng.standard_normal((tokens, tokens))).float())
+        self.A.requires_grad_(attention == "trained")
+        self.head = nn.Linear(d, 1, bias=False)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.from_numpy(first * rng.standard_normal((1, d))))
+        self.register_buffer("feature", torch.from_numpy(np.ascontiguousarray(feature)), persistent=False)
+        self.register_buffer("own", torch.eye(tokens, dtype=torch.bool), persistent=False)
+        self.power, self.nu, self.scale, self.diagonal = power, nu, scale, math.log(math.log(d))
+        self.cost = PositionalCost(tokens, d)
+
+    @property
+    def module(self) -> PositionalViT:
+        """The torch module that holds the weights: itself."""
+        return self
+
+    def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
+        """Return F(X), (B,), for tokens X of shape (B, D, d)."""
+        index = None if acting is None else self.choose(acting, X)
+        shown = self.head(X if index is None else gather(X, index)).squeeze(2)
+        if index is None:
+            gathered = shown @ self.attention().T
+        else:
+            kept = self.scores()[index[:, :, None], index[:, None, :]]
+            gathered = (torch.softmax(kept, dim=2) @ shown[..., None]).squeeze(2)
+        gathered = self.scale * gathered
+        return (gathered**self.power + self.nu * gathered).sum(dim=1)
+
+    def scores(self) -> Tensor:
+        """Return (D, D), A with its diagonal."""
+        return self.A.masked_fill(self.own, self.diagonal)
+
+    def attention(self) -> Tensor:
+        """Return (D, D), row m the attention of position m over all positions."""
+        return torch.softmax(self.scores(), dim=1)
+
+    def choose(self, acting: Pass, X: Tensor) -> Tensor | None:
+        """Return the (B, M) positions in S, or None where all tokens stay."""
+
+        def received() -> Tensor:
+            return finite(self.attention().mean(dim=0)).expand(len(X), -1)
+
+        given: dict[str, Callable[[], Tensor | None]] = {
+            "tokens": lambda: X,
+            "values": lambda: finite(self.head(X))[:, None],
+            "attention": received,
+            "received_attention": received,
+            "pixels": lambda: None,
+        }
+        because = "the positional model has a score for each pair of positions"
+        return kept_only(acting, self.cost, X.shape[1], given, because)
+
+    def observe(self, train: Look, test: Look) -> dict[str, float]:
+        """Return patch association, in-group mass and lead, and the cosine of v and w*.
+
+        Which positions make a set is read off the relevance masks of the test. Association is the share of positions
+        whose largest scores, their own place counted in, are those of their set; mass is the share of the attention
+        that stays in the set; lead is how much larger A is inside, diagonal left out, than outside.
+        """
+        together = test.relevance.T @ test.relevance > 0
+        v = self.head.weight[0]
+        inside = together & ~self.own
+        return {
+            "association": float(association(self.scores(), together)),
+            "in_group_mass": float((self.attention() * together).sum(dim=1).double().mean()),
+            "in_group_lead": float(self.A[inside].double().mean() - self.A[~together].double().mean()),
+            "alignment": float(torch.nn.functional.cosine_similarity(v, self.feature, dim=0)),
+        }
+
+
+def association(scores: Tensor, together: Tensor) -> Tensor:
+    """Return the share of the rows of (D, D) scores whose C largest entries, the own place counted in, are their set.
+
+    `together` (D, D) says which positions are in one set of C. Equal scores are decided by position.
+    """
+    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    order = scores.masked_fill(own, torch.inf).sort(dim=1, descending=True, stable=True).indices
+    sizes = together.sum(dim=1, keepdim=True)
+    first = torch.arange(len(scores), device=scores.device) < sizes
+    return (together.gather(1, order) & first).sum(dim=1, keepdim=True).eq(sizes).double().mean()
