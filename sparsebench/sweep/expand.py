@@ -87,8 +87,8 @@ def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: in
         yield Job(cell=init, origin=dense.origin, kind=dense.cls.kind, label="dense", files=files, keep_weights=True)
     strategy, found, budget = contender
     cell = Cell(
-        task=Part.of(setting.task), model=Part.of(setting.model), strategy=Part.of(strategy), budget=budget, n_train=n_train,
-        repetition=repetition, where=setting.where if strategy.budgeted else "both", init=init,
+        task=Part.of(setting.task), model=Part.of(setting.model), strategy=Part.of(strategy), budget=budget,
+        n_train=n_train, repetition=repetition, where=setting.where if strategy.budgeted else "both", init=init,
     )  # fmt: skip
     yield Job(
         cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), files=files, failure=found.failure,

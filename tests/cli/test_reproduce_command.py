@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 from sparsebench.cli import main
 from sparsebench.cli import reproduce as command
 from sparsebench.plugin.registry import Registry
-from sparsebench.reproduce import theory
+from sparsebench.reproduce import overfitting, theory
+from sparsebench.reproduce.paper import Paper
 from sparsebench.sweep import store
 from sparsebench.sweep.expand import Request, expand
 from sparsebench.sweep.record import Failure, Metric, Record
@@ -33,7 +34,7 @@ def fill(out: Path, *lost: int) -> Path:
         record = Record(
             cell=job.cell, cell_id=job.cell.id, status="ok", origin=job.origin, kind=job.kind, label=job.label,
             metrics={name: Metric(value=value, unit="", n=1) for name, value in values.items()},
-            samples={"watched_steps": (0.0, 10.0), "watched_attention": (0.55, 0.91 + 0.001 * r)},
+            samples={"watched_steps": (0.0, 10.0), "watched_attention_on_relevant": (0.55, 0.91 + 0.001 * r)},
         )  # fmt: skip
         if r in lost:
             failure = Failure(reason="it broke", kind="ValueError")
@@ -52,10 +53,12 @@ def refused(result: Result, *says: str) -> None:
         assert text in line
 
 
-def test_the_choices_are_the_figures_and_presets_there_are() -> None:
-    assert tuple(theory.FIGURES) == command.FIGURES
-    choices = {p.name: tuple(p.type.choices) for p in command.theory.params if isinstance(p.type, click.Choice)}
-    assert choices["figures"] == tuple(theory.FIGURES) and choices["preset"] == theory.PRESETS
+@pytest.mark.parametrize("paper", [theory.PAPER, overfitting.PAPER], ids=lambda paper: paper.name)
+def test_the_choices_are_the_figures_and_presets_there_are(paper: Paper) -> None:
+    assert command.PAPERS[paper.name] == (paper.title, paper.presets, tuple(paper.figures))
+    made = command.reproduce.commands[paper.name]
+    choices = {p.name: tuple(p.type.choices) for p in made.params if isinstance(p.type, click.Choice)}
+    assert choices["figures"] == tuple(paper.figures) and choices["preset"] == paper.presets
 
 
 def test_without_a_paper_the_papers_are_listed() -> None:

@@ -12,8 +12,9 @@ import pytest
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce import theory
-from sparsebench.reproduce.run import reproduce, seconds
-from sparsebench.reproduce.theory import publish
+from sparsebench.reproduce.paper import Paper, publish
+from sparsebench.reproduce.run import reproduce
+from sparsebench.reproduce.theory import seconds
 from sparsebench.reproduce.verdicts import Verdict
 from sparsebench.sweep import store
 from sparsebench.sweep.expand import Request, expand
@@ -55,12 +56,19 @@ strategies = ["dense", "oracle:keep_rate=0.8", "STRATEGY:keep_rate=0.8"]
 """
 
 
+class Tiny(Paper):
+    """A paper whose name is the path of its suite."""
+
+    def suite(self, preset: str) -> str:
+        return self.name
+
+
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Return a function that puts a suite of three figures that takes a second in the place of the presets'."""
     path = tmp_path / "tiny.toml"
-    monkeypatch.setattr(theory, "suite", lambda preset: str(path))
-    monkeypatch.setattr(theory, "FIGURES", {name: theory.FIGURES[name] for name in ("2", "4", "8")})
+    some = {name: theory.PAPER.figures[name] for name in ("2", "4", "8")}
+    monkeypatch.setattr(theory, "PAPER", Tiny(str(path), "", theory.PAPER.presets, some, seconds))
 
     def write(strategy: str = "noise") -> Path:
         path.write_text(TINY.replace("STRATEGY", strategy))
@@ -73,7 +81,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
 def make(out: Path, *figures: str, rerun: Any = "missing") -> tuple[list[Verdict], int, list[Record]]:
     """Return verdicts, trials without an answer, and what was run."""
     ran: list[Record] = []
-    verdicts, lost = reproduce(figures, "quick", out, "cpu", 0, rerun, on_record=ran.append)
+    verdicts, lost = reproduce(theory.PAPER, figures, "quick", out, "cpu", 0, rerun, on_record=ran.append)
     return verdicts, lost, ran
 
 
@@ -143,7 +151,8 @@ def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path: 
     told: list[Any] = []
     begin: Any = lambda plan, workers, expected: told.append((len(plan.todo), len(plan.jobs), workers, expected))  # noqa: E731
     for _ in range(2):
-        reproduce(("4",), "quick", tmp_path / "out", "cpu", 0, on_plan=begin, on_record=lambda _: told.append("ran"))
+        ran: Any = lambda _: told.append("ran")  # noqa: E731
+        reproduce(theory.PAPER, ("4",), "quick", tmp_path / "out", "cpu", 0, on_plan=begin, on_record=ran)
     (first, *_, again) = told
     assert first[:3] == (2, 2, 0) and again[:3] == (0, 2, 0) and told[1:-1] == ["ran", "ran"]
     assert first[3] > again[3] > 0
@@ -190,7 +199,7 @@ def test_an_unknown_figure_or_preset_is_refused_before_anything_is_written(
     tmp_path: Path, figures: tuple[str, ...], preset: str, says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        reproduce(figures, preset, tmp_path / "out", "cpu", 0)
+        reproduce(theory.PAPER, figures, preset, tmp_path / "out", "cpu", 0)
     assert not (tmp_path / "out").exists()
 
 
@@ -205,7 +214,10 @@ def records_of(figure: str, repetitions: int = 4, **metrics: float | None) -> li
         Record(
             cell=job.cell, cell_id=job.cell.id, status="ok", origin=job.origin, kind=job.kind, label=job.label,
             metrics={name: Metric(value=value, unit="", n=1) for name, value in values.items()},
-            samples={"watched_steps": (0.0, 10.0), "watched_attention": (0.55, 0.9 + 0.001 * job.cell.repetition)},
+            samples={
+                "watched_steps": (0.0, 10.0),
+                "watched_attention_on_relevant": (0.55, 0.9 + 0.001 * job.cell.repetition),
+            },
         )
         for job in expand(Request(suite="theory-quick", figures=(figure,)), Registry())
         if job.cell.repetition < repetitions
@@ -218,7 +230,7 @@ def failed(record: Record, reason: str, kind: str = "ValueError", status: Any = 
 
 
 def test_figures_and_verdicts_are_files(tmp_path: Path) -> None:
-    verdicts = publish({"1a": records_of("1a"), "spurious": records_of("spurious")}, tmp_path)
+    verdicts = publish(theory.PAPER, {"1a": records_of("1a"), "spurious": records_of("spurious")}, tmp_path)
     assert sorted(contents(tmp_path)) == [
         "fig1a-n50.csv", "fig1a.csv", "fig1a.png", "fig1a.svg", "spurious.csv", "spurious.png", "spurious.svg",
         "verdicts.csv", "verdicts.json", "verdicts.md",
@@ -235,14 +247,16 @@ def test_figures_and_verdicts_are_files(tmp_path: Path) -> None:
 
 def test_the_same_records_make_the_same_bytes(tmp_path: Path) -> None:
     for folder in ("one", "other"):
-        publish({name: records_of(name) for name in ("2", "4")}, tmp_path / folder)
+        publish(theory.PAPER, {name: records_of(name) for name in ("2", "4")}, tmp_path / folder)
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
     assert {"fig2.png", "fig2.svg", "fig4.png", "fig4.svg"} <= set(contents(tmp_path / "one"))
 
 
 def test_notes_say_how_many_trials_there_are_and_why_some_are_not(tmp_path: Path) -> None:
     one, two, three, four = records_of("4")
-    publish({"4": [one, failed(two, "it broke"), failed(three, "too large", status="oom"), four]}, tmp_path)
+    publish(
+        theory.PAPER, {"4": [one, failed(two, "it broke"), failed(three, "too large", status="oom"), four]}, tmp_path
+    )
     assert notes_in(tmp_path) == [
         "figure 4: 2 trials of each setting",
         "figure 4: 1 of 4 trials have no answer and are left out; failed: it broke",
@@ -253,7 +267,7 @@ def test_notes_say_how_many_trials_there_are_and_why_some_are_not(tmp_path: Path
 def test_notes_tell_trials_that_diverged_or_were_not_fitted(tmp_path: Path) -> None:
     one, two, three, _ = records_of("4", train_loss=0.2)
     diverged = [failed(record, "the loss is NaN", "DivergedError") for record in (one, two)]
-    verdicts = publish({"4": [*diverged, three, records_of("4")[3]]}, tmp_path)
+    verdicts = publish(theory.PAPER, {"4": [*diverged, three, records_of("4")[3]]}, tmp_path)
     assert notes_in(tmp_path) == [
         "figure 4: 4 trials of each setting",
         "figure 4: 2 of 4 trials diverged: they have not succeeded, and have no loss",
@@ -264,12 +278,12 @@ def test_notes_tell_trials_that_diverged_or_were_not_fitted(tmp_path: Path) -> N
 
 def test_notes_say_that_some_settings_have_fewer_trials(tmp_path: Path) -> None:
     some = records_of("2", repetitions=3)
-    publish({"2": some[1:]}, tmp_path)
+    publish(theory.PAPER, {"2": some[1:]}, tmp_path)
     assert notes_in(tmp_path) == ["figure 2: 2 to 3 trials of each setting"]
 
 
 def test_a_figure_without_any_answer_is_a_note_and_no_picture(tmp_path: Path) -> None:
-    assert publish({"4": [failed(record, "it broke") for record in records_of("4")]}, tmp_path) == []
+    assert publish(theory.PAPER, {"4": [failed(record, "it broke") for record in records_of("4")]}, tmp_path) == []
     assert sorted(contents(tmp_path)) == ["verdicts.csv", "verdicts.json", "verdicts.md"]
     assert notes_in(tmp_path) == ["figure 4: 4 of 4 trials have no answer and are left out; failed: it broke"]
 

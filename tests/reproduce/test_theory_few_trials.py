@@ -12,7 +12,7 @@ from PIL import Image
 from sparsebench.models.base import Shallow
 from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.result import Result, heat_map
-from sparsebench.reproduce.theory import FIGURES
+from sparsebench.reproduce.theory import PAPER
 from sparsebench.reproduce.trials import Trial
 from sparsebench.reproduce.verdicts import as_csv, as_json
 from sparsebench.sweep.expand import Request, expand
@@ -32,7 +32,7 @@ def planned(figure: str, keep: Callable[[int, int], bool], diverged: Callable[[i
         if keep(r, sizes.index(cell.n_train)):
             values = {"success": float(cell.n_train >= 16), "steps": 10.0, "iterations": 50.0 + r, "test_loss": 0.1,
                       "accuracy": 0.9, "worst_group_accuracy": 0.7, "spurious_gap": 0.1}  # fmt: skip
-            curves = {"watched_steps": (0.0, 10.0), "watched_attention": (0.55, 0.9)}
+            curves = {"watched_steps": (0.0, 10.0), "watched_attention_on_relevant": (0.55, 0.9)}
             trials.append(
                 Trial(
                     task=Theory(**cell.task.params), model=Shallow(**cell.model.params), strategy=job.label,
@@ -53,10 +53,10 @@ FEW: dict[str, tuple[Callable[[int, int], bool], Callable[[int], bool], bool]] =
 
 
 @pytest.mark.parametrize("few", FEW)
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", PAPER.figures)
 def test_few_trials_decide_nothing_and_break_nothing(figure: str, few: str) -> None:
     keep, diverged, nothing = FEW[few]
-    result = FIGURES[figure](planned(figure, keep, diverged))
+    result = PAPER.figures[figure](planned(figure, keep, diverged))
     assert any(result.tables.values()) and result.panels
     if nothing or (few == "no complete repetition" and figure in ("1a", "1b", "3")):
         assert {v.verdict for v in result.verdicts} <= {"undecided"}
@@ -71,7 +71,7 @@ def test_few_trials_decide_nothing_and_break_nothing(figure: str, few: str) -> N
 
 @pytest.mark.parametrize("figure", ["1b", "5", "strategies"])
 def test_pictures_of_trials_that_all_diverged_have_no_nan_in_them(figure: str) -> None:
-    made = FIGURES[figure](planned(figure, *FEW["all diverged"][:2])).pictures()
+    made = PAPER.figures[figure](planned(figure, *FEW["all diverged"][:2])).pictures()
     assert set(made) == {"png", "svg"} and ElementTree.fromstring(made["svg"]).tag.endswith("svg")
     with Image.open(io.BytesIO(made["png"])) as picture:
         assert min(picture.size) > 300 and len(picture.convert("RGB").getcolors(1 << 24) or []) > 10

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sparsebench.reproduce.result import Result
-from sparsebench.reproduce.theory import FIGURES
+from sparsebench.reproduce.theory import PAPER
 from sparsebench.reproduce.trials import Trial
 
 INFINITY = float("inf")
@@ -51,19 +51,22 @@ def sweep(grid_of: Any, law: Callable[[float], float], alphas: tuple[float, ...]
     ],
 )  # fmt: skip
 def test_figure_1a_says_how_samples_grow(grid_of: Any, law: Any, grows: str, linear: str, best: str | None) -> None:
-    result = FIGURES["1a"](sweep(grid_of, law))
+    result = PAPER.figures["1a"](sweep(grid_of, law))
     assert words(result, "N grows", "N is linear") == [grows, linear]
     if best:
         assert f"best: {best};" in result.verdicts[1].measured
 
 
 def test_figure_1a_calls_nothing_linear_on_three_points(grid_of: Any) -> None:
-    assert words(FIGURES["1a"](sweep(grid_of, lambda a: 4 / a**2, A[:3])), "N grows", "N is linear") == [YES, OPEN]
-    assert words(FIGURES["1a"](sweep(grid_of, lambda a: 4 / a**2, A[:4])), "N grows", "N is linear") == [YES, YES]
+    assert words(PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2, A[:3])), "N grows", "N is linear") == [
+        YES,
+        OPEN,
+    ]
+    assert words(PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2, A[:4])), "N grows", "N is linear") == [YES, YES]
 
 
 def test_figure_1a_leaves_what_never_succeeds_out_of_the_fit_and_says_so(grid_of: Any) -> None:
-    result = FIGURES["1a"](sweep(grid_of, lambda a: 4 / a**2 if a > 0.1 else 1e9))
+    result = PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2 if a > 0.1 else 1e9))
     assert words(result, "N is linear") == [YES]
     assert "6 of 7 alpha_* reach N50" in result.verdicts[1].measured
     assert row(result, "fig1a-n50", **{"alpha_*": 0.1})["N50"] == INFINITY
@@ -75,14 +78,14 @@ def test_figure_1a_judges_each_rule_for_the_confusing_tokens_apart(grid_of: Any)
         for a in (0.5, 0.43, 0.38, 0.34, 0.3)
         for t in grid_of(30, task={"relevant": a, "irrelevant": 0.5, "tokens": 100})
     ]
-    result = FIGURES["1a"](sweep(grid_of, lambda a: 4 / a**2) + printed)
+    result = PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2) + printed)
     assert words(result, "N grows as alpha_* falls (a fixed", "N grows as alpha_* falls (half") == [YES, NO]
     assert {r["setting"] for r in result.tables["fig1a"]} == {r["setting"] for r in result.tables["fig1a-n50"]}
     assert len(result.panels) == 5
 
 
 def test_figure_1a_has_the_planted_numbers_in_its_tables(grid_of: Any) -> None:
-    result = FIGURES["1a"](sweep(grid_of, lambda a: 4 / a**2, sizes=(8, 16, 32, 64, 128, 256, 512)))
+    result = PAPER.figures["1a"](sweep(grid_of, lambda a: 4 / a**2, sizes=(8, 16, 32, 64, 128, 256, 512)))
     for a in A:
         found = row(result, "fig1a-n50", **{"alpha_*": a})
         assert (
@@ -109,7 +112,7 @@ def test_figure_1a_has_the_planted_numbers_in_its_tables(grid_of: Any) -> None:
     ],
 )
 def test_figure_1b_says_whether_samples_grow_with_sigma(grid_of: Any, law: Any, word: str) -> None:
-    result = FIGURES["1b"]([t for s in SIGMAS for t in grid_of(law(s), model={"sigma": s})])
+    result = PAPER.figures["1b"]([t for s in SIGMAS for t in grid_of(law(s), model={"sigma": s})])
     assert words(result, "sigma") == [word] and len(result.verdicts) == len(result.panels) == 1
     for s in SIGMAS:
         known = law(s) if law(s) < 1e6 else INFINITY
@@ -122,7 +125,7 @@ def test_figure_1b_judges_each_kind_of_first_weights_and_the_noise_apart(grid_of
         t for init, factor in by_init.items() for s in SIGMAS[1:]
         for t in grid_of(40 * factor**s, model={"init": init, "sigma": s})
     ] + [t for c in (0.01, 0.05, 0.1) for t in grid_of(10 * np.exp(20 * c), task={"noise": c})]  # fmt: skip
-    result = FIGURES["1b"](trials)
+    result = PAPER.figures["1b"](trials)
     assert words(result, "(first weights: assumption)", "(first weights: worst)", "noise") == [YES, NO, YES]
     assert [r["value"] for r in result.tables["fig1b"] if r["swept"] == "c0"] == [0.01, 0.05, 0.1]
     assert len([r for r in result.tables["fig1b"] if r["swept"] == "sigma" and r["init"] == "scale"]) == 4
@@ -153,14 +156,14 @@ def steps(make_trial: Any, law: Callable[[float], float | None], trials: int = 4
     ],
 )
 def test_figure_2_says_how_steps_grow(make_trial: Any, law: Any, word: str) -> None:
-    assert words(FIGURES["2"](steps(make_trial, law)), "steps are linear") == [word]
+    assert words(PAPER.figures["2"](steps(make_trial, law)), "steps are linear") == [word]
 
 
 def test_figure_2_has_the_planted_numbers_and_counts_who_got_there(make_trial: Any) -> None:
     trials = steps(make_trial, lambda a: 40 / a)
     lost = [make_trial(200, 9, task={"relevant": 0.2, "confusion": 0.04}, iterations=None),
             make_trial(200, 10, task={"relevant": 0.2, "confusion": 0.04}, diverged=True)]  # fmt: skip
-    result = FIGURES["2"](trials + lost)
+    result = PAPER.figures["2"](trials + lost)
     found = row(result, "fig2", **{"alpha_*": 0.2})
     assert (found["trials"], found["reached"], found["steps"]) == (6, 4, pytest.approx(201.5))
     assert "24 of 26 trials" in result.verdicts[0].measured and words(result, "steps") == [YES]
@@ -184,7 +187,7 @@ def test_figure_3_says_whether_trained_attention_saves_samples(
     grid_of: Any, frozen: Any, trained: Any, expected: list[str]
 ) -> None:
     trials = sweep(grid_of, frozen, A[:5], model={"attention": "frozen"}) + sweep(grid_of, trained, A[:5])
-    result = FIGURES["3"](trials)
+    result = PAPER.figures["3"](trials)
     assert words(result, "saves samples", "N grows", "N is linear in alpha_*^-4") == expected
     for a in A[1:5]:
         ratio = row(result, "fig3-ratio", **{"alpha_*": a})["frozen / trained"]
@@ -196,7 +199,7 @@ def test_figure_3_says_whether_trained_attention_saves_samples(
 
 def test_figure_3_speaks_of_hard_problems_only(grid_of: Any) -> None:
     trials = sweep(grid_of, lambda a: 8, (0.5,), model={"attention": "frozen"}) + sweep(grid_of, lambda a: 80, (0.5,))
-    assert words(FIGURES["3"](trials), "saves samples") == [OPEN]
+    assert words(PAPER.figures["3"](trials), "saves samples") == [OPEN]
 
 
 # ---- Figures 4 and 7
@@ -208,7 +211,7 @@ def attention(make_trial: Any, *curve: float, trials: int = 5, **task: Any) -> l
         make_trial(
             200, r, task={"relevant": 0.5, "confusion": 0.05, "watch": 10} | task,
             curves={"watched_steps": tuple(range(0, 10 * len(curve), 10)),
-                    "watched_attention": tuple(v + 0.002 * (r / trials - 0.5) for v in curve)},
+                    "watched_attention_on_relevant": tuple(v + 0.002 * (r / trials - 0.5) for v in curve)},
         ) for r in range(trials)
     ]  # fmt: skip
 
@@ -229,7 +232,7 @@ def attention(make_trial: Any, *curve: float, trials: int = 5, **task: Any) -> l
 def test_figure_4_says_whether_attention_concentrates(
     make_trial: Any, curve: tuple[float, ...], rises: str, to_1: str
 ) -> None:
-    result = FIGURES["4"](attention(make_trial, *curve))
+    result = PAPER.figures["4"](attention(make_trial, *curve))
     assert words(result, "attention concentrates", "it tends to 1") == [rises, to_1]
     for step, value in ((0, curve[0]), (10, curve[1]), (20, curve[2]), (100, curve[2])):  # it holds its last value
         assert row(result, "fig4", step=step)["attention on relevant"] == pytest.approx(value, abs=1e-3)
@@ -237,12 +240,12 @@ def test_figure_4_says_whether_attention_concentrates(
 
 def test_figure_4_goes_on_as_long_as_any_trial_trained(make_trial: Any) -> None:
     trials = attention(make_trial, *np.linspace(0.56, 0.9, 16)) + attention(make_trial, 0.56, 0.8, trials=1)
-    assert [r["step"] for r in FIGURES["4"](trials).tables["fig4"]] == list(range(0, 151, 10))
-    assert [r["step"] for r in FIGURES["4"](trials[-1:]).tables["fig4"]] == list(range(0, 101, 10))
+    assert [r["step"] for r in PAPER.figures["4"](trials).tables["fig4"]] == list(range(0, 151, 10))
+    assert [r["step"] for r in PAPER.figures["4"](trials[-1:]).tables["fig4"]] == list(range(0, 101, 10))
 
 
 def test_figure_4_of_trials_that_all_diverged_says_so(make_trial: Any) -> None:
-    result = FIGURES["4"]([make_trial(200, r, task={"watch": 10}, diverged=True) for r in range(3)])
+    result = PAPER.figures["4"]([make_trial(200, r, task={"watch": 10}, diverged=True) for r in range(3)])
     assert [verdict.measured for verdict in result.verdicts] == ["no trial trained", "no number"]
     assert words(result, "attention concentrates", "it tends to 1") == [OPEN, OPEN]
 
@@ -251,7 +254,7 @@ def test_figure_7_judges_each_number_of_patterns_apart(make_trial: Any) -> None:
     trials = attention(make_trial, 0.3, 0.6, 0.97, d=20, patterns=10) + attention(
         make_trial, 0.5, 0.4, d=20, patterns=20
     )
-    result = FIGURES["7"](trials)
+    result = PAPER.figures["7"](trials)
     assert words(result, "concentrates on relevant tokens (M=10)", "concentrates on relevant tokens (M=20)") == [
         YES,
         NO,
@@ -296,7 +299,7 @@ def removals(
 def test_figure_5_says_what_removal_does(
     make_trial: Any, irrelevant: Any, noisy: Any, random: Any, expected: list[str]
 ) -> None:
-    result = FIGURES["5"](removals(make_trial, 0.08, {"oracle": irrelevant, "noise": noisy, "random": random}))
+    result = PAPER.figures["5"](removals(make_trial, 0.08, {"oracle": irrelevant, "noise": noisy, "random": random}))
     irrelevant_, noisy_ = "removing irrelevant tokens", "removing noisy tokens"
     claims = [f"{irrelevant_} lowers", f"{noisy_} lowers", f"{irrelevant_} is better", f"{noisy_} is better"]
     assert words(result, *claims, "removing random tokens leaves") == expected
@@ -311,7 +314,7 @@ def test_figure_5_says_what_removal_does(
 def test_figure_5_judges_each_place_of_removal_apart_against_the_same_dense(make_trial: Any) -> None:
     trials = removals(make_trial, 0.08, {"oracle": FALLS, "attn_topk": RISES})
     trials += [t for t in removals(make_trial, 0.08, {"oracle": RISES}, where="test") if t.strategy != "dense"]
-    result = FIGURES["5"](trials)
+    result = PAPER.figures["5"](trials)
     assert [(v.claim, v.verdict) for v in result.verdicts] == [
         ("removing irrelevant tokens lowers the loss", YES),
         ("removing irrelevant tokens lowers the loss (in the test only)", NO),
@@ -323,7 +326,7 @@ def test_figure_5_judges_each_place_of_removal_apart_against_the_same_dense(make
 def test_figure_8_judges_each_number_of_patterns_apart(make_trial: Any) -> None:
     trials = removals(make_trial, 0.08, {"oracle": FALLS, "random": FLAT}, d=20, patterns=10)
     trials += removals(make_trial, 0.3, {"oracle": RISES, "random": RISES}, d=20, patterns=20)
-    result = FIGURES["8"](trials)
+    result = PAPER.figures["8"](trials)
     assert words(result, "irrelevant tokens lowers the loss (M=10)", "leaves the loss as it is (M=10)") == [YES, YES]
     assert words(result, "irrelevant tokens lowers the loss (M=20)", "leaves the loss as it is (M=20)") == [YES, NO]
     assert row(result, "fig8", M=20, removed="random", share=0.0)["value"] == pytest.approx(0.315)
@@ -342,7 +345,7 @@ def test_figure_8_judges_each_number_of_patterns_apart(make_trial: Any) -> None:
 )
 def test_the_spurious_figure_says_whether_removal_frees(make_trial: Any, worst: Any, word: str) -> None:
     trials = removals(make_trial, 0.6, {"oracle": worst, "random": FLAT}, "worst_group_accuracy", spurious=0.3)
-    result = FIGURES["spurious"](trials)
+    result = PAPER.figures["spurious"](trials)
     assert words(result, "frees") == [word]
     for share, value in zip((0.2, 0.4, 0.6), worst, strict=True):
         found = row(result, "spurious", metric="worst-group accuracy", removed="irrelevant", share=share)
@@ -361,7 +364,7 @@ def test_the_spurious_figure_takes_no_rounding_for_a_fall(make_trial: Any) -> No
             worst_group_accuracy=value, spurious_gap=0.1,
         ) for share, some in values.items() for r, value in enumerate(some)
     ]  # fmt: skip
-    assert words(FIGURES["spurious"](trials), "frees") == [YES]
+    assert words(PAPER.figures["spurious"](trials), "frees") == [YES]
 
 
 # ---- strategies
@@ -373,7 +376,7 @@ def test_each_strategy_has_its_samples_beside_dense_and_its_steps(grid_of: Any) 
         for name, n50, taken in (("dense", 32, 50.0), ("oracle", 8, 20.0), ("anti_oracle", 1e9, None))
         for t in grid_of(n50, strategy=name, removed=0.0 if name == "dense" else 0.2, steps=taken)
     ]
-    result = FIGURES["strategies"](trials)
+    result = PAPER.figures["strategies"](trials)
     assert result.verdicts == []
     oracle, dense = row(result, "strategies", strategy="oracle"), row(result, "strategies", strategy="dense")
     assert oracle["N50 / dense"] == pytest.approx(0.25, rel=0.1) and oracle["ratio_high"] < 1

@@ -9,7 +9,7 @@ from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError
 from sparsebench.models.base import Shallow
 from sparsebench.plugin.registry import Registry
-from sparsebench.reproduce.theory import FIGURES, PRESETS
+from sparsebench.reproduce.theory import PAPER
 from sparsebench.sweep import suite as suites
 from sparsebench.sweep.cell import Cell
 from sparsebench.sweep.expand import Request, expand
@@ -84,12 +84,12 @@ def theory_cells(preset: str) -> tuple[Cell, ...]:
     return tuple(job.cell for job in expand(Request(suite=f"theory-{preset}"), Registry()))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", PAPER.presets)
 def test_a_theory_suite_has_every_figure(preset: str) -> None:
-    assert {entry.figure for entry in suites.load(f"theory-{preset}").task} == set(FIGURES)
+    assert {entry.figure for entry in suites.load(f"theory-{preset}").task} == set(PAPER.figures)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", PAPER.presets)
 def test_every_cell_of_a_theory_suite_can_be_drawn(preset: str) -> None:
     tasks = {json.dumps(cell.task.params): cell.task.params for cell in theory_cells(preset)}
     assert len(tasks) >= 15
@@ -104,7 +104,7 @@ def test_every_cell_of_a_theory_suite_can_be_drawn(preset: str) -> None:
 
 
 def test_the_theory_suites_grow_from_preset_to_preset() -> None:
-    quick, default, full = (len(theory_cells(preset)) for preset in PRESETS)
+    quick, default, full = (len(theory_cells(preset)) for preset in PAPER.presets)
     assert quick < 500 < default < full
 
 

@@ -207,8 +207,16 @@ def test_the_step_size_of_adamw_falls_to_zero_by_a_cosine_and_vectors_do_not_dec
 
 
 def test_only_matrices_decay():
-    groups = optimiser(replace(SGD, optimizer="adamw", weight_decay=0.1), [torch.zeros(2, 2), torch.zeros(3)])
+    groups = optimiser(replace(SGD, optimizer="adamw", weight_decay=0.1), torch.nn.Linear(2, 3))
     assert [(len(g["params"]), g["weight_decay"]) for g in groups.param_groups] == [(1, 0.1), (1, 0.0)]
+
+
+def test_a_parameter_has_its_own_step_size_where_the_recipe_says_so():
+    module = torch.nn.Linear(2, 3)
+    groups = optimiser(replace(SGD, rates={"bias": 7.0}), module).param_groups
+    assert {id(p): group["lr"] for group in groups for p in group["params"]} == {
+        id(module.weight): SGD.lr, id(module.bias): 7.0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("lr", [1e20, math.inf])

@@ -45,7 +45,11 @@ class Trial:
         self.actor = strategy and Actor(strategy, Budget(keep_rate=0.5), self.network.cost, None, 3)
         self.steps = engine(self.network, self.actor, samples_of(DATA.train), self.recipe)
         self.tested, self.test = self.actor if tested else None, samples_of(DATA.test)
-        self.watch = Watch(task, self.steps, self.network, self.tested, self.test) if task.watch else None
+        self.watch = self.watching(task) if task.watch else None
+
+    def watching(self, task):
+        train_ = (samples_of(DATA.train), self.actor)
+        return Watch(task.recipe(), self.steps, self.network, train_, (self.test, self.tested))
 
     def run(self, on_step=None):
         self.done = train(self.steps, 20, self.recipe, ("order",), on_step=on_step or self.watch)
@@ -85,8 +89,13 @@ def test_each_look_sees_the_loss_and_the_attention_of_its_step(shape, strategy):
             expected.append((found.loss, mass))
 
     trial.run(on_step)
-    np.testing.assert_allclose(np.transpose([trial.watch.losses, trial.watch.masses]), expected, rtol=1e-5)
-    assert trial.watch.losses[0] > trial.watch.losses[2] and trial.watch.masses[0] != trial.watch.masses[2]
+    np.testing.assert_allclose(
+        np.transpose([trial.watch.seen["test_loss"], trial.watch.seen["attention_on_relevant"]]), expected, rtol=1e-5
+    )
+    assert (
+        trial.watch.seen["test_loss"][0] > trial.watch.seen["test_loss"][2]
+        and trial.watch.seen["attention_on_relevant"][0] != trial.watch.seen["attention_on_relevant"][2]
+    )
 
 
 @shapes
@@ -96,7 +105,7 @@ def test_looks_are_at_the_start_every_few_steps_and_when_asked_for_once(shape):
     trial.watch.look(25)
     trial.watch.look(25)
     assert trial.watch.at == [0, 10, 20, 25]
-    assert len(trial.watch.losses) == len(trial.watch.masses) == 4
+    assert len(trial.watch.seen["test_loss"]) == len(trial.watch.seen["attention_on_relevant"]) == 4
 
 
 @pytest.mark.parametrize("watch", [1, 3, 1000])
@@ -113,18 +122,20 @@ def test_watching_changes_no_bit(watch, shape, strategy):
 @strategies
 def test_it_watches_the_network_and_not_how_it_is_trained(strategy):
     found = [Trial({}, strategy, engine=engine).run().watch for engine in (ClosedForm, Autograd)]
-    np.testing.assert_allclose(found[0].losses, found[1].losses, rtol=1e-4)
-    np.testing.assert_allclose(found[0].masses, found[1].masses, rtol=1e-4)
+    np.testing.assert_allclose(found[0].seen["test_loss"], found[1].seen["test_loss"], rtol=1e-4)
+    np.testing.assert_allclose(
+        found[0].seen["attention_on_relevant"], found[1].seen["attention_on_relevant"], rtol=1e-4
+    )
 
 
 def test_the_test_is_watched_without_the_strategy_where_that_trains_only():
     trial = Trial({}, Random(), tested=False).run()
     trial.watch.look(25)
     found = trial.evaluate()
-    assert found.kept.all() and trial.watch.losses[-1] == pytest.approx(found.loss, rel=1e-5)
+    assert found.kept.all() and trial.watch.seen["test_loss"][-1] == pytest.approx(found.loss, rel=1e-5)
     everything = np.ones((12, 20))
     mass = brute_force_mass(trial.network, trial.test.inputs, trial.test.relevance, everything)
-    assert trial.watch.masses[-1] == pytest.approx(mass, rel=1e-5)
+    assert trial.watch.seen["attention_on_relevant"][-1] == pytest.approx(mass, rel=1e-5)
 
 
 @shapes
@@ -141,8 +152,8 @@ def test_the_strategy_is_told_that_it_is_watched_in_a_test(scripted, shape):
 )
 def test_iterations_are_the_first_look_below_the_threshold(losses, expected):
     watch = Trial({}).watch
-    watch.at, watch.losses = [0, 10, 20][: len(losses)], losses
-    assert watch.iterations() == expected
+    watch.at, watch.seen = [0, 10, 20][: len(losses)], {"test_loss": losses, "test_accuracy": [0.0] * len(losses)}
+    assert watch.iterations(TASK.success) == expected
 
 
 def record_of(tmp_path: Path, plugin="dense", model="shallow", files=(), n_train=20, **task):
@@ -160,14 +171,14 @@ def record_of(tmp_path: Path, plugin="dense", model="shallow", files=(), n_train
     return record
 
 
-WATCHED = ("watched_steps", "watched_test_loss", "watched_attention")
+WATCHED = ("watched_steps", "watched_test_loss", "watched_attention_on_relevant", "watched_test_accuracy")
 
 
 @pytest.mark.parametrize("plugin", ["dense", "attn_topk"])
 def test_a_record_has_what_was_watched_to_the_last_step(tmp_path, plugin):
     record = record_of(tmp_path, plugin)
     assert record.status == "ok", record.failure
-    at, losses, masses = (record.samples[name] for name in WATCHED)
+    at, losses, masses, _ = (record.samples[name] for name in WATCHED)
     assert at == (0, 10, 20, 25) and len(losses) == len(masses) == 4
     assert record.metrics["steps"].value == 25
     assert losses[-1] == pytest.approx(record.metrics["test_loss"].value, rel=1e-5)
@@ -178,7 +189,7 @@ def test_a_record_has_what_was_watched_to_the_last_step(tmp_path, plugin):
 
 def test_a_record_says_when_the_test_loss_fell_below_the_threshold_and_the_looks_end_with_the_training(tmp_path):
     record = record_of(tmp_path, steps=600, watch=7, threshold=0.05, n_train=64)
-    at, losses, _ = (record.samples[name] for name in WATCHED)
+    at, losses, *_ = (record.samples[name] for name in WATCHED)
     steps = record.metrics["steps"].value
     assert steps is not None and steps < 600 and at == (*range(0, math.ceil(steps), 7), steps)
     first = next(step for step, loss in zip(at, losses, strict=True) if loss < 0.05)
@@ -220,14 +231,14 @@ def sparsebench_models():
 """
 
 
-def test_only_the_shallow_model_can_be_watched(tmp_path):
+def test_only_a_model_that_shows_itself_can_be_watched(tmp_path):
     plugin = tmp_path / "stranger.py"
     plugin.write_text(STRANGER)
     options = {"model": "stranger", "files": (str(plugin),)}
     assert record_of(tmp_path, watch=0, **options).status == "ok"
     record = record_of(tmp_path, **options)
     assert record.status == "unsupported" and record.failure is not None
-    assert "watch=... is for the shallow model" in record.failure.reason
+    assert "watch=... is for the models of the theory tasks" in record.failure.reason
 
 
 def test_a_watched_training_that_diverges_is_a_failure(tmp_path):
