@@ -56,6 +56,9 @@ class Watchable(Network, Protocol):
     def observe(self, train: Look, test: Look) -> dict[str, float]:
         """Return each of `shows`, measured on these splits."""
 
+    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+        """Return what is to be kept of the trained weights, given the first ones, all tokens there."""
+
 
 class Model(BaseModel):
     """A network a strategy can act on; its fields are its parameters.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -125,6 +125,10 @@ class PositionalViT(nn.Module):
             "in_group_lead": float(self.A[inside].double().mean() - self.A[~together].double().mean()),
             "alignment": float(torch.nn.functional.cosine_similarity(v, self.feature, dim=0)),
         }
+
+    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+        """Return A with its diagonal, row by row."""
+        return {"scores": tuple(self.scores().flatten().tolist())}
 
 
 def association(scores: Tensor, together: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +13,9 @@ from sparsebench.measure.cost import ShallowCost
 from sparsebench.models.acting import Look, Pass, finite, kept_only
 from sparsebench.models.base import Attention, Init
 from sparsebench.tokens import gather
+
+PRUNED = tuple(tenth / 10 for tenth in range(10))
+"""Shares of the neurons whose removal is looked at."""
 
 C0 = 0.01
 """The paper's token noise, in terms of which it prints the initial weights."""
@@ -105,6 +108,35 @@ class ShallowViT(nn.Module):
         return {
             "attention_on_relevant": float(self.attention_on(test.relevance, test.inputs, test.acting).double().mean())
         }
+
+    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+        """Return how the weights moved and which neurons matter (Li et al., arXiv 2406.17167).
+
+        The singular values of what training added to W_Q, W_K and W_V, heads below each other, largest first; and the
+        mean test hinge loss without the neurons whose rows of W_O are the shortest, or the longest, at each of the
+        shares PRUNED.
+        """
+        values = {
+            f"singular_{name}": torch.linalg.svdvals((getattr(self, name) - first[name]).flatten(0, 1).double())
+            for name in ("W_Q", "W_K", "W_V")
+        }
+        order = self.W_O.norm(dim=1).argsort(stable=True)
+        for what, ranked in (("short", order), ("long", order.flip(0))):
+            values[f"loss_without_{what}"] = torch.stack([
+                self._loss_without(ranked[: round(share * len(ranked))], test) for share in PRUNED
+            ])  # fmt: skip
+        return {name: tuple(value.tolist()) for name, value in values.items()}
+
+    def _loss_without(self, neurons: Tensor, test: Look) -> Tensor:
+        """Return the mean hinge loss with those neurons silent."""
+        a = self.a.clone()
+        self.a[:, :, neurons] = 0
+        F = self(test.inputs)
+        self.a.copy_(a)
+        if F.ndim == 1:
+            return torch.relu(1 - (2 * test.labels - 1) * F).double().mean()
+        signs = 2 * torch.stack([test.labels // 2, test.labels % 2], dim=1) - 1
+        return torch.relu(1 - signs * F).sum(dim=1).double().mean()
 
     def attention_on(self, mask: Tensor, X: Tensor, acting: Pass | None = None) -> Tensor:
         """Return (B,), the share of attention that lies on the tokens of the (B, L) mask.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -117,3 +117,7 @@ class TwoLayerViT(nn.Module):
             "score_of_noise": (query * keys[row, noise]).sum(dim=1),
         }
         return {name: float(values.double().mean()) for name, values in means.items()}
+
+    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+        """Return nothing: the dynamics say all."""
+        return {}

@@ -239,6 +239,7 @@ def _add_watched(result: _Result, watch: Watch, steps: int, task: Task) -> None:
     n = len(watch.test[0].labels)
     result.samples["watched_steps"] = tuple(map(float, watch.at))
     result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
+    result.samples |= {f"trained_{name}": values for name, values in watch.portrait().items()}
     for name, unit in cast(Watchable, watch.network).shows.items():
         result.add(name, watch.seen[name][-1], unit, n)
     result.add("iterations", watch.iterations(task.success), "steps", n)

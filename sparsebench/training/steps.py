@@ -65,12 +65,11 @@ class Samples:
         self, network: Network, actor: Actor | None, rows: Tensor, *, visit: int, training: bool
     ) -> tuple[Tensor, Pass | None]:
         """Return the network's outputs for those rows, and the pass (None where nothing acts)."""
-        inputs = self.inputs[rows]
+        whole = rows is self.items  # nothing to copy
+        inputs, relevance = (self.inputs, self.relevance) if whole else (self.inputs[rows], self.relevance[rows])
         if actor is None:
             return network(inputs), None
-        acting = actor.begin(
-            self.items[rows], visit, self.relevance[rows], tokens=self.relevance.shape[1], training=training
-        )
+        acting = actor.begin(self.items[rows], visit, relevance, tokens=self.relevance.shape[1], training=training)
         return network(inputs, acting), acting
 
 
@@ -100,12 +99,13 @@ class Autograd:
 
     def step(self, rows: np.ndarray, visit: int, done: float) -> Tensor:
         """See `Steps.step`."""
-        chosen = torch.from_numpy(rows).to(self.samples.labels.device)
+        samples = self.samples
+        chosen = samples.items if self.recipe.batch == 0 else torch.from_numpy(rows).to(samples.labels.device)
         if self.recipe.optimizer == "adamw":
             for group in self.opt.param_groups:
                 group["lr"] = self.recipe.lr * 0.5 * (1 + math.cos(math.pi * done))
-        outputs, _ = self.samples.forward(self.network, self.actor, chosen, visit=visit, training=True)
-        loss = losses(self.recipe, outputs, self.samples.labels[chosen])
+        outputs, _ = samples.forward(self.network, self.actor, chosen, visit=visit, training=True)
+        loss = losses(self.recipe, outputs, samples.labels[chosen])
         self.opt.zero_grad(set_to_none=True)
         loss.mean().backward()
         self.opt.step()

@@ -47,6 +47,7 @@ class Watch:
             raise UnsupportedError("watch=... is for the models of the theory tasks: others show nothing of themselves")
         self.recipe, self.steps, self.network, self.train, self.test = recipe, steps, network, train, test
         self.tester = _tester(network, test, recipe)
+        self.first = {name: value.clone() for name, value in network.module.state_dict().items()}
         self.at: list[int] = []
         self.seen: dict[str, list[float]] = {}
 
@@ -66,6 +67,11 @@ class Watch:
         shown = cast(Watchable, self.network).observe(_look(*self.train, training=True), _look(*self.test))
         for name, value in {"test_loss": loss, "test_accuracy": accuracy, **shown}.items():
             self.seen.setdefault(name, []).append(value)
+
+    @torch.no_grad()
+    def portrait(self) -> dict[str, tuple[float, ...]]:
+        """Return what the network keeps of its trained weights."""
+        return cast(Watchable, self.network).portrait(self.first, _look(self.test[0], None))
 
     def _tested(self) -> tuple[float, float]:
         """Return mean loss and accuracy over the test split."""
