@@ -26,6 +26,11 @@ PAPERS = {
         ("quick", "full"),
         ("1", "2", "3", "strategies"),
     ),
+    "spatial": (
+        "the claims of the spatial-structure paper (Jelassi et al., NeurIPS 2022)",
+        ("quick", "full"),
+        ("association", "permutation", "transfer", "strategies"),
+    ),
 }
 """Title, presets and figures of each, here so that help need not load them."""
 

@@ -185,7 +185,10 @@ class TwoLayerCost(_OneLayerCost):
 
 @dataclass(frozen=True)
 class PositionalCost(_OneLayerCost):
-    """The network of Jelassi et al. 2022: one value a token, attention that no sample changes."""
+    """The network of Jelassi et al. 2022: one value a token, attention that no sample changes.
+
+    Counted is what the kept tokens need; the program multiplies by zeros in place of cutting A for each sample.
+    """
 
     d: int
 

@@ -65,6 +65,6 @@ def reproduce(
     for figure in paper.figures:
         mine = expand(Request(suite=request.suite, figures=(figure,)), registry)
         if all(job.cell.id in known for job in mine):
-            found[figure] = [known[job.cell.id] for job in mine]
+            found[figure] = [known[job.cell.id] for job in mine if not job.keep_weights]
     lost = sum(has_no_answer(known[job.cell.id]) for job in plan.jobs)
     return publish(paper, found, out), lost

@@ -23,7 +23,9 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.verdicts import interval
 from sparsebench.sweep.record import Record
 
-K = TypeVar("K", str, float, bool, tuple[int, int], tuple[int, float], tuple[float, float, float])
+K = TypeVar(
+    "K", str, float, bool, tuple[int, int], tuple[int, float], tuple[str, str, float], tuple[float, float, float]
+)
 
 Interval = tuple[float, float | None, float | None]
 """A value with the ends of its interval, if it has one."""

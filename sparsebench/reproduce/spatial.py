@@ -1,0 +1,301 @@
+"""Jelassi, Sander and Li, Vision Transformers provably learn spatial structure, NeurIPS 2022: its synthetic claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparsebench.reproduce.paper import Paper
+from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
+from sparsebench.reproduce.trials import Interval, Trial, grouped, mean, measured, paired
+from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge
+from sparsebench.sweep.job import Job
+from sparsebench.tasks.spatial import Spatial
+
+WATCHED = {
+    "association": "patch association",
+    "in_group_mass": "attention inside the set",
+    "alignment": "cosine of v and w*",
+    "test_error": "test error",
+}
+EASY = 0.05
+"""The test error that a transfer is asked for."""
+FEWER = 4
+"""How many times as many samples training from scratch should need."""
+RATE = 2e9
+"""Multiplications a second of one core when they wait for the memory."""
+
+
+def seconds(job: Job) -> float:
+    """Return how long a trial is expected to take on one core: every step reads all samples a few times."""
+    task = Spatial(**job.cell.task.params)
+    return task.steps * (4 * job.cell.n_train * task.tokens * task.d / RATE + 4e-4) + 0.1
+
+
+def association(trials: Sequence[Trial]) -> Result:
+    """How patch association, attention, read-out and error go while training, at two step sizes of the attention."""
+    runs = {_rates(rate): some for rate, some in grouped(trials, lambda t: t.task.lr_attention or t.task.lr).items()}
+    rows, verdicts = [], []
+    for name, some in runs.items():
+        for what in (*WATCHED, "in_group_lead"):
+            at, values = _curves(some, what)
+            rows += [
+                {"attention at": name, "quantity": what, "step": int(step), "mean": column.mean(), "min": column.min(),
+                 "max": column.max(), "trials": len(column)}
+                for step, column in zip(at, values.T, strict=True)
+            ]  # fmt: skip
+        verdicts += _learned(some, f" (attention at {name})")
+    panels: list[Panel] = [partial(_watched, runs=runs, what=what) for what in WATCHED]
+    title = "Patch association: patches that belong together attend to each other (bands: one standard deviation)"
+    return Result(title, {"association": rows}, panels, verdicts)
+
+
+def _rates(rate: float) -> str:
+    return f"step size {rate:g}"
+
+
+def _curves(trials: Sequence[Trial], what: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps and (trials, steps) of a watched quantity, of the trials that did not diverge."""
+    good = [t for t in trials if not t.diverged]
+    if not good:
+        return np.arange(0), np.empty((0, 0))
+    name = "watched_test_accuracy" if what == "test_error" else f"watched_{what}"
+    values = np.array([t.curves[name] for t in good])
+    return np.array(good[0].curves["watched_steps"]), 1 - values if what == "test_error" else values
+
+
+def _watched(axis: Any, runs: Mapping[str, Sequence[Trial]], what: str) -> None:
+    for (name, some), colour in zip(runs.items(), COLOURS, strict=False):
+        band(axis, *_curves(some, what), name, colour)
+    axis.set(title=WATCHED[what], xlabel="steps", ylim=(0, None))
+    legend(axis, "attention at")
+
+
+def _error(trials: Sequence[Trial]) -> list[float]:
+    return [1 - accuracy for accuracy in measured(trials, "accuracy")]
+
+
+def _learned(trials: Sequence[Trial], name: str) -> list[Verdict]:
+    """Return what came out in the end: association, alignment, error, and where the attention grew."""
+    share, cosine = measured(trials, "association"), measured(trials, "alignment")
+    lead, error = measured(trials, "in_group_lead"), _error(trials)
+    reached = f"{interval(*mean(share))}; 1 in {sum(s == 1 for s in share)} of {len(trials)} trials"
+    return [
+        Verdict(
+            "association", f"patches of a set attend to each other most{name}", "association 1", reached, "",
+            _all_or_most(share),
+            "reproduced: association 1 in every trial; partly: 0.9 or more in each; not: below in each",
+        ),
+        Verdict(
+            "association", f"v comes to point along w*{name}", "cosine towards 1", interval(*mean(cosine)), "",
+            judge([min(cosine, default=0) >= 0.95], [max(cosine, default=1) < 0.95]),
+            "reproduced: 0.95 or more in every trial; not: below in each",
+        ),
+        Verdict(
+            "association", f"the task is learned{name}", "small error", f"test error {interval(*mean(error))}", "",
+            judge([max(error, default=1) <= 0.01], [min(error, default=0) > 0.01]),
+            "reproduced: 0.01 or less in every trial; not: above in each",
+        ),
+        Verdict(
+            "association", f"scores grow inside the sets, not across{name}", "A_ij grows inside",
+            f"lead of the inside {interval(*mean(lead))}", "",
+            judge([(mean(lead)[1] or 0) > 0], [max(lead, default=1) <= 0]),
+            "reproduced: the interval of mean A inside minus outside lies above 0; not: it is 0 or below in each trial",
+        ),
+    ]  # fmt: skip
+
+
+def _all_or_most(share: Sequence[float]) -> Word:
+    return judge([min(share, default=0) >= 0.9, min(share, default=0) == 1], [max(share, default=1) < 0.9])
+
+
+def permutation(trials: Sequence[Trial]) -> Result:
+    """The scores learned on patches in plain order, in another order, and in that order put right again."""
+    rows, found = [], (list[float](), list[float]())
+    for t in trials:
+        if t.diverged:
+            continue
+        scores = _scores(t)
+        right = put_right(scores, t.task.order())
+        share = set_share(right, t.task.sets())
+        as_it_is = set_share(scores, t.task.sets())
+        found[t.task.permuted].append(share)
+        rows.append({"permuted": t.task.permuted, "repetition": t.repetition, "association": share,
+                     "association without putting right": as_it_is})  # fmt: skip
+    shown = {permuted: next((t for t in trials if t.task.permuted == permuted and not t.diverged), None)
+             for permuted in (False, True)}  # fmt: skip
+    panels: list[Panel] = []
+    if (plain := shown[False]) is not None:
+        panels.append(partial(_heat, scores=_scores(plain), task=plain.task, title="learned in plain order"))
+    if (moved := shown[True]) is not None:
+        right = put_right(_scores(moved), moved.task.order())
+        panels.append(partial(_heat, scores=_scores(moved), task=moved.task, title="learned in another order"))
+        panels.append(partial(_heat, scores=right, task=moved.task, title="the same, put right"))
+    recovered = found[1]
+    verdict = Verdict(
+        "permutation", "association is recovered when the patches are in another order", "recovered",
+        f"association {interval(*mean(recovered))} after putting right", "",
+        _all_or_most(recovered),
+        "reproduced: 1 in every trial; partly: 0.9 or more in each; not: below in each",
+    )  # fmt: skip
+    return Result("Learned scores, positions sorted by their set", {"permutation": rows}, panels, [verdict])
+
+
+def _scores(trial: Trial) -> np.ndarray:
+    D = trial.task.tokens
+    return np.array(trial.curves["trained_scores"]).reshape(D, D)
+
+
+def put_right(scores: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return scores (D, D) between positions in plain order, from those between positions that show order[i]."""
+    back = np.argsort(order)
+    return scores[np.ix_(back, back)]
+
+
+def set_share(scores: np.ndarray, sets: np.ndarray) -> float:
+    """Return patch association, the share of positions whose largest scores are those of their set, in plain numpy."""
+    scores = scores.copy()
+    np.fill_diagonal(scores, np.inf)
+    size = len(sets) // (sets.max() + 1)
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :size]
+    return float((sets[best] == sets[:, None]).all(axis=1).mean())
+
+
+def _heat(axis: Any, scores: np.ndarray, task: Spatial, title: str) -> None:
+    order = np.argsort(task.sets(), kind="stable")
+    shown = scores[np.ix_(order, order)].copy()
+    np.fill_diagonal(shown, np.nan)
+    drawn = axis.imshow(shown, cmap="viridis")
+    axis.figure.colorbar(drawn, ax=axis)
+    axis.set(title=title, xlabel="position", ylabel="position")
+
+
+MODES = ("learned attention", "shuffled attention", "initial attention", "all from scratch")
+
+
+def _mode(trial: Trial) -> str:
+    if trial.task.start == "pretrained":
+        return MODES[1] if trial.task.permuted else MODES[0]
+    return MODES[2] if trial.model.attention == "frozen" else MODES[3]
+
+
+def transfer(trials: Sequence[Trial]) -> Result:
+    """Test error on a new feature against samples, with the attention learned on another, and without."""
+    modes = {mode: [t for t in trials if _mode(t) == mode] for mode in MODES}
+    errors = {mode: {n: _error(some) for n, some in grouped(ts, lambda t: t.n).items()} for mode, ts in modes.items()}
+    rows = [
+        {"attention": mode, "N": n, "trials": len(found), "test error": mean(found)[0], "low": mean(found)[1],
+         "high": mean(found)[2]}
+        for mode, by_n in errors.items()
+        for n, found in by_n.items()
+    ]  # fmt: skip
+    panels: list[Panel] = [partial(_errors, errors=errors)]
+    title = "Transfer to a new feature in the same sets (95 % intervals)"
+    return Result(title, {"transfer": rows}, panels, _transfers(errors))
+
+
+def samples_for(errors: Mapping[float, list[float]]) -> float:
+    """Return the smallest N from which on the mean error is EASY or less; infinite if there is none."""
+    means = {n: mean(found)[0] for n, found in sorted(errors.items())}
+    enough = float("inf")
+    for n in reversed(means):
+        if not means[n] <= EASY:
+            break
+        enough = float(n)
+    return enough
+
+
+def _transfers(errors: Mapping[str, Mapping[float, list[float]]]) -> list[Verdict]:
+    needed = {mode: samples_for(by_n) for mode, by_n in errors.items()}
+    sizes = sorted({n for by_n in errors.values() for n in by_n})
+    learned, scratch = needed["learned attention"], needed["all from scratch"]
+    said = "; ".join(f"{mode} {interval(n, None, None)}" for mode, n in needed.items())
+    tried = f"samples for an error of {EASY:g}: {said}; N {sizes[0]} to {sizes[-1]}"
+    few = learned <= 16
+    fewer = few and scratch >= FEWER * learned
+    never = all(np.isinf(needed[mode]) for mode in MODES[1:3])
+    return [
+        Verdict(
+            "transfer", "the learned attention transfers: few samples teach a new feature", "polylog(D) samples", tried,
+            "", judge([few], [learned > 16]), f"reproduced: error {EASY:g} with 16 samples or fewer; not: with more",
+        ),
+        Verdict(
+            "transfer", "without it many more samples are needed", "D^Omega(1) samples", tried, "",
+            judge([scratch > learned, fewer], [np.isfinite(scratch) and scratch <= learned]),
+            f"reproduced: training all from scratch needs at least {FEWER} times as many; partly: more; not: no more",
+        ),
+        Verdict(
+            "transfer", "it is the structure that helps: initial and shuffled attention never get there", "so implied",
+            tried, "", judge([never], [min(needed[mode] for mode in MODES[1:3]) <= learned < np.inf]),
+            "reproduced: neither gets there with any N tried; not: one does with no more than the learned",
+        ),
+    ]  # fmt: skip
+
+
+def _errors(axis: Any, errors: Mapping[str, Mapping[float, list[float]]]) -> None:
+    for (mode, by_n), colour in zip(errors.items(), COLOURS, strict=False):
+        if not by_n:
+            continue
+        sizes, triples = np.array(list(by_n)), [mean(found) for found in by_n.values()]
+        points(axis, sizes, triples, mode, colour)
+        axis.plot(sizes, [value for value, _, _ in triples], color=colour, linewidth=1)
+    axis.axhline(EASY, color=COLOURS[5], linestyle="--", linewidth=1)
+    axis.set(xscale="log", xlabel="training samples with the new feature", ylabel="test error", ylim=(0, None))
+    legend(axis)
+
+
+METRICS = {"association": "patch association", "accuracy": "accuracy", "in_group_mass": "attention inside the set"}
+
+
+def strategies(trials: Sequence[Trial]) -> Result:
+    """Does removing tokens break association? And what does it do to accuracy?"""
+    dense = [t for t in trials if t.strategy == "dense"]
+    rows, verdicts = [], []
+    groups = grouped([t for t in trials if t.strategy != "dense"], lambda t: (t.where, t.strategy, t.removed))
+    for (where, name, removed), some in {("both", "dense", 0.0): dense, **groups}.items():
+        row: dict[str, Any] = {"where": where, "strategy": name, "removed": removed, "trials": len(some)}
+        for metric in METRICS:
+            value, low, high = mean(measured(some, metric))
+            row |= {metric: value, f"{metric} low": low, f"{metric} high": high}
+        rows.append(row)
+        if name != "dense" and where == "both":
+            verdicts.append(
+                _keeps(name, removed, mean(paired(some, dense, "association")), measured(some, "association"))
+            )
+    panels: list[Panel] = [partial(_bars, rows=rows, metric=metric) for metric in METRICS]
+    title = "Association and accuracy as tokens are removed (95 % intervals)"
+    return Result(title, {"strategies": rows}, panels, verdicts)
+
+
+def _keeps(name: str, removed: float, change: Interval, share: list[float]) -> Verdict:
+    return Verdict(
+        "strategies", f"association is learned all the same with {removed:.0%} of the tokens removed ({name})",
+        "not in the paper", f"association {interval(*mean(share))}, change {interval(*change)}", "",
+        _all_or_most(share),
+        "reproduced: association 1 in every trial; partly: 0.9 or more in each; not: below in each",
+    )  # fmt: skip
+
+
+def _bars(axis: Any, rows: Sequence[Mapping[str, Any]], metric: str) -> None:
+    where = {"both": "in training and test", "test": "in the test only"}
+    names = [row["strategy"] + (f" {row['removed']:.0%}" if row["removed"] else "") for row in rows]
+    shown = sorted(set(names), key=names.index)
+    for (place, label), colour, beside in zip(where.items(), COLOURS, (-0.1, 0.1), strict=False):
+        mine = [(names[i], row) for i, row in enumerate(rows) if row["where"] == place]
+        triples = [(row[metric], row[f"{metric} low"], row[f"{metric} high"]) for _, row in mine]
+        points(axis, np.array([shown.index(name) + beside for name, _ in mine]), triples, label, colour)
+    axis.set_xticks(range(len(shown)), shown, rotation=30)
+    axis.set(title=METRICS[metric], ylim=(0, 1.05))
+    legend(axis)
+
+
+PAPER = Paper(
+    "spatial",
+    "the claims of the spatial-structure paper (Jelassi et al., NeurIPS 2022)",
+    ("quick", "full"),
+    {"association": association, "permutation": permutation, "transfer": transfer, "strategies": strategies},
+    seconds,
+)
