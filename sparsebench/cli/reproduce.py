@@ -19,7 +19,7 @@ PAPERS = {
     "theory": (
         "the synthetic figures of the shallow-ViT paper (Li et al., ICLR 2023)",
         ("quick", "default", "full"),
-        ("1a", "1b", "2", "3", "4", "5", "7", "8", "spurious", "strategies"),
+        ("1a", "1b", "2", "3", "4", "5", "7", "8", "rank", "neurons", "spurious", "strategies"),
     ),
     "overfitting": (
         "the synthetic figures of the benign-overfitting paper (Jiang et al., NeurIPS 2024)",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sparsebench.measure.cost import CostModel
     from sparsebench.models.acting import Look, Pass
 
+PRUNED = tuple(tenth / 10 for tenth in range(10))
+"""Shares of the shallow model's neurons whose removal is looked at."""
 Init = Literal["assumption", "scale", "worst", "literal"]
 Attention = Literal["trained", "frozen"]
 
@@ -192,15 +194,30 @@ class _Deep(Model):
     def _vit(self, canvas: int, classes: int) -> Any:
         raise NotImplementedError
 
-    def build(self, data: Data, repetition: int) -> Network:
-        """See `Model.build`."""
-        import torch
-
+    def _network(self, vit: Any, data: Data) -> Network:
+        """Return what acts on the timm model."""
         from sparsebench.models.deep import DeepViT
 
+        return DeepViT(vit)
+
+    def build(self, data: Data, repetition: int) -> Network:
+        """See `Model.build`. The kind of attention does not change the first weights."""
+        import torch
+
+        law = self.model_dump_json(exclude={"attention"})
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeds.seed_of("init", self.name, self.model_dump_json(), repetition))
-            return DeepViT(self._vit(data.train.inputs.shape[-1], len(data.classes)))
+            torch.manual_seed(seeds.seed_of("init", self.name, law, repetition))
+            return self._network(self._vit(data.train.inputs.shape[-1], len(data.classes)), data)
+
+    def _check_order(self, task: Task, patch: int) -> None:
+        """Raise UserError if the task permutes patches that are not the model's, `patch` pixels a side."""
+        permuted = getattr(task, "permute_patch", patch) if getattr(task, "permuted", False) else patch
+        if permuted != patch:
+            raise UserError(
+                f"{self.name}: permuted patches must be the model's, for which relevance is known",
+                got=f"permute_patch={permuted}, a model with patches of {patch}", allowed=f"permute_patch={patch}",
+                next_step="change permute_patch or the model",
+            )  # fmt: skip
 
 
 class Vit(_Deep):
@@ -212,6 +229,9 @@ class Vit(_Deep):
     depth: int = Field(3, gt=0, description="blocks")
     heads: int = Field(4, gt=0, description="attention heads; must divide dim")
     patch: int = Field(4, gt=0, description="side of a patch in pixels; must divide the image")
+    attention: Literal["content", "positional"] = Field(
+        "content", description="what queries and keys are made of: the tokens, or the position embedding alone"
+    )
 
     def check(self, task: Task) -> None:
         """See `Model.check`."""
@@ -220,11 +240,20 @@ class Vit(_Deep):
         canvas = getattr(task, "canvas", self.patch)
         if canvas % self.patch:
             raise UserError("vit: patch must divide the image", got=f"patch={self.patch}, image={canvas}")
+        self._check_order(task, self.patch)
 
     def _vit(self, canvas: int, classes: int) -> Any:
         from sparsebench.models.deep import small_vit
 
         return small_vit(canvas, classes, **self.model_dump())
+
+    def _network(self, vit: Any, data: Data) -> Network:
+        """See `_Deep._network`."""
+        from sparsebench.models.deep import PositionalDeepViT
+
+        if self.attention == "content":
+            return super()._network(vit, data)
+        return PositionalDeepViT(vit, data.train.order)
 
 
 class Timm(_Deep):
@@ -240,9 +269,10 @@ class Timm(_Deep):
         from sparsebench.models.deep import DeepViT, named_vit
 
         try:
-            DeepViT(named_vit(self.arch, getattr(task, "canvas", 224), 2))
+            network = DeepViT(named_vit(self.arch, getattr(task, "canvas", 224), 2))
         except UnsupportedError as error:
             raise UserError(f"model 'timm:{self.arch}' is not supported: {error}") from error
+        self._check_order(task, network.patch[0])
 
     def _vit(self, canvas: int, classes: int) -> Any:
         from sparsebench.models.deep import named_vit

@@ -11,11 +11,8 @@ from torch import Tensor, nn
 
 from sparsebench.measure.cost import ShallowCost
 from sparsebench.models.acting import Look, Pass, finite, kept_only
-from sparsebench.models.base import Attention, Init
+from sparsebench.models.base import PRUNED, Attention, Init
 from sparsebench.tokens import gather
-
-PRUNED = tuple(tenth / 10 for tenth in range(10))
-"""Shares of the neurons whose removal is looked at."""
 
 C0 = 0.01
 """The paper's token noise, in terms of which it prints the initial weights."""

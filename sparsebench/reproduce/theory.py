@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsebench.reproduce import dynamics, removal, samples
+from sparsebench.reproduce import dynamics, removal, samples, weights
 from sparsebench.reproduce.paper import Paper
 from sparsebench.sweep.job import Job
 from sparsebench.tasks.theory import Theory
@@ -37,6 +37,8 @@ PAPER = Paper(
         "5": removal.figure_5,
         "7": dynamics.figure_7,
         "8": removal.figure_8,
+        "rank": weights.rank,
+        "neurons": weights.neurons,
         "spurious": removal.spurious,
         "strategies": samples.strategies,
     },

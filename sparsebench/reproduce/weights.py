@@ -1,0 +1,111 @@
+"""What training did to the weights of the shallow Vision Transformer: checks of Li et al., arXiv 2406.17167."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparsebench.models.base import PRUNED
+from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend
+from sparsebench.reproduce.trials import Trial, grouped, mean
+from sparsebench.reproduce.verdicts import Verdict, interval, judge
+
+MATRICES = {"W_Q": "$W_Q$", "W_K": "$W_K$", "W_V": "$W_V$"}
+MOST, MUCH = 0.9, 0.7
+"""Shares of the update, squared, that the two largest directions hold when it counts as rank 2, and nearly so."""
+NONE = 0.05
+"""A change of the hinge loss by at most this is none: a twentieth of the margin."""
+
+
+def rank(trials: Sequence[Trial]) -> Result:
+    """Singular values of what training added to W_Q, W_K and W_V."""
+    good = [t for t in trials if not t.diverged]
+    rows, verdicts, panels = [], [], list[Panel]()
+    for name, label in MATRICES.items():
+        values = np.array([t.curves[f"trained_singular_{name}"] for t in good])
+        values = values / values[:, :1] if len(values) else values
+        rows += [
+            {
+                "matrix": name,
+                "number": i + 1,
+                "over the largest": column.mean(),
+                "std": column.std(ddof=len(column) > 1),
+            }
+            for i, column in enumerate(values.T)
+        ]
+        panels.append(partial(_draw_rank, values=values, title=f"update of {label}"))
+        share = (values[:, :2] ** 2).sum(axis=1) / (values**2).sum(axis=1) if len(values) else np.array([])
+        value, low, high = mean(share)
+        verdicts.append(
+            Verdict(
+                "rank", f"the update of {name} has rank 2, nearly", "two dominant singular values",
+                f"two hold {interval(value, low, high)} of its square", "",
+                judge([(low or 0) >= MUCH, (low or 0) >= MOST], [(high or 1) < MUCH]),
+                f"reproduced: the interval of their share lies at {MOST:g} or more; partly: at {MUCH:g}; not: below",
+            )
+        )  # fmt: skip
+    title = "Singular values of the updates, over the largest (bands: one standard deviation)"
+    return Result(title, {"rank": rows}, panels, verdicts)
+
+
+def _draw_rank(axis: Any, values: np.ndarray, title: str) -> None:
+    if len(values):
+        band(axis, np.arange(1, values.shape[1] + 1), values, "measured", COLOURS[0])
+    axis.axvline(2.5, color=COLOURS[5], linestyle="--", linewidth=1, label="rank 2")
+    axis.set(title=title, xlabel="number", ylim=(0, 1.05))
+    legend(axis)
+
+
+def neurons(trials: Sequence[Trial]) -> Result:
+    """Test loss as the neurons with the shortest rows of W_O are removed, or the longest."""
+    rows, verdicts, panels = [], [], list[Panel]()
+    for M, some in grouped([t for t in trials if not t.diverged], lambda t: t.task.patterns).items():
+        losses = {
+            what: np.array([t.curves[f"trained_loss_without_{what}"] for t in some]) for what in ("short", "long")
+        }
+        for what, values in losses.items():
+            rows += [
+                {"M": M, "removed": f"{what}est", "share": share, "test loss": mean(column)[0], "low": mean(column)[1],
+                 "high": mean(column)[2], "trials": len(column)}
+                for share, column in zip(PRUNED, values.T, strict=True)
+            ]  # fmt: skip
+        panels.append(partial(_draw_neurons, losses=losses, M=M))
+        verdicts += _matter(losses, M)
+    title = "Test loss without some of the neurons (bands: one standard deviation)"
+    return Result(title, {"neurons": rows}, panels, verdicts)
+
+
+def _matter(losses: dict[str, np.ndarray], M: int) -> list[Verdict]:
+    short, long = losses["short"], losses["long"]
+    at = int(np.searchsorted(PRUNED, 1 - 2 / M + 1e-9, side="right")) - 1
+    change = mean(short[:, at] - short[:, 0])
+    rises = mean((long[:, 5] - long[:, 0]).tolist())
+    steady = bool((np.diff(long.mean(axis=0)) >= -1e-3).all())
+    inside = change[1] is not None and change[2] is not None and change[1] >= -NONE and change[2] <= NONE
+    return [
+        Verdict(
+            "neurons", f"the {PRUNED[at]:.0%} of neurons with the shortest rows do not matter (M={M})",
+            "error about unchanged", f"change of the test loss {interval(*change)}", "",
+            judge([inside], [change[1] is not None and change[1] > NONE]),
+            f"reproduced: the interval of the change lies within {NONE:g}; not: above. The share is 1 - 2/M, rounded "
+            "down to a tenth",
+        ),
+        Verdict(
+            "neurons", f"those with the longest rows do, the more the worse (M={M})", "error grows with the share",
+            f"change of the test loss without half: {interval(*rises)}", "",
+            judge([(rises[1] or 0) > 0, (rises[1] or 0) > 0 and steady], [(rises[2] or 1) <= 0]),
+            "reproduced: the interval of the change without half of them lies above 0, and the mean loss never falls "
+            "by more than 0.001 from one share to the next; partly: the former; not: it does not rise",
+        ),
+    ]  # fmt: skip
+
+
+def _draw_neurons(axis: Any, losses: dict[str, np.ndarray], M: int) -> None:
+    for (what, values), colour in zip(losses.items(), COLOURS, strict=False):
+        band(axis, np.array(PRUNED), values, f"the {what}est rows", colour)
+    axis.axvline(1 - 2 / M, color=COLOURS[5], linestyle="--", linewidth=1, label="1 - 2/M")
+    axis.set(title=f"M = {M}", xlabel="share of the neurons removed", ylabel="test hinge loss", ylim=(0, None))
+    legend(axis)
