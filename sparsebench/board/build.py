@@ -76,7 +76,8 @@ def build(records: Iterable[Flat], by: str | None = None) -> list[Row]:
         if len(tasks) > 1:
             tasks.pop(PRETRAINING, None)
         main = next((tasks[t] for t in ("composite", "spurious", *tasks) if t in tasks), [])
-        return _rank(_board(main, tasks.get("theory", []), tasks.get("spurious", main)), lossy)
+        trials = next((tasks[t] for t in ("theory", *tasks) if t in tasks and _trials(tasks[t])), [])
+        return _rank(_board(main, trials, tasks.get("spurious", main)), lossy)
     if by != "task":
         raise UserError("--by", got=f"'{by}'", allowed="task")
     rows = []
@@ -110,9 +111,9 @@ def _settings(good: Sequence[Flat]) -> dict[tuple[str, str, int], list[Flat]]:
     return settings
 
 
-def _board(main: Sequence[Flat], theory: Sequence[Flat], spurious: Sequence[Flat]) -> list[Row]:
+def _board(main: Sequence[Flat], trials: Sequence[Flat], spurious: Sequence[Flat]) -> list[Row]:
     """Return one row a strategy and budget: accuracy and cost from `main`, the other columns from their tasks."""
-    entries = sorted({(r["strategy"], r["kind"], r["budget"]) for part in (main, theory, spurious) for r in part})
+    entries = sorted({(r["strategy"], r["kind"], r["budget"]) for part in (main, trials, spurious) for r in part})
     largest = max((r["n_train"] for r in main), default=0)
     main = [r for r in main if r["n_train"] == largest]
     rows = []
@@ -120,8 +121,8 @@ def _board(main: Sequence[Flat], theory: Sequence[Flat], spurious: Sequence[Flat
         row: Row = dict.fromkeys(COLUMNS)
         row |= {"strategy": strategy, "kind": kind, "budget": budget}
         own = (strategy, budget)
-        mine = [[r for r in part if (r["strategy"], r["budget"]) == own] for part in (main, theory, spurious)]
-        row |= _main_columns(mine[0], main) | _theory_columns(mine[1], theory) | _spurious_columns(mine[2], spurious)
+        mine = [[r for r in part if (r["strategy"], r["budget"]) == own] for part in (main, trials, spurious)]
+        row |= _main_columns(mine[0], main) | _trial_columns(mine[1], trials) | _spurious_columns(mine[2], spurious)
         row["n_seeds"] = min(_seeds(part) for part in mine if part)
         rows.append(row)
     return rows
@@ -170,7 +171,7 @@ def _trials(rows: Iterable[Flat]) -> dict[int, dict[int, float]]:
     return trials
 
 
-def _theory_columns(mine: Sequence[Flat], everyone: Sequence[Flat]) -> Row:
+def _trial_columns(mine: Sequence[Flat], everyone: Sequence[Flat]) -> Row:
     if not (trials := _trials(mine)):
         return {}
     value, low, high = sample_complexity(trials)
@@ -240,9 +241,9 @@ def cautions(records: Iterable[Flat]) -> list[str]:
     """Return what a reader must know besides the numbers: unfinished training, missed budgets, mixed devices."""
     good = [r for r in records if r["status"] == "ok"]
     trials = Counter(r["strategy"] for r in good if _has(r, "success"))
-    unfitted = Counter(r["strategy"] for r in good if r.get("success") == 0 and (r.get("train_loss") or 0) > 0)
+    unfitted = Counter(r["strategy"] for r in good if r.get("success") == 0 and r.get("fitted") == 0)
     lines = [
-        f"{strategy}: {n} of {trials[strategy]} trials reached the step limit before every training sample was fitted"
+        f"{strategy}: {n} of {trials[strategy]} trials reached the step limit before they fitted their training samples"
         for strategy, n in sorted(unfitted.items())
     ]
     missed = {

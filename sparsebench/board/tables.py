@@ -16,8 +16,8 @@ from sparsebench.errors import UserError
 FORMATS = ("table", "md", "csv", "json", "latex")
 
 LEGEND = (
-    "Accuracy, AUROC and MACs: composite task, where it was run. N50: theory task, training samples for half of the "
-    "trials to succeed. "
+    "Accuracy, AUROC and MACs: composite task, where it was run. N50: training samples for half of the trials to "
+    "succeed, theory task, where it was run. "
     "Gap: average minus worst-group accuracy, spurious task. [ ]: 95 % intervals over seeds; differences and ratios "
     "are to dense. Oracles see the relevance mask and are not ranked."
 )

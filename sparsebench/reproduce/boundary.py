@@ -112,7 +112,7 @@ def loss_of(trial: Trial) -> float:
 
 def fitted(trial: Trial) -> bool:
     """Say whether the training loss fell below what the task asks for."""
-    return not trial.diverged and (trial.values["train_loss"] or 0.0) < trial.task.fitted
+    return not trial.diverged and trial.values["fitted"] == 1
 
 
 def cells(trials: Sequence[Trial]) -> Mapping[tuple[int, float], list[float]]:

@@ -72,9 +72,10 @@ def _notes(name: str, records: Sequence[Record]) -> list[str]:
         times = Counter((t.task, t.model, t.strategy, t.removed, t.where, t.n) for t in trials).values()
         least, most = min(times), max(times)
         lines.insert(0, f"figure {name}: {f'{least} to {most}' if least < most else most} trials of each setting")
-    unfitted = sum((r.metrics["train_loss"].value or 0) > 0 for r in records if r.status == "ok")
+    unfitted = sum(r.metrics["fitted"].value == 0 for r in records if "fitted" in r.metrics)
     if unfitted:
-        lines.append(f"figure {name}: {unfitted} of {len(records)} trials reached the step limit before zero loss")
+        said = "trials reached the step limit before they fitted their training samples"
+        lines.append(f"figure {name}: {unfitted} of {len(records)} {said}")
     return lines
 
 

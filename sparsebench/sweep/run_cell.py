@@ -246,8 +246,9 @@ def _add_watched(result: _Result, watch: Watch, steps: int, task: Task) -> None:
 
 
 def _add_training(result: _Result, trained: dict[str, float], n: int) -> None:
+    units = {"train_loss": "loss", "fitted": "0 or 1"}
     for name, value in trained.items():
-        result.add(name, value, "loss" if name == "train_loss" else name, n)
+        result.add(name, value, units.get(name, name), n)
 
 
 def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluation) -> None:

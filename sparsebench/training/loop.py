@@ -59,6 +59,7 @@ class Course:
     Attributes:
         step, epoch: steps and passes done.
         mean: mean loss of the last pass.
+        fitted: whether the loss was low enough to end.
     """
 
     def __init__(self, n: int, recipe: Recipe, order_seed: tuple[object, ...]):
@@ -66,7 +67,7 @@ class Course:
         self.batch = min(recipe.batch or n, n)
         self.total = min(recipe.steps, recipe.epochs * math.ceil(n / self.batch))
         self.step, self.epoch, self.mean = 0, 0, math.nan
-        self.finished = self.total == 0
+        self.fitted, self.finished = False, self.total == 0
         self._summed: Tensor | float = 0.0
         self._seen = 0
 
@@ -97,13 +98,18 @@ class Course:
         if not math.isfinite(self.mean):
             raise DivergedError(f"training diverged: the loss of pass {self.epoch} is {self.mean}")
         still = self.recipe.stop_at_zero_loss and self.mean == 0.0
-        fitted = self.mean < self.recipe.stop_below
-        self.finished = self.finished or ((still or fitted) and self._seen == self.n)
+        self.fitted = (still or self.mean < self.recipe.stop_below) and self._seen == self.n
+        self.finished = self.finished or self.fitted
         self._summed, self._seen = 0.0, 0
 
     def outcome(self) -> dict[str, float]:
-        """Return steps done, passes done, and the last pass's mean loss."""
-        return {"steps": float(self.step), "epochs": float(self.epoch), "train_loss": self.mean}
+        """Return steps and passes done, the last pass's mean loss, and 1 if that was low enough to end, else 0.
+
+        The last is there where the recipe says what is low enough.
+        """
+        out = {"steps": float(self.step), "epochs": float(self.epoch), "train_loss": self.mean}
+        ends = self.recipe.stop_at_zero_loss or self.recipe.stop_below > 0
+        return out | ({"fitted": float(self.fitted)} if ends else {})
 
 
 def train(

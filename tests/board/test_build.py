@@ -338,8 +338,8 @@ def test_the_setting_is_the_task_and_model_and_neither_strategy_nor_seed(record:
 
 def test_cautions_name_unfinished_training_missed_budgets_and_mixed_devices() -> None:
     assert cautions(WHOLE) == []
-    stuck = flat("mine", 0, "theory", success=0.0, train_loss=0.2, n_train=4)
-    fitted = flat("mine", 1, "theory", success=0.0, train_loss=0.0, n_train=4)
+    stuck = flat("mine", 0, "theory", success=0.0, fitted=0.0, n_train=4)
+    fitted = flat("mine", 1, "theory", success=0.0, fitted=1.0, n_train=4)
     dear = flat("mine", 0, macs_ratio=0.52, macs_ratio_planned=0.5, device="cuda:0 X")
     near = flat("mine", 1, macs_ratio=0.505, macs_ratio_planned=0.5)
     lines = cautions([stuck, fitted, dear, near])

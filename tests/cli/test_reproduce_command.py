@@ -30,11 +30,15 @@ def fill(out: Path, *lost: int) -> Path:
     writer = store.Writer(out)
     for job in expand(Request(suite="theory-quick", figures=("4",)), Registry()):
         r = job.cell.repetition
-        values = {"success": 1.0, "train_loss": 0.0}
+        values = {"success": 1.0, "fitted": 1.0}
         record = Record(
             cell=job.cell, cell_id=job.cell.id, status="ok", origin=job.origin, kind=job.kind, label=job.label,
             metrics={name: Metric(value=value, unit="", n=1) for name, value in values.items()},
-            samples={"watched_steps": (0.0, 10.0), "watched_attention_on_relevant": (0.55, 0.91 + 0.001 * r)},
+            samples={
+                "watched_steps": (0.0, 10.0), "watched_attention_on_relevant": (0.55, 0.91 + 0.001 * r),
+                **{f"trained_singular_{name}": (2.0, 1.0, 0.1) for name in ("W_Q", "W_K", "W_V")},
+                **{f"trained_loss_without_{what}": tuple(0.1 * i for i in range(10)) for what in ("short", "long")},
+            },
         )  # fmt: skip
         if r in lost:
             failure = Failure(reason="it broke", kind="ValueError")
@@ -97,9 +101,9 @@ def test_what_is_complete_is_drawn_again_and_its_verdicts_printed(tmp_path: Path
     records = {path: path.read_bytes() for path in (fill(tmp_path) / "records").iterdir()}
     result = call(*FIGURE, "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    assert [" ".join(line.split()) for line in result.stdout.splitlines()] == [
-        "4 attention concentrates on relevant tokens reproduced", "4 it tends to 1 partly",
-    ]  # fmt: skip
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[:2] == ["4 attention concentrates on relevant tokens reproduced", "4 it tends to 1 partly"]
+    assert {line.split()[0] for line in lines[2:]} == {"rank", "neurons"}  # of the same trials
     assert "all 4 cells are in the store" in result.stderr and f"written: {tmp_path}/verdicts.md" in result.stderr
     assert (tmp_path / "fig4.png").read_bytes().startswith(b"\x89PNG")
     assert {path: path.read_bytes() for path in (tmp_path / "records").iterdir()} == records

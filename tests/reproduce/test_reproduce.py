@@ -190,7 +190,7 @@ def test_trials_whose_strategy_fails_are_counted_and_noted_and_the_others_drawn(
 @pytest.mark.parametrize(
     ("figures", "preset", "says"),
     [
-        (("6",), "quick", "unknown figure.*'6'.*1a, 1b, 2, 3, 4, 5, 7, 8, spurious, strategies"),
+        (("6",), "quick", "unknown figure.*'6'.*1a, 1b, 2, 3, 4, 5, 7, 8, neurons, rank"),
         (("4", "strategy"), "quick", "unknown figure.*did you mean 'strategies'"),
         ((), "quik", "unknown preset.*'quik'.*default, full, quick.*did you mean 'quick'"),
     ],
@@ -208,7 +208,7 @@ def test_an_unknown_figure_or_preset_is_refused_before_anything_is_written(
 
 def records_of(figure: str, repetitions: int = 4, **metrics: float | None) -> list[Record]:
     """Return records of the trials of a figure of the quick suite, all with these metrics."""
-    values = {"success": 1.0, "steps": 10.0, "iterations": 50.0, "test_loss": 0.1, "train_loss": 0.0, "accuracy": 0.9,
+    values = {"success": 1.0, "steps": 10.0, "iterations": 50.0, "test_loss": 0.1, "fitted": 1.0, "accuracy": 0.9,
               "worst_group_accuracy": 0.7, "spurious_gap": 0.1} | metrics  # fmt: skip
     return [
         Record(
@@ -265,13 +265,13 @@ def test_notes_say_how_many_trials_there_are_and_why_some_are_not(tmp_path: Path
 
 
 def test_notes_tell_trials_that_diverged_or_were_not_fitted(tmp_path: Path) -> None:
-    one, two, three, _ = records_of("4", train_loss=0.2)
+    one, two, three, _ = records_of("4", fitted=0.0)
     diverged = [failed(record, "the loss is NaN", "DivergedError") for record in (one, two)]
     verdicts = publish(theory.PAPER, {"4": [*diverged, three, records_of("4")[3]]}, tmp_path)
     assert notes_in(tmp_path) == [
         "figure 4: 4 trials of each setting",
         "figure 4: 2 of 4 trials diverged: they have not succeeded, and have no loss",
-        "figure 4: 1 of 4 trials reached the step limit before zero loss",
+        "figure 4: 1 of 4 trials reached the step limit before they fitted their training samples",
     ]
     assert len(verdicts) == 2
 

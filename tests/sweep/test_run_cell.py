@@ -106,8 +106,8 @@ def test_a_theory_cell_has_its_metrics(measured: Measure) -> None:
     record = measured("random")
     assert record.status == "ok"
     assert set(record.metrics) >= {
-        "accuracy", "test_loss", "train_loss", "steps", "epochs", "success", "selection_precision", "selection_recall",
-        "selection_auroc", "macs", "macs_dense", "macs_ratio", "macs_ratio_planned",
+        "accuracy", "test_loss", "train_loss", "fitted", "steps", "epochs", "success", "selection_precision",
+        "selection_recall", "selection_auroc", "macs", "macs_dense", "macs_ratio", "macs_ratio_planned",
     }  # fmt: skip
     assert not {"spurious_gap", "worst_group_accuracy", "images_per_s"} & set(record.metrics)
     assert record.metrics["accuracy"].n == 20 and record.metrics["macs"].unit == "MACs"
