@@ -29,7 +29,7 @@ PAPERS = {
     "spatial": (
         "the claims of the spatial-structure paper (Jelassi et al., NeurIPS 2022)",
         ("quick", "full"),
-        ("association", "permutation", "transfer", "strategies"),
+        ("association", "permutation", "transfer", "strategies", "images"),
     ),
 }
 """Title, presets and figures of each, here so that help need not load them."""
@@ -61,6 +61,9 @@ def _command(paper: str) -> click.Command:
             ["--rerun"], type=click.Choice(["missing", "failed", "always"]), default="missing", show_default=True
         ),
     ]  # fmt: skip
+    if "images" in figures:
+        images = "Pictures of the figure images, as for sparsebench run.  [default: digits]"
+        options.append(click.Option(["--images"], metavar="digits|cifar10|folder:DIR", help=images))
     text = f"""Make {title}.
 
     Writes each figure as PNG, SVG and CSV, and a table of verdicts: what the paper claims, what came out, and by which
@@ -72,14 +75,23 @@ def _command(paper: str) -> click.Command:
 
 
 def _make(
-    paper: str, figures: tuple[str, ...], preset: str, out: Path | None, device: str, jobs: int | None, rerun: Rerun
+    paper: str,
+    figures: tuple[str, ...],
+    preset: str,
+    out: Path | None,
+    device: str,
+    jobs: int | None,
+    rerun: Rerun,
+    images: str | None = None,
 ) -> None:
     from sparsebench.reproduce.run import reproduce as make
 
     module = importlib.import_module(f"sparsebench.reproduce.{paper}")
     folder, progress = out or Path(f"sparsebench-{paper}-{preset}"), Progress()
     try:
-        verdicts, lost = make(module.PAPER, figures, preset, folder, device, jobs, rerun, progress.begin, progress.step)
+        verdicts, lost = make(
+            module.PAPER, figures, preset, folder, device, jobs, rerun, progress.begin, progress.step, images
+        )
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what is done is kept in {folder}: the same command goes on from there", err=True)
         sys.exit(130)

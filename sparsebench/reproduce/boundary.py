@@ -22,7 +22,8 @@ def crossing(snr: np.ndarray, losses: np.ndarray, threshold: float) -> float:
     last = above[-1]
     if last + 1 == len(snr):
         return float("inf")
-    x, y = np.log(snr[last : last + 2]), np.log(losses[last : last + 2])
+    with np.errstate(divide="ignore"):  # a loss of 0 is as far below as can be
+        x, y = np.log(snr[last : last + 2]), np.log(losses[last : last + 2])
     share = (y[0] - np.log(threshold)) / (y[0] - y[1]) if np.isfinite(y[0]) else 1.0
     return float(np.exp(x[0] + share * (x[1] - x[0])))
 
@@ -56,7 +57,7 @@ class Boundary:
     @property
     def constant(self) -> Interval:
         """c, the geometric mean over N and repetitions where the boundary is inside the map, with its interval."""
-        rows = [[np.log(n * snr**2) for n, snr in row.items() if np.isfinite(snr)] for row in self.crossings.values()]
+        rows = [[np.log(n * snr**2) for n, snr in row.items()] for row in self._inside.values()]
         return exponential(mean([float(np.mean(row)) for row in rows if row]))
 
     @property
@@ -68,12 +69,13 @@ class Boundary:
     def shift(self, other: Boundary) -> tuple[Interval, int]:
         """Return c over the other's, paired by repetition and N, with its interval; and over how many repetitions.
 
-        Below 1, fewer samples or a weaker signal suffice for benign overfitting.
+        Below 1, fewer samples or a weaker signal suffice for benign overfitting. A crossing below the map counts as
+        one at the smallest SNR, which makes the change smaller than it is.
         """
         logs = []
         for repetition in sorted(set(self.crossings) & set(other.crossings)):
             mine, theirs = self.crossings[repetition], other.crossings[repetition]
-            ratios = [2 * np.log(mine[n] / theirs[n]) for n in mine if n in theirs and _inside(mine[n], theirs[n])]
+            ratios = [2 * np.log(mine[n] / theirs[n]) for n in mine if n in theirs and _reached(mine[n], theirs[n])]
             if ratios:
                 logs.append(float(np.mean(ratios)))
         return exponential(mean(logs)), len(logs)
@@ -81,14 +83,24 @@ class Boundary:
     def slope(self) -> Interval:
         """Return the slope of log N over log SNR along the boundary, with its interval over repetitions.
 
-        Fitted as log SNR over log N, since N is what is known without error.
+        Fitted as log SNR over log N, since N is what is known without error, where the boundary is inside the map.
+        Infinite, without an interval, if in any repetition the SNR is the same at each N.
         """
-        inside = {r: {n: snr for n, snr in row.items() if np.isfinite(snr)} for r, row in self.crossings.items()}
-        slopes = [1 / line(np.log(list(row)), np.log(list(row.values())))[0] for row in inside.values() if len(row) > 2]
-        return mean(slopes)
+        rows = [row for row in self._inside.values() if len(row) > 2]
+        rates = [line(np.log(list(row)), np.log(list(row.values())))[0] for row in rows]
+        if any(abs(rate) < 1e-9 for rate in rates):
+            return float("-inf"), None, None
+        return mean([1 / rate for rate in rates])
+
+    @property
+    def _inside(self) -> dict[int, dict[int, float]]:
+        """The crossings above the smallest SNR that are reached."""
+        return {
+            r: {n: snr for n, snr in row.items() if self.snr[0] < snr < np.inf} for r, row in self.crossings.items()
+        }
 
 
-def _inside(*snrs: float) -> bool:
+def _reached(*snrs: float) -> bool:
     return all(np.isfinite(snr) for snr in snrs)
 
 

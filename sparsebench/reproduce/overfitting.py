@@ -63,7 +63,8 @@ def _sides(trials: Sequence[Trial], threshold: float) -> list[Verdict]:
         known = [loss_of(t) for t in trials if here(t.n * t.task.snr**2) and fitted(t)]
         right = float(np.mean([(loss < threshold) == low for loss in known])) if known else float("nan")
         rule = "reproduced: 95 % of the trials that fit their training data; partly: 80 %; not: fewer"
-        shown, says = f"{right:.1%} of {len(known)} trials", f"all but a few; the curve is N SNR^2 = {PUBLISHED}"
+        shown = f"{right:.1%} of {len(known)} trials" if known else "no trial there fits its training data"
+        says = f"all but a few; the curve is N SNR^2 = {PUBLISHED}"
         verdicts.append(Verdict("1", name, says, shown, "", judge([right >= 0.8, right >= 0.95], [right < 0.8]), rule))
     return verdicts
 
@@ -75,7 +76,7 @@ def _slope(boundary: Boundary) -> Verdict:
     touches = low is not None and high is not None and low <= -1.6 and high >= -2.4
     return Verdict(
         "1", "the boundary is N ~ SNR^-2", "slope -2 in logarithms", f"slope {interval(slope, low, high)}", "",
-        judge([near or touches, near], [not near and not touches and np.isfinite(slope)]), rule,
+        judge([near or touches, near], [not near and not touches and not np.isnan(slope)]), rule,
     )  # fmt: skip
 
 
@@ -110,7 +111,9 @@ def _map(axis: Any, trials: Sequence[Trial], boundary: Boundary, cut: float | No
     if cut is not None:
         values = np.where(np.isfinite(values), values >= cut, np.nan)
     axis.set_facecolor("#dbeafe")  # what never fitted
-    edges = np.concatenate([[1.5 * snr[0] - 0.5 * snr[1]], (snr[1:] + snr[:-1]) / 2, [1.5 * snr[-1] - 0.5 * snr[-2]]])
+    middles = (snr[1:] + snr[:-1]) / 2
+    first, last = (middles[0], middles[-1]) if len(middles) else (1.1 * snr[0], 0.9 * snr[0])
+    edges = np.concatenate([[2 * snr[0] - first], middles, [2 * snr[-1] - last]])
     rows = np.arange(len(values) + 1) / len(runs)
     drawn = axis.pcolormesh(edges, rows, values, cmap="viridis", vmin=0)
     axis.figure.colorbar(drawn, ax=axis)
@@ -219,7 +222,7 @@ def _directions(figure: str, trials: Sequence[Trial]) -> list[Verdict]:
     test, train = _ends(trials, "test_loss"), _ends(trials, "train_loss_then")
     start = float(np.log(2))
     stays = "falls below 0.2" if benign else "stays at log 2 or above"
-    tests = [(test[2] or 1) < 0.2] if benign else [test[0] >= 0.95 * start]
+    tests = [test[0] < 0.2] if benign else [test[0] >= 0.95 * start]
     rises = (
         "reproduced: the intervals of both changes, over the runs, say so; partly: one does; not: neither, and one "
         "says the opposite"

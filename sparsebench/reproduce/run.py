@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sparsebench.errors import unknown
@@ -29,6 +30,7 @@ def reproduce(
     rerun: runs.Rerun = "missing",
     on_plan: Callable[[runs.Plan, int, float], None] | None = None,
     on_record: Callable[[Record], None] | None = None,
+    images: str | None = None,
 ) -> tuple[list[Verdict], int]:
     """Make a paper's figures in a folder; return the verdicts and how many trials have no answer.
 
@@ -43,18 +45,20 @@ def reproduce(
         device, jobs, rerun: as for a run.
         on_plan: called with the plan, the number of workers and the seconds expected, before the first trial.
         on_record: called with each record.
+        images: pictures in place of the suite's, for figures of images, see `runs.Images`.
 
     Raises:
-        UserError: an unknown figure or preset, or a folder that cannot be written.
+        UserError: an unknown figure or preset, no such pictures, or a folder that cannot be written.
     """
     if preset not in paper.presets:
         raise unknown("preset", preset, paper.presets)
     for figure in figures:
         if figure not in paper.figures:
             raise unknown("figure", figure, paper.figures)
-    registry, request = Registry(), Request(suite=paper.suite(preset), figures=tuple(figures))
+    pictures = runs.Images(images)
+    registry, request = Registry(), Request(suite=paper.suite(preset), **pictures.locate()[0])
     device = runs.resolve_device(device)
-    plan = runs.plan(request, runs.Images(), registry, out, rerun)
+    plan = runs.plan(replace(request, figures=tuple(figures)), pictures, registry, out, rerun)
     store.check_writable(out)
     workers = runs.workers_for(plan, device, jobs)
     if on_plan is not None:
@@ -63,7 +67,7 @@ def reproduce(
     known = store.read(out)
     found: dict[str, list[Record]] = {}
     for figure in paper.figures:
-        mine = expand(Request(suite=request.suite, figures=(figure,)), registry)
+        mine = expand(replace(request, figures=(figure,)), registry)
         if all(job.cell.id in known for job in mine):
             found[figure] = [known[job.cell.id] for job in mine if not job.keep_weights]
     lost = sum(has_no_answer(known[job.cell.id]) for job in plan.jobs)
