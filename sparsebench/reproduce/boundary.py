@@ -124,7 +124,7 @@ def loss_of(trial: Trial) -> float:
 
 def fitted(trial: Trial) -> bool:
     """Say whether the training loss fell below what the task asks for."""
-    return not trial.diverged and trial.values["fitted"] == 1
+    return not trial.diverged and trial.values.get("fitted") == 1
 
 
 def cells(trials: Sequence[Trial]) -> Mapping[tuple[int, float], list[float]]:

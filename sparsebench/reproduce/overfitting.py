@@ -123,7 +123,7 @@ def _map(axis: Any, trials: Sequence[Trial], boundary: Boundary, cut: float | No
     axis.plot(np.clip((PUBLISHED / fine) ** 0.5, edges[0], edges[-1]), place, color="#dc2626", label="N SNR$^2$ = 1000")
     name = "test loss" if cut is None else f"test loss >= {cut:g}"
     axis.set(title=name, xlabel="SNR", ylabel="training samples N, a row a run", xlim=(edges[0], edges[-1]))
-    legend(axis)
+    axis.legend(loc="upper right")
 
 
 def _crossings(axis: Any, boundaries: Mapping[str, Boundary]) -> None:
@@ -139,6 +139,10 @@ def _crossings(axis: Any, boundaries: Mapping[str, Boundary]) -> None:
     axis.plot(snr, PUBLISHED / snr**2, "--", color=COLOURS[5], label="N SNR$^2$ = 1000")
     sizes = sorted({n for b in boundaries.values() for row in b.crossings.values() for n in row})
     axis.set(title="boundary: median and quartiles of runs", xlabel="SNR", ylabel="N", xscale="log", yscale="log")
+    axis.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"], minor=False)
+    axis.set_xticks([], minor=True)
+    axis.set_yticks(sizes, [str(n) for n in sizes])
+    axis.set_yticks([], minor=True)
     if sizes:
         axis.set_ylim(0.7 * sizes[0], 1.4 * sizes[-1])
     legend(axis)

@@ -41,7 +41,7 @@ class Result:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        columns = min(3, len(self.panels))
+        columns = 2 if len(self.panels) == 4 else min(3, len(self.panels))
         rows = -(-len(self.panels) // columns)
         with matplotlib.rc_context({"svg.hashsalt": "sparsebench", "axes.spines.top": False, "font.size": 9}):
             figure = Figure(figsize=(4.6 * columns, 3.6 * rows + 0.4), layout="constrained")
