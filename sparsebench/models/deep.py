@@ -1,23 +1,25 @@
-"""Acting on any timm VisionTransformer, unmodified. The only file that knows timm."""
+"""Acting on any timm VisionTransformer, unmodified. Only this file and `attention` know timm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import timm
 import torch
-import torch.nn.functional as F
 from timm.layers import Attention, PatchEmbed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from sparsebench import tokens
+from sparsebench import seeds, tokens
 from sparsebench.errors import UnsupportedError, UserError, unknown
 from sparsebench.measure.cost import BlockCost, VitCost
-from sparsebench.models.acting import Given, Pass
+from sparsebench.measure.neighbours import neighbour_agreement
+from sparsebench.models.acting import Given, Look, Pass
+from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, is_plain, qkv
 from sparsebench.strategy import Keep
 
 
@@ -190,34 +192,54 @@ class DeepViT:
         return mean if vit.global_pool == "avg" else 0.5 * (mean + x.amax(dim=1))
 
 
-def is_plain(attn: nn.Module) -> bool:
-    """Say whether this is timm's plain attention, whose forward pass can be taken apart."""
-    return type(attn) is Attention and getattr(attn, "gate", None) is None
+class PositionalDeepViT(DeepViT):
+    """A timm VisionTransformer whose attention is positional, as `small_vit` makes it; it shows what positions learn.
 
+    Args:
+        vit: the model.
+        order: (N,) the place in plain order of the patch that each position shows; None for plain order.
+    """
 
-def qkv(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, each (B, H, T, C / H), of plain attention on (B, T, C)."""
-    B, T, _ = x.shape
-    q, k, v = attn.qkv(x).reshape(B, T, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-    return attn.q_norm(q), attn.k_norm(k), v
+    shows: ClassVar = {"neighbour_agreement": "fraction", "neighbour_agreement_shuffled": "fraction"}
+    shuffles: ClassVar[int] = 20
 
+    def __init__(self, vit: Any, order: np.ndarray | None = None):
+        super().__init__(vit)
+        self.order = np.arange(self.cost.tokens) if order is None else order
+        self.positions: Positions = vit.blocks[0].attn.positions
 
-def gather_heads(q: Tensor, rows: Tensor) -> Tensor:
-    """Return the rows (B, M) of (B, H, T, d) as (B, H, M, d), by way of the faster gather of whole tokens."""
-    B, H, T, d = q.shape
-    taken = tokens.gather(q.transpose(1, 2).reshape(B, T, H * d), rows)
-    return taken.reshape(B, -1, H, d).transpose(1, 2)
+    @contextmanager
+    def _installed(self, images: Tensor, acting: Pass) -> Iterator[None]:
+        self.positions.acting = acting
+        try:
+            with super()._installed(images, acting):
+                yield
+        finally:
+            self.positions.acting = None
 
+    def similarity(self) -> np.ndarray:
+        """Return (N, N) float64, (P W_Q)(P W_K)^T / sqrt(d_h) of the first block, patches only, mean over heads."""
+        attn = self.module.blocks[0].attn
+        with torch.no_grad():
+            q, k = attn.queries_keys()
+            similarity = (q * attn.scale @ k.transpose(-2, -1)).mean(dim=1)[0, self.prefix :, self.prefix :]
+        return similarity.double().cpu().numpy()
 
-def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return (B, Q, C), plain attention's output for its Q queries, with the kernel that the module would use."""
-    drop = attn.attn_drop.p if attn.training else 0.0
-    if attn.fused_attn:
-        x = F.scaled_dot_product_attention(q, k, v, dropout_p=drop)
-    else:
-        x = attn.attn_drop(torch.softmax(q * attn.scale @ k.transpose(-2, -1), dim=-1)) @ v
-    x = x.transpose(1, 2).flatten(2)
-    return attn.proj_drop(attn.proj(getattr(attn, "norm", nn.Identity())(x)))
+    def observe(self, train: Look, test: Look) -> dict[str, float]:
+        """Return the neighbour agreement of the first block, and its mean over `shuffles` shuffled orders."""
+        similarity = self.similarity()
+        null = [
+            neighbour_agreement(similarity, self.grid, seeds.generator("shuffled positions", i).permutation(self.order))
+            for i in range(self.shuffles)
+        ]
+        return {
+            "neighbour_agreement": neighbour_agreement(similarity, self.grid, self.order),
+            "neighbour_agreement_shuffled": float(np.mean(null)),
+        }
+
+    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+        """Return the similarity of the first block, row by row, positions as the images show them."""
+        return {"similarity": tuple(self.similarity().flatten().tolist())}
 
 
 def refuse(vit: Any) -> None:
@@ -274,16 +296,27 @@ def vit_cost(vit: Any, class_rows: int) -> VitCost:
     return VitCost(tokens_, prefix, class_rows, patch_weights, head, tuple(blocks), plain)
 
 
-def small_vit(canvas: int, classes: int, **sizes: int) -> VisionTransformer:
-    """Return a timm VisionTransformer for small images: patch, dim, depth, heads, with random weights."""
-    return VisionTransformer(
+def small_vit(canvas: int, classes: int, *, attention: str = "content", **sizes: int) -> VisionTransformer:
+    """Return a timm VisionTransformer for small images: patch, dim, depth, heads, with random weights.
+
+    Its attention is "content", as timm has it, or "positional". The random weights are the same for both.
+    """
+    positional = attention == "positional"
+    vit = VisionTransformer(
         img_size=canvas,
         patch_size=sizes["patch"],
         embed_dim=sizes["dim"],
         depth=sizes["depth"],
         num_heads=sizes["heads"],
         num_classes=classes,
+        attn_layer=PositionalAttention if positional else Attention,
     )
+    if positional:
+        positions = Positions(vit)
+        for block in vit.blocks:
+            attn: Any = block.attn
+            attn.positions = positions
+    return vit
 
 
 def named_vit(name: str, canvas: int, classes: int) -> nn.Module:

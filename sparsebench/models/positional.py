@@ -118,17 +118,20 @@ class PositionalViT(nn.Module):
     def observe(self, train: Look, test: Look) -> dict[str, float]:
         """Return patch association, in-group mass and lead, and the cosine of v and w*.
 
-        Which positions make a set is read off the relevance masks of the test. Association is the share of positions
-        whose largest scores, their own place counted in, are those of their set; mass is the share of the attention
-        that stays in the set; lead is how much larger A is inside, diagonal left out, than outside.
+        Which positions make a set is read off the relevance masks of the test; one that is never relevant there is
+        left out. Association is the share of positions whose largest scores, their own place counted in, are those of
+        their set; mass is the share of the attention that stays in the set; lead is how much larger A is inside,
+        diagonal left out, than outside, and 0 where a set is one position, or all.
         """
         together = test.relevance.T @ test.relevance > 0
+        known = together.any(dim=1)
         v = self.head.weight[0]
-        inside = together & ~self.own
+        inside, outside = together & ~self.own, ~together & known[:, None]
+        both = bool(inside.any()) and bool(outside.any())
         return {
             "association": float(association(self.scores(), together)),
-            "in_group_mass": float((self.attention() * together).sum(dim=1).double().mean()),
-            "in_group_lead": float(self.A[inside].double().mean() - self.A[~together].double().mean()),
+            "in_group_mass": float((self.attention() * together)[known].sum(dim=1).double().mean()),
+            "in_group_lead": float(self.A[inside].double().mean() - self.A[outside].double().mean()) if both else 0.0,
             "alignment": float(torch.nn.functional.cosine_similarity(v, self.feature, dim=0)),
         }
 
@@ -140,10 +143,12 @@ class PositionalViT(nn.Module):
 def association(scores: Tensor, together: Tensor) -> Tensor:
     """Return the share of the rows of (D, D) scores whose C largest entries, the own place counted in, are their set.
 
-    `together` (D, D) says which positions are in one set of C. Equal scores are decided by position.
+    `together` (D, D) says which positions are in one set of C; one in no set is left out. Equal scores are decided by
+    position.
     """
     own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
     order = scores.masked_fill(own, torch.inf).sort(dim=1, descending=True, stable=True).indices
     sizes = together.sum(dim=1, keepdim=True)
     first = torch.arange(len(scores), device=scores.device) < sizes
-    return (together.gather(1, order) & first).sum(dim=1, keepdim=True).eq(sizes).double().mean()
+    right = (together.gather(1, order) & first).sum(dim=1, keepdim=True).eq(sizes)
+    return right[sizes > 0].double().mean()

@@ -10,6 +10,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from sparsebench.errors import UserError
+
 Inputs = Literal["tokens", "images"]
 Locations = Mapping[str, Path]
 """Where each named image set lies on this machine. Names are in the cell, places are not."""
@@ -24,7 +26,8 @@ class Split:
         labels: (n,) class numbers.
         groups: (n,) group numbers; all 0 where the task has no groups.
         relevance: (n, N) share of each token that matters to the label, or None for images.
-        boxes: for images (n, 4): top, left, height, width of what matters.
+        boxes: for images (n, 4): top, left, height, width of what matters, before any permutation.
+        order: for images of permuted patches (N,): the place in plain order of the patch that each position shows.
     """
 
     inputs: np.ndarray
@@ -32,16 +35,30 @@ class Split:
     groups: np.ndarray
     relevance: np.ndarray | None = None
     boxes: np.ndarray | None = None
+    order: np.ndarray | None = None
 
     def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray:
-        """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label."""
+        """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label.
+
+        Raises:
+            UserError: patches are permuted, and the grid's are others.
+        """
         if self.boxes is None or grid is None:
             assert self.relevance is not None
             return self.relevance
         height, width = self.inputs.shape[-2:]
         rows = _overlap(self.boxes[:, 0], self.boxes[:, 2], height, grid[0])
         columns = _overlap(self.boxes[:, 1], self.boxes[:, 3], width, grid[1])
-        return (rows[:, :, None] * columns[:, None, :]).reshape(len(rows), -1).astype(np.float32)
+        relevance = (rows[:, :, None] * columns[:, None, :]).reshape(len(rows), -1).astype(np.float32)
+        if self.order is None:
+            return relevance
+        if relevance.shape[1] != len(self.order):
+            raise UserError(
+                "permuted patches must be the model's, for which relevance is known",
+                got=f"{len(self.order)} permuted patches, a model with {relevance.shape[1]}", allowed="as many",
+                next_step="change permute_patch or the model",
+            )  # fmt: skip
+        return relevance[:, self.order]
 
 
 def _overlap(start: np.ndarray, length: np.ndarray, pixels: int, parts: int) -> np.ndarray:

@@ -12,7 +12,8 @@ from sparsebench.errors import UserError
 from sparsebench.tasks import sources
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 
-TRAINING = {"epochs", "batch", "lr", "weight_decay", "pretrain_epochs", "pretrain_samples"}
+TRAINING = {"epochs", "batch", "lr", "weight_decay", "pretrain_epochs", "pretrain_samples", "watch"}
+ORDER = {"permuted", "permute_patch"}
 
 
 def paste(canvas: np.ndarray, pictures: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -35,6 +36,21 @@ def paste(canvas: np.ndarray, pictures: np.ndarray, rng: np.random.Generator) ->
     return np.ascontiguousarray(canvas.transpose(0, 3, 1, 2)), boxes
 
 
+def permute(images: np.ndarray, patch: int, order: np.ndarray) -> np.ndarray:
+    """Return images (n, 3, S, S) whose patches, `patch` pixels a side, are in another order.
+
+    Args:
+        images: (n, 3, S, S), S a multiple of `patch`.
+        patch: side of a patch in pixels.
+        order: (N,) the place, row by row, of the patch that each position is to show.
+    """
+    n, channels, S, _ = images.shape
+    side = S // patch
+    cut = images.reshape(n, channels, side, patch, side, patch).swapaxes(3, 4)
+    moved = cut.reshape(n, channels, side**2, patch, patch)[:, :, order].reshape(cut.shape)
+    return np.ascontiguousarray(moved.swapaxes(3, 4)).reshape(images.shape)
+
+
 class ImageTask(Task):
     """A foreground picture on a canvas. Recipe: AdamW with cosine decay, from a pre-trained start if asked."""
 
@@ -53,11 +69,18 @@ class ImageTask(Task):
     weight_decay: float = Field(0.05, ge=0, description="AdamW's weight decay")
     pretrain_epochs: int = Field(10, ge=0, description="passes of pre-training on plain foregrounds; 0 for none")
     pretrain_samples: int = Field(4000, gt=0, description="images of pre-training")
+    permuted: bool = Field(False, description="patches of every image in another order, one for all images")
+    permute_patch: int = Field(4, gt=0, description="side of a permuted patch in pixels; the model's own")
+    watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
 
     def check(self) -> None:
         """See `Task.check`."""
         if self.foreground > self.canvas:
             raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
+        if self.permuted and self.canvas % self.permute_patch:
+            raise UserError(
+                "permute_patch must divide the canvas", got=f"permute_patch={self.permute_patch}, canvas={self.canvas}"
+            )
         if self.held_out and len(set(self.held_out)) != 2:
             raise UserError(
                 "held_out takes exactly two classes", got=list(self.held_out), next_step="as in held_out=bird+airplane"
@@ -66,14 +89,16 @@ class ImageTask(Task):
     def recipe(self) -> Recipe:
         """See `Task.recipe`."""
         steps = self.epochs * 10**9
-        return Recipe("cross-entropy", "adamw", self.lr, self.batch, self.epochs, steps, self.weight_decay)
+        return Recipe(
+            "cross-entropy", "adamw", self.lr, self.batch, self.epochs, steps, self.weight_decay, watch=self.watch
+        )
 
     def initial(self) -> tuple[Task, int] | None:
-        """See `Task.initial`: the foregrounds of the classes that are not held out, on a clean canvas."""
+        """See `Task.initial`: the foregrounds of the classes not held out, on a clean canvas, patches in this order."""
         if self.pretrain_epochs == 0:
             return None
         shared = self.model_dump(include={"images", "canvas", "foreground", "held_out", "test", "batch", "lr",
-                                          "weight_decay"})  # fmt: skip
+                                          "weight_decay"} | ORDER)  # fmt: skip
         return Plain(**shared, epochs=self.pretrain_epochs), self.pretrain_samples
 
     def pool(self, locations: Locations) -> sources.Foregrounds:
@@ -92,8 +117,18 @@ class ImageTask(Task):
         return named if set(named) <= set(found.classes) else found.classes[:2]
 
     def stream(self, repetition: int, split: str) -> np.random.Generator:
-        """Return the generator of one split's draws; training parameters do not touch it."""
-        return seeds.generator(self.name, self.model_dump_json(exclude=TRAINING), repetition, split)
+        """Return the generator of one split's draws; training parameters and the patches' order do not touch it."""
+        return seeds.generator(self.name, self.model_dump_json(exclude=TRAINING | ORDER), repetition, split)
+
+    def order(self) -> np.ndarray | None:
+        """Return (N,) the place in plain order of the patch that each position shows, or None for plain order.
+
+        It is one order for each size of canvas and patch, whatever the task and the repetition.
+        """
+        if not self.permuted:
+            return None
+        N = (self.canvas // self.permute_patch) ** 2
+        return seeds.generator("order of patches", self.canvas, self.permute_patch).permutation(N)
 
     def compose(
         self,
@@ -106,7 +141,7 @@ class ImageTask(Task):
         *,
         test: bool,
     ) -> Split:
-        """Return the split with a foreground of each label on each canvas."""
+        """Return the split with a foreground of each label on each canvas, patches in the task's order."""
         per_class = found.test if test else found.train
         s = self.foreground
         pictures = np.empty((len(labels), s, s, 3), dtype=np.uint8)
@@ -114,7 +149,10 @@ class ImageTask(Task):
             mine = labels == k
             pictures[mine] = _cycle(per_class[name], int(mine.sum()), rng)
         images, boxes = paste(canvas, pictures, rng)
-        return Split(images, labels, groups, boxes=boxes)
+        order = self.order()
+        if order is not None:
+            images = permute(images, self.permute_patch, order)
+        return Split(images, labels, groups, boxes=boxes, order=order)
 
 
 def _cycle(pool: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:

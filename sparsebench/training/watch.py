@@ -44,7 +44,10 @@ class Watch:
         test: tuple[Samples, Actor | None],
     ):
         if not hasattr(network, "observe"):
-            raise UnsupportedError("watch=... is for the models of the theory tasks: others show nothing of themselves")
+            raise UnsupportedError(
+                "watch=... is for the models of the theory tasks and for vit:attention=positional: others show nothing "
+                "of themselves"
+            )
         self.recipe, self.steps, self.network, self.train, self.test = recipe, steps, network, train, test
         self.tester = _tester(network, test, recipe)
         self.first = {name: value.clone() for name, value in network.module.state_dict().items()}

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from sparsebench.errors import UserError
 from sparsebench.tasks import sources
 from sparsebench.tasks.base import Split
-from sparsebench.tasks.images import Composite, Plain, Spurious, paste
+from sparsebench.tasks.images import Composite, Plain, Spurious, paste, permute
 
 SMALL = {"canvas": 16, "foreground": 10, "test": 40}
 
@@ -235,6 +235,75 @@ def test_a_foreground_larger_than_the_canvas_is_a_user_error():
 def test_held_out_classes_that_are_not_two_of_the_source_are_a_user_error(held_out, said):
     with pytest.raises(UserError, match=said):
         Spurious(**SMALL, held_out=held_out).draw(4, 0, {})
+
+
+def patches(images, side):
+    """Return (n, N, 3, side, side), the patches of (n, 3, S, S) images row by row."""
+    starts = range(0, images.shape[-1], side)
+    return np.stack([images[:, :, r : r + side, c : c + side] for r in starts for c in starts], axis=1)
+
+
+@pytest.mark.parametrize("cls", [Composite, Spurious, Plain])
+def test_permuted_images_show_the_plain_ones_patches_in_one_order(cls):
+    plain, task = cls(**SMALL), cls(**SMALL, permuted=True, permute_patch=4)
+    data, moved = plain.draw(20, 0, {}), task.draw(20, 0, {})
+    order = task.order()
+    assert sorted(order) == list(range(16)) and order.tolist() != list(range(16)) and plain.order() is None
+    for split, permuted in ((data.train, moved.train), (data.test, moved.test)):
+        assert split.order is None and permuted.order.tolist() == order.tolist()
+        assert permuted.inputs.dtype == np.uint8 and permuted.inputs.flags.c_contiguous
+        np.testing.assert_array_equal(patches(permuted.inputs, 4), patches(split.inputs, 4)[:, order])
+        np.testing.assert_array_equal(permute(permuted.inputs, 4, np.argsort(order)), split.inputs)
+        np.testing.assert_array_equal(permuted.labels, split.labels)
+        relevance = permuted.relevance_on((4, 4))
+        np.testing.assert_array_equal(relevance, split.relevance_on((4, 4))[:, order])
+        assert not np.array_equal(relevance, split.relevance_on((4, 4)))
+
+
+def test_relevant_permuted_patches_are_those_that_show_the_foreground():
+    data = Plain(**SMALL, permuted=True, permute_patch=2).draw(30, 0, {})
+    lit = patches(data.train.inputs, 2).any(axis=(2, 3, 4))
+    assert lit.any() and (data.train.relevance_on((8, 8))[lit] > 0).all()
+
+
+def test_the_order_of_patches_is_one_for_each_size_of_canvas_and_patch():
+    order = Composite(**SMALL, permuted=True).order().tolist()
+    for task in (
+        Plain(**SMALL, permuted=True, epochs=9),
+        Spurious(canvas=16, foreground=4, permuted=True),
+        Composite(**SMALL, permuted=True).initial()[0],
+    ):
+        assert task.order().tolist() == order
+    assert len(Composite(permuted=True).order()) == 64
+    assert len(Composite(permuted=True, permute_patch=8).order()) == 16
+    assert Composite(permuted=True, permute_patch=8).order().tolist() != order
+    assert not Composite(**SMALL).initial()[0].permuted
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda task: task.check(), "permute_patch must divide the canvas; got permute_patch=5"),
+        (lambda task: task.draw(2, 0, {}), "permute_patch must divide the canvas; got permute_patch=5"),
+    ],
+)
+def test_patches_that_do_not_divide_the_canvas_cannot_be_permuted(ask, said):
+    with pytest.raises(UserError, match=said):
+        ask(Composite(**SMALL, permuted=True, permute_patch=5))
+    Composite(**SMALL, permute_patch=5).check()
+
+
+def test_relevance_on_patches_other_than_the_permuted_is_a_user_error():
+    data = Plain(**SMALL, permuted=True, permute_patch=4).draw(2, 0, {})
+    with pytest.raises(UserError, match="got 16 permuted patches, a model with 64"):
+        data.train.relevance_on((8, 8))
+
+
+@pytest.mark.parametrize("watch", [0, 7])
+def test_how_often_to_look_is_in_the_recipe_and_not_in_the_data_nor_in_pre_training(watch):
+    task = Composite(**SMALL, watch=watch)
+    assert task.recipe().watch == watch and task.initial()[0].recipe().watch == 0
+    assert same(task.draw(10, 0, {}).train, Composite(**SMALL).draw(10, 0, {}).train)
 
 
 @pytest.fixture(scope="module")

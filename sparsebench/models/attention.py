@@ -1,0 +1,117 @@
+"""timm's attention taken apart, and its variant in which positions alone decide who attends to whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention
+from torch import Tensor, nn
+
+from sparsebench import tokens
+from sparsebench.errors import UnsupportedError
+from sparsebench.models.acting import Pass
+
+
+class Positions:
+    """The rows of a model's position embedding that belong to the tokens of the moment.
+
+    Args:
+        vit: the timm model; its `pos_embed` is (1, P + N, C), for P class tokens and N patches.
+
+    Attributes:
+        acting: the pass that is under way, which knows the tokens that are there; None for all of them.
+    """
+
+    def __init__(self, vit: Any):
+        self.vit = vit
+        self.acting: Pass | None = None
+
+    def rows(self) -> Tensor:
+        """Return (1, P + N, C) while all tokens are there, else (B, P + M, C), each sample's own.
+
+        Raises:
+            UnsupportedError: a token stands for several patches, and so has no position.
+        """
+        embedding, prefix = self.vit.pos_embed, self.vit.num_prefix_tokens
+        if self.acting is None or self.acting.index.shape[1] == embedding.shape[1] - prefix:
+            return embedding
+        index, sizes = self.acting.index, self.acting.sizes
+        if bool(((index < 0) | (sizes != 1)).any()):
+            raise UnsupportedError(
+                "positional attention knows one position a token: tokens can be kept or removed, not fused, merged or "
+                "mixed; use attention=content"
+            )
+        return F.embedding(tokens.with_prefix(index, prefix), embedding[0])
+
+
+class PositionalAttention(Attention):
+    """softmax((P W_Q)(P W_K)^T / sqrt(d_h)) (X W_V) in each head: queries and keys know positions P, values tokens X.
+
+    Jelassi, Sander and Li, NeurIPS 2022. P is the model's learned position embedding, the same in each block and for
+    each image. The weights are timm's by name, shape and first value, biases included, which the paper has not. X are
+    the block's normed tokens; as in any timm model P was added to them before the first block.
+
+    One image costs the MACs of timm's attention, which is what is counted: each token there has its query and its key
+    made. Images that come together share these while all their tokens are there, which makes them faster.
+
+    Attributes:
+        positions: where P comes from; set once the model is there.
+    """
+
+    positions: Positions
+
+    def queries_keys(self) -> tuple[Tensor, Tensor]:
+        """Return queries and keys of the tokens of the moment, each (1 or B, H, T, C / H), see `Positions.rows`."""
+        P = self.positions.rows()
+        weight, bias = (None if w is None else w[: 2 * self.attn_dim] for w in (self.qkv.weight, self.qkv.bias))
+        both = F.linear(P, weight, bias).reshape(*P.shape[:2], 2, self.num_heads, self.head_dim)
+        q, k = both.permute(2, 0, 3, 1, 4).unbind(0)
+        return self.q_norm(q), self.k_norm(k)
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return (B, H, T, C / H) of tokens (B, T, C)."""
+        weight, bias = (None if w is None else w[2 * self.attn_dim :] for w in (self.qkv.weight, self.qkv.bias))
+        return F.linear(x, weight, bias).unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Return (B, T, C) for tokens (B, T, C); UnsupportedError for masks."""
+        if attn_mask is not None or is_causal:
+            raise UnsupportedError("positional attention takes no mask")
+        return attend(self, *qkv(self, x))
+
+
+def is_plain(attn: nn.Module) -> bool:
+    """Say whether the forward pass can be taken apart: timm's plain attention, or the positional one."""
+    return type(attn) in (Attention, PositionalAttention) and getattr(attn, "gate", None) is None
+
+
+def qkv(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values, each (B, H, T, C / H), of plain attention on (B, T, C)."""
+    B, T, _ = x.shape
+    if isinstance(attn, PositionalAttention):
+        q, k = (part.expand(B, -1, -1, -1) for part in attn.queries_keys())
+        if q.shape[2] != T:
+            raise UnsupportedError(f"{T} tokens came where {q.shape[2]} positions are: act by way of PositionalDeepViT")
+        return q, k, attn.values(x)
+    q, k, v = attn.qkv(x).reshape(B, T, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+    return attn.q_norm(q), attn.k_norm(k), v
+
+
+def gather_heads(q: Tensor, rows: Tensor) -> Tensor:
+    """Return the rows (B, M) of (B, H, T, d) as (B, H, M, d), by way of the faster gather of whole tokens."""
+    B, H, T, d = q.shape
+    taken = tokens.gather(q.transpose(1, 2).reshape(B, T, H * d), rows)
+    return taken.reshape(B, -1, H, d).transpose(1, 2)
+
+
+def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return (B, Q, C), plain attention's output for its Q queries, with the kernel that the module would use."""
+    drop = attn.attn_drop.p if attn.training else 0.0
+    if attn.fused_attn:
+        x = F.scaled_dot_product_attention(q, k, v, dropout_p=drop)
+    else:
+        x = attn.attn_drop(torch.softmax(q * attn.scale @ k.transpose(-2, -1), dim=-1)) @ v
+    x = x.transpose(1, 2).flatten(2)
+    return attn.proj_drop(attn.proj(getattr(attn, "norm", nn.Identity())(x)))

@@ -1,0 +1,455 @@
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sparsebench_plugins.attn_topk import AttnTopK
+from sparsebench_plugins.noise import Noise
+from sparsebench_plugins.oracle import Oracle
+from sparsebench_plugins.random import Random
+from sparsebench_plugins.random_inside import RandomInside
+from torch.utils.flop_counter import FlopCounterMode
+
+from sparsebench.budget import Budget
+from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.measure.neighbours import neighbour_agreement
+from sparsebench.models.acting import Actor
+from sparsebench.models.base import Timm, Vit
+from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
+from sparsebench.plugin.registry import Registry
+from sparsebench.strategy import SITES, Keep, Merge, Mix
+from sparsebench.sweep import engine
+from sparsebench.sweep.expand import Request, expand
+from sparsebench.tasks.images import Plain
+
+B, N, DEPTH, HEADS = 3, 16, 4, 4
+BLOCKS = (1, 3)
+sites = pytest.mark.parametrize("site", SITES)
+
+
+def build(attention: str = "positional", **changes: int) -> torch.nn.Module:
+    """Return a small model whose every weight matters: 32 x 32 pixels, 4 x 4 patches, 4 blocks."""
+    sizes = {"patch": 8, "dim": 32, "depth": DEPTH, "heads": HEADS} | changes
+    model = small_vit(32, 5, attention=attention, **sizes).eval()
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=rng) * 0.2)
+        model.pos_embed.mul_(3)
+    return model
+
+
+def images(n: int = B, seed: int = 1) -> torch.Tensor:
+    return torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def begin(network, strategy, rate=0.5, *, n=B, relevance=None, blocks=BLOCKS):
+    actor = Actor(strategy, Budget(keep_rate=rate, blocks=blocks), network.cost, network.grid, stream=7)
+    return actor.begin(torch.arange(n), 0, relevance, tokens=N, training=False)
+
+
+def any_tokens(view, keep):
+    """Keep some tokens, others in each sample and block, in rising order."""
+    rng = torch.Generator().manual_seed(view.block)
+    return Keep(torch.rand(view.index.shape, generator=rng).argsort(dim=1)[:, :keep].sort(dim=1).values)
+
+
+def close(a, b, atol=1e-5):
+    torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
+
+
+def attended(state: dict[str, np.ndarray], number: int, x: np.ndarray, places: list[int]) -> np.ndarray:
+    """Return (T, C), positional attention of the (T, C) tokens at these rows of P, head by head."""
+
+    def linear(part: str, tokens: np.ndarray) -> np.ndarray:
+        q, k, v = np.split(np.arange(3 * 32), 3)
+        rows = {"q": q, "k": k, "v": v}[part]
+        name = f"blocks.{number}.attn.qkv"
+        return tokens @ state[f"{name}.weight"][rows].T + state[f"{name}.bias"][rows]
+
+    P = state["pos_embed"][0][places]
+    q, k, v = linear("q", P), linear("k", P), linear("v", x)
+    out = np.empty_like(x)
+    for h in range(HEADS):
+        own = slice(8 * h, 8 * h + 8)
+        for i in range(len(x)):
+            weights = np.exp([q[i, own] @ k[j, own] / 8**0.5 for j in range(len(x))])
+            out[i, own] = (weights / weights.sum()) @ v[:, own]
+    return out @ state[f"blocks.{number}.attn.proj.weight"].T + state[f"blocks.{number}.attn.proj.bias"]
+
+
+def reference(model: Any, image: torch.Tensor, site: str, kept: dict[int, list[int]]) -> np.ndarray:
+    """Return (5,) float64, the logits of one image by numpy; `kept` has the patches that are there from a block on.
+
+    Attention, the only place where tokens meet, is written out; norms and MLPs are done by torch in float64.
+    """
+    model = copy.deepcopy(model).double()
+    state = {name: value.numpy() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        x = model._pos_embed(model.patch_embed((image[None].double() - 0.5) / 0.5))[0]
+        there = list(range(N))
+
+        def remove(tokens: torch.Tensor, block: int) -> torch.Tensor:
+            nonlocal there
+            if block not in kept:
+                return tokens
+            rows = [0] + [1 + i for i, patch in enumerate(there) if patch in kept[block]]
+            there = kept[block]
+            return tokens[rows]
+
+        x = remove(x, 0) if site == "input" else x
+        for number, block in enumerate(model.blocks):
+            x = remove(x, number) if site == "block" else x
+            normed = block.norm1(x).numpy()
+            x = x + torch.from_numpy(attended(state, number, normed, [0] + [1 + patch for patch in there]))
+            x = remove(x, number) if site == "attention" else x
+            x = x + block.mlp(block.norm2(x))
+        return model.forward_head(model.norm(x[None]))[0].numpy()
+
+
+@sites
+@pytest.mark.parametrize("needs", [(), ("tokens",)])
+@torch.no_grad()
+def test_removing_tokens_equals_positional_attention_written_out_for_those_that_stay(scripted, site, needs):
+    network = PositionalDeepViT(build())
+    stages: dict[int, torch.Tensor] = {}
+
+    def decide(view, keep):
+        plan = any_tokens(view, keep)
+        stages[view.block] = view.index.gather(1, plan.index)
+        return plan
+
+    out = network(images(), begin(network, scripted(decide, site=site, needs=needs)))
+    assert sorted(stages) == ([0] if site == "input" else list(BLOCKS))
+    for i in range(B):
+        kept = {block: index[i].tolist() for block, index in stages.items()}
+        np.testing.assert_allclose(out[i], reference(network.module, images()[i], site, kept), atol=2e-5)
+
+
+@torch.no_grad()
+def test_with_all_tokens_it_is_positional_attention_written_out():
+    network = PositionalDeepViT(build())
+    out = network(images())
+    for i in range(B):
+        np.testing.assert_allclose(out[i], reference(network.module, images()[i], "input", {}), atol=2e-5)
+
+
+SHIPPED = [Random(), RandomInside(), AttnTopK(), AttnTopK(attention="received"), Oracle(), Noise()]
+
+
+@pytest.mark.parametrize("strategy", SHIPPED, ids=lambda s: s.name)
+@torch.no_grad()
+def test_the_shipped_strategies_remove_what_they_remove_by_hand(strategy):
+    network = PositionalDeepViT(build())
+    relevance = torch.rand(B, N, generator=torch.Generator().manual_seed(3))
+    blocks = None if strategy.site == "input" else (1,)
+    acting = begin(network, strategy, relevance=relevance, blocks=blocks)
+    out = network(images(), acting)
+    assert acting.index.shape == (B, N // 2)
+    block = 0 if strategy.site == "input" else 1
+    for i in range(B):
+        kept = {block: acting.index[i].tolist()}
+        np.testing.assert_allclose(out[i], reference(network.module, images()[i], strategy.site, kept), atol=2e-5)
+
+
+@sites
+@pytest.mark.parametrize("needs", [(), ("tokens",)])
+@torch.no_grad()
+def test_a_strategy_that_keeps_all_equals_no_strategy(scripted, site, needs):
+    network = PositionalDeepViT(build())
+    bare = network(images())
+    for decide, rate in ((any_tokens, 1.0), (lambda view, keep: None, 0.5)):
+        close(network(images(), begin(network, scripted(decide, site=site, needs=needs), rate)), bare, atol=1e-6)
+
+
+@torch.no_grad()
+def test_which_kernel_attends_makes_no_difference(scripted):
+    network = PositionalDeepViT(build())
+    found = []
+    for fused in (True, False):
+        for block in network.module.blocks:
+            block.attn.fused_attn = fused
+        strategy = scripted(any_tokens, site="attention", needs=())
+        found.append((network(images()), network(images(), begin(network, strategy))))
+    close(found[0][0], found[1][0])
+    close(found[0][1], found[1][1])
+
+
+def shown(scripted, network, pixels, fields, site="attention"):
+    """Return what a strategy is shown of each field at each block where it acts."""
+    seen = []
+
+    def decide(view, keep):
+        seen.append([getattr(view, f) for f in fields])
+        return Keep(torch.arange(keep).expand(len(pixels), keep) * 2)
+
+    network(pixels, begin(network, scripted(decide, site=site, needs=fields), n=len(pixels)))
+    return seen
+
+
+@torch.no_grad()
+def test_attention_depends_on_positions_and_not_on_pixels(scripted):
+    fields = ("queries", "keys", "class_attention", "received_attention")
+    network = PositionalDeepViT(build())
+    for stage in shown(scripted, network, images(), (*fields, "values")):
+        *of_positions, values = stage
+        for value in of_positions:
+            assert torch.equal(value, value[:1].expand_as(value)) and value.std() > 1e-3
+        assert not torch.allclose(values[0], values[1], atol=1e-2)
+    other = shown(scripted, network, images(seed=2), fields)
+    content = shown(scripted, DeepViT(build("content")), images(), fields)
+    for mine, again, others in zip(shown(scripted, network, images(), fields), other, content, strict=True):
+        for a, b, c in zip(mine, again, others, strict=True):
+            assert torch.equal(a, b) and not torch.allclose(c[0], c[1], atol=1e-4)
+
+
+@torch.no_grad()
+def test_removed_tokens_are_neither_keys_nor_values_nor_queries(scripted):
+    network = PositionalDeepViT(build())
+    first = scripted(lambda view, keep: Keep(torch.arange(keep).expand(B, keep)), site="input")
+    changed = images()
+    changed[:, :, 16:] = 0
+    a, b = (network(pixels, begin(network, first)) for pixels in (images(), changed))
+    assert torch.equal(a, b)
+    network.module.pos_embed[:, 1 + N // 2 :] = 100.0
+    assert torch.equal(network(images(), begin(network, first)), a)
+    assert not torch.allclose(network(images()), a)
+
+
+def fuse(view, keep):
+    return Keep(any_tokens(view, keep - 1).index, fuse=torch.rand(view.index.shape))
+
+
+def merge(view, keep):
+    return Merge((torch.arange(view.index.shape[1]) % keep).expand(view.index.shape))
+
+
+def mix(view, keep):
+    return Mix(torch.ones(B, keep, view.index.shape[1]) / view.index.shape[1])
+
+
+@sites
+@pytest.mark.parametrize("how", [fuse, merge, mix])
+@torch.no_grad()
+def test_a_token_without_one_position_is_refused_and_the_model_left_as_it_was(scripted, how, site):
+    network = PositionalDeepViT(build())
+    bare = network(images())
+    with pytest.raises(UnsupportedError, match="kept or removed, not fused, merged or mixed"):
+        network(images(), begin(network, scripted(how, site=site)))
+    assert network.positions.acting is None
+    assert torch.equal(network(images()), bare)
+
+
+@torch.no_grad()
+def test_what_cannot_be_acted_on_rightly_says_so(scripted):
+    model = build()
+    with pytest.raises(UnsupportedError, match="act by way of PositionalDeepViT"):
+        DeepViT(model)(images(), begin(DeepViT(model), scripted(any_tokens)))
+    with pytest.raises(UnsupportedError, match="takes no mask"):
+        model(images(), is_causal=True)
+
+
+@pytest.mark.parametrize(
+    ("site", "needs", "rate"),
+    [
+        ("attention", ("tokens",), 1.0),
+        ("input", ("tokens",), 0.5),
+        ("block", ("tokens",), 0.5),
+        ("attention", (), 0.5),
+        ("attention", ("tokens",), 0.5),
+        ("attention", ("attention",), 0.5),
+        ("attention", ("received_attention",), 0.5),
+    ],
+)
+def test_the_closed_form_is_what_the_counter_counts(scripted, site, needs, rate):
+    def decide(view, keep):
+        for field in needs:
+            getattr(view, field)
+        return any_tokens(view, keep)
+
+    model = build().requires_grad_(False)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    network = PositionalDeepViT(model)
+    acting = begin(network, scripted(decide, site=site, needs=needs), rate, n=1)
+    with FlopCounterMode(display=False) as counter:
+        network(images(1), acting)
+    found = counter.get_total_flops() / 2
+    # A class row is had by a product and a sum, which the counter does not see.
+    rows = sum(32 * (1 + step.tokens_in) for step in acting.steps if step.scoring == "class")
+    assert network.cost.macs(acting.steps) - found == rows
+    assert network.cost.macs(acting.steps) == pytest.approx(found, rel=0.005)
+    assert acting.steps == acting.actor.planned
+    assert network.cost == DeepViT(build("content")).cost
+
+
+@sites
+def test_every_weight_learns_through_the_tokens_that_stay(scripted, site):
+    network = PositionalDeepViT(build())
+    network(images(), begin(network, scripted(any_tokens, site=site, needs=()))).square().sum().backward()
+    for name, weight in network.module.named_parameters():
+        assert weight.grad is not None and bool(weight.grad.abs().sum() > 0), name
+
+
+DATA = Plain(test=16).draw(8, 0, {})
+FIRST_WEIGHTS = (-0.00195128855, 0.00867464673, 0.02029774524)
+"""The first three of the position embedding, from when the model knew of content attention only."""
+
+
+def test_the_kind_of_attention_does_not_change_the_first_weights():
+    nets = [Vit(dim=16, heads=2, attention=kind).build(DATA, 0) for kind in ("content", "positional")]
+    content, positional = (network.module.state_dict() for network in nets)
+    assert list(content) == list(positional)
+    assert all(torch.equal(content[name], positional[name]) for name in content)
+    pixels = torch.from_numpy(DATA.test.inputs)
+    assert not torch.allclose(nets[0](pixels), nets[1](pixels), atol=1e-4)
+
+
+def test_content_attention_is_timms_own_model_with_the_weights_it_always_had():
+    network = Vit(dim=16, heads=2).build(DATA, 0)
+    pixels = torch.from_numpy(DATA.test.inputs)
+    assert type(network) is DeepViT and not hasattr(network, "observe")
+    assert torch.equal(network(pixels), network.module((pixels.float() / 255 - 0.5) / 0.5))
+    first = network.module.pos_embed.flatten()[:3].tolist()
+    assert first == pytest.approx(FIRST_WEIGHTS, rel=1e-6)
+
+
+Measured = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """Return a function from a task and a plugin to the record of its cell with positional attention."""
+    out = tmp_path_factory.mktemp("cells")
+
+    def measure(task: str, plugin: str = "dense", n_train: int = 200) -> Any:
+        model = "vit:dim=32,depth=2,heads=2,patch=4,attention=positional"
+        jobs = expand(Request(plugins=(plugin,), tasks=(task,), n_train=(n_train,), seeds=1, model=model), Registry())
+        name = plugin.partition(":")[0]
+        jobs = [job for job in jobs if job.keep_weights or job.cell.strategy.name == name]
+        return list(engine.inline(jobs, Registry(), out, "cpu", {}))[-1]
+
+    return measure
+
+
+PLAIN = "plain:canvas=16,foreground=16,epochs=20,lr=0.006,batch=8,test=100"
+
+
+@pytest.mark.parametrize("plugin", ["dense", "random:keep_rate=0.7", "attn_topk:keep_rate=0.7"])
+def test_it_learns_the_digits_through_the_harness(measured, plugin):
+    record = measured(PLAIN, plugin)
+    assert record.status == "ok", record.failure
+    assert record.metrics["train_loss"].value < 0.75 * np.log(8)
+    assert record.metrics["accuracy"].value > 0.3
+    dense = record.metrics["macs_dense"].value
+    assert (record.metrics["macs"].value < dense) == (plugin != "dense")
+
+
+def test_a_watched_cell_tells_of_neighbours_and_trains_alike(measured):
+    task = PLAIN.replace("epochs=20", "epochs=2")
+    plain, watched = measured(task), measured(task + ",watch=20")
+    assert watched.status == "ok", watched.failure
+    assert watched.outcomes == plain.outcomes and watched.metrics["test_loss"] == plain.metrics["test_loss"]
+    looks = len(watched.samples["watched_steps"])
+    assert watched.samples["watched_steps"] == (0, 20, 40, 50)
+    for name in ("neighbour_agreement", "neighbour_agreement_shuffled"):
+        assert len(watched.samples[f"watched_{name}"]) == looks
+        assert watched.metrics[name].value == watched.samples[f"watched_{name}"][-1]
+        assert watched.metrics[name].unit == "fraction"
+    similarity = np.reshape(watched.samples["trained_similarity"], (16, 16))
+    assert watched.metrics["neighbour_agreement"].value == neighbour_agreement(similarity, (4, 4))
+    assert "watched_steps" not in plain.samples and "neighbour_agreement" not in plain.metrics
+
+
+def test_watching_content_attention_is_unsupported(tmp_path):
+    task = PLAIN.replace("epochs=20", "epochs=1") + ",watch=10"
+    (job,) = expand(
+        Request(plugins=("dense",), tasks=(task,), n_train=(16,), seeds=1, model="vit:dim=16,heads=2"), Registry()
+    )[:1]
+    (record,) = engine.inline([job], Registry(), tmp_path, "cpu", {})
+    assert record.status == "unsupported" and "vit:attention=positional" in record.failure.reason
+
+
+def test_permuted_patches_with_positions_permuted_alike_are_the_same_to_the_network():
+    """Positions have no built-in neighbourhood: all that could tell the orders apart is learned."""
+    task = Plain(test=16, permuted=True, permute_patch=8)
+    shuffled = task.draw(8, 0, {})
+    model = Vit(dim=16, heads=2, patch=8, attention="positional")
+    network, other = model.build(shuffled, 0), model.build(DATA, 0)
+    order = torch.from_numpy(shuffled.train.order)
+    with torch.no_grad():
+        other.module.pos_embed[:, 1 + order] = network.module.pos_embed[:, 1:]
+        found, expected = (
+            net(torch.from_numpy(data.test.inputs)) for net, data in ((network, shuffled), (other, DATA))
+        )
+    close(found, expected, atol=1e-6)
+    assert network.order.tolist() == order.tolist() and other.order.tolist() == list(range(16))
+
+
+def distances(grid: tuple[int, int], order: np.ndarray | None = None) -> np.ndarray:
+    places = np.array([(r, c) for r in range(grid[0]) for c in range(grid[1])], dtype=float)
+    places = places if order is None else places[order]
+    return np.linalg.norm(places[:, None] - places, axis=-1)
+
+
+grids = pytest.mark.parametrize("grid", [(4, 4), (3, 5), (1, 6), (8, 8)])
+
+
+@grids
+def test_positions_as_alike_as_they_are_near_agree_entirely_in_the_right_order_alone(grid):
+    assert neighbour_agreement(np.exp(-distances(grid)), grid) == 1.0
+    assert neighbour_agreement(np.exp(distances(grid)), grid) == 0.0
+    order = np.random.default_rng(0).permutation(grid[0] * grid[1])
+    permuted = np.exp(-distances(grid, order))
+    assert neighbour_agreement(permuted, grid, order) == 1.0
+    assert neighbour_agreement(permuted, grid) < 0.7
+
+
+@grids
+def test_a_similarity_that_says_nothing_agrees_by_chance(grid):
+    n = grid[0] * grid[1]
+    rng = np.random.default_rng(1)
+    found = [neighbour_agreement(rng.standard_normal((n, n)), grid) for _ in range(400)]
+    chance = (distances(grid) == 1).sum(axis=1).mean() / (n - 1)
+    assert np.mean(found) == pytest.approx(chance, abs=4 * np.std(found) / 20)
+
+
+def test_each_neighbour_counts_by_how_many_its_patch_has():
+    similarity = np.zeros((4, 4))
+    similarity[0, [1, 2]] = 1  # both neighbours of the corner
+    similarity[1, [0, 2]] = 1  # one of two
+    similarity[2, [1, 2]] = 1  # none but the first of the equal ones; its own place is not read
+    similarity[3, [0, 1]] = 1  # one of two
+    assert neighbour_agreement(similarity, (2, 2)) == (1 + 0.5 + 0.5 + 0.5) / 4
+    with pytest.raises(UnsupportedError, match="one patch"):
+        neighbour_agreement(np.zeros((1, 1)), (1, 1))
+
+
+def test_a_network_shows_the_agreement_of_its_first_block():
+    order = np.random.default_rng(2).permutation(N)
+    network = PositionalDeepViT(build(), order)
+    with torch.no_grad():
+        P = network.module.pos_embed[0].double()
+        qkv = network.module.blocks[0].attn.qkv.double()
+        q, k = F.linear(P, qkv.weight, qkv.bias)[1:, :64].split(32, dim=1)
+        expected = (q @ k.T / HEADS / 8**0.5).numpy()
+        network.module.float()
+    np.testing.assert_allclose(network.similarity(), expected, atol=1e-4)
+    seen = network.observe(None, None)
+    assert set(seen) == set(PositionalDeepViT.shows)
+    assert seen["neighbour_agreement"] == neighbour_agreement(network.similarity(), (4, 4), order)
+    assert seen["neighbour_agreement_shuffled"] == pytest.approx(3 / 15, abs=0.06)
+    assert seen == network.observe(None, None)
+    portrait = network.portrait({}, None)
+    np.testing.assert_allclose(np.reshape(portrait["similarity"], (N, N)), network.similarity())
+
+
+@pytest.mark.parametrize("model", [Vit(patch=8), Timm(arch="vit_tiny_patch16_224")])
+def test_permuted_patches_that_are_not_the_models_are_a_user_error(model):
+    with pytest.raises(UserError, match="permuted patches must be the model's"):
+        model.check(Plain(permuted=True, permute_patch=4))
+    model.check(Plain(permuted=False, permute_patch=4))
+    model.check(Plain(permuted=True, permute_patch=8 if isinstance(model, Vit) else 16))
