@@ -200,7 +200,7 @@ def test_a_record_says_when_the_test_loss_fell_below_the_threshold_and_the_looks
 @pytest.mark.parametrize("plugin", ["dense", "attn_topk"])
 def test_an_unwatched_record_is_the_same_without_what_is_watched(tmp_path, plugin):
     watched, plain = record_of(tmp_path, plugin), record_of(tmp_path, plugin, watch=0)
-    assert plain.samples == {} and set(watched.samples) == set(WATCHED)
+    assert plain.samples == {} and {name for name in watched.samples if name.startswith("watched")} == set(WATCHED)
     assert {"attention_on_relevant", "iterations"} == set(watched.metrics) - set(plain.metrics)
     assert all(watched.metrics[name] == metric for name, metric in plain.metrics.items())
     assert watched.outcomes == plain.outcomes
