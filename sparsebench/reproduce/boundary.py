@@ -54,11 +54,17 @@ class Boundary:
                 found.setdefault(repetition, {})[n] = crossing(self.snr, values, some[0].task.threshold)
         return found
 
+    @cached_property
+    def inside(self) -> set[int]:
+        """The N at which the boundary is inside the map in every run; of others only the lucky runs would count."""
+        sizes = {n for row in self.crossings.values() for n in row}
+        return {n for n in sizes if all(np.isfinite(row.get(n, np.inf)) for row in self.crossings.values())}
+
     @property
     def constant(self) -> Interval:
-        """c, the geometric mean over N and repetitions where the boundary is inside the map, with its interval."""
-        rows = [[np.log(n * snr**2) for n, snr in row.items()] for row in self._inside.values()]
-        return exponential(mean([float(np.mean(row)) for row in rows if row]))
+        """c, the geometric mean over runs and the N inside, with its interval."""
+        logs = [float(np.mean([np.log(n * row[n] ** 2) for n in self.inside])) for row in self.crossings.values()]
+        return exponential(mean(logs if self.inside else []))
 
     @property
     def ends(self) -> tuple[int, int, int]:
@@ -67,41 +73,26 @@ class Boundary:
         return sum(snr == self.snr[0] for snr in every), sum(not np.isfinite(snr) for snr in every), len(every)
 
     def shift(self, other: Boundary) -> tuple[Interval, int]:
-        """Return c over the other's, paired by repetition and N, with its interval; and over how many repetitions.
+        """Return c over the other's at the N inside both, paired by run, with its interval; and how many runs.
 
-        Below 1, fewer samples or a weaker signal suffice for benign overfitting. A crossing below the map counts as
-        one at the smallest SNR, which makes the change smaller than it is.
+        Below 1, fewer samples or a weaker signal suffice for benign overfitting.
         """
-        logs = []
-        for repetition in sorted(set(self.crossings) & set(other.crossings)):
-            mine, theirs = self.crossings[repetition], other.crossings[repetition]
-            ratios = [2 * np.log(mine[n] / theirs[n]) for n in mine if n in theirs and _reached(mine[n], theirs[n])]
-            if ratios:
-                logs.append(float(np.mean(ratios)))
+        sizes, runs = self.inside & other.inside, sorted(set(self.crossings) & set(other.crossings))
+        if not sizes:
+            return mean([]), 0
+        logs = [float(np.mean([2 * np.log(self.crossings[r][n] / other.crossings[r][n]) for n in sizes])) for r in runs]
         return exponential(mean(logs)), len(logs)
 
     def slope(self) -> Interval:
-        """Return the slope of log N over log SNR along the boundary, with its interval over repetitions.
+        """Return the slope of log N over log SNR along the boundary at the N inside, with its interval over runs.
 
-        Fitted as log SNR over log N, since N is what is known without error, where the boundary is inside the map.
-        Infinite, without an interval, if in any repetition the SNR is the same at each N.
+        Fitted as log SNR over log N, since N is what is known without error.
         """
-        rows = [row for row in self._inside.values() if len(row) > 2]
-        rates = [line(np.log(list(row)), np.log(list(row.values())))[0] for row in rows]
-        if any(abs(rate) < 1e-9 for rate in rates):
-            return float("-inf"), None, None
-        return mean([1 / rate for rate in rates])
-
-    @property
-    def _inside(self) -> dict[int, dict[int, float]]:
-        """The crossings above the smallest SNR that are reached."""
-        return {
-            r: {n: snr for n, snr in row.items() if self.snr[0] < snr < np.inf} for r, row in self.crossings.items()
-        }
-
-
-def _reached(*snrs: float) -> bool:
-    return all(np.isfinite(snr) for snr in snrs)
+        sizes = sorted(self.inside)
+        if len(sizes) < 3:
+            return mean([])
+        rows = [np.log([row[n] for n in sizes]) for row in self.crossings.values()]
+        return mean([1 / line(np.log(sizes), row)[0] for row in rows])
 
 
 def exponential(logs: Interval) -> Interval:
