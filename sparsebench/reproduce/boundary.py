@@ -56,15 +56,22 @@ class Boundary:
 
     @cached_property
     def inside(self) -> set[int]:
-        """The N at which the boundary is inside the map in every run; of others only the lucky runs would count."""
+        """The N at which the boundary is inside the map in every run: above the smallest SNR, too."""
+        return {n for n in self.reached if all(row[n] > self.snr[0] for row in self.crossings.values())}
+
+    @cached_property
+    def reached(self) -> set[int]:
+        """The N at which every run has a boundary in the map or below it; of others only the lucky runs would count."""
         sizes = {n for row in self.crossings.values() for n in row}
         return {n for n in sizes if all(np.isfinite(row.get(n, np.inf)) for row in self.crossings.values())}
 
     @property
     def constant(self) -> Interval:
         """c, the geometric mean over runs and the N inside, with its interval."""
+        if not self.inside:
+            return mean([])
         logs = [float(np.mean([np.log(n * row[n] ** 2) for n in self.inside])) for row in self.crossings.values()]
-        return exponential(mean(logs if self.inside else []))
+        return exponential(mean(logs))
 
     @property
     def ends(self) -> tuple[int, int, int]:
@@ -73,11 +80,12 @@ class Boundary:
         return sum(snr == self.snr[0] for snr in every), sum(not np.isfinite(snr) for snr in every), len(every)
 
     def shift(self, other: Boundary) -> tuple[Interval, int]:
-        """Return c over the other's at the N inside both, paired by run, with its interval; and how many runs.
+        """Return c over the other's at the N that both reach, paired by run, with its interval; and how many runs.
 
-        Below 1, fewer samples or a weaker signal suffice for benign overfitting.
+        Below 1, fewer samples or a weaker signal suffice for benign overfitting. A boundary below the map counts as
+        one at its smallest SNR, which makes the change smaller than it is.
         """
-        sizes, runs = self.inside & other.inside, sorted(set(self.crossings) & set(other.crossings))
+        sizes, runs = self.reached & other.reached, sorted(set(self.crossings) & set(other.crossings))
         if not sizes:
             return mean([]), 0
         logs = [float(np.mean([2 * np.log(self.crossings[r][n] / other.crossings[r][n]) for n in sizes])) for r in runs]
@@ -86,13 +94,15 @@ class Boundary:
     def slope(self) -> Interval:
         """Return the slope of log N over log SNR along the boundary at the N inside, with its interval over runs.
 
-        Fitted as log SNR over log N, since N is what is known without error.
+        Fitted as log SNR over log N, since N is what is known without error. Infinite, without an interval, if in any
+        run the SNR is the same at each N.
         """
         sizes = sorted(self.inside)
         if len(sizes) < 3:
             return mean([])
         rows = [np.log([row[n] for n in sizes]) for row in self.crossings.values()]
-        return mean([1 / line(np.log(sizes), row)[0] for row in rows])
+        rates = [line(np.log(sizes), row)[0] for row in rows]
+        return (float("-inf"), None, None) if min(map(abs, rates)) < 1e-9 else mean([1 / rate for rate in rates])
 
 
 def exponential(logs: Interval) -> Interval:

@@ -62,9 +62,11 @@ def _draw_rank(axis: Any, values: np.ndarray, title: str) -> None:
 def neurons(trials: Sequence[Trial]) -> Result:
     """Test loss as the neurons with the shortest rows of W_O are removed, or the longest."""
     rows, verdicts, panels = [], [], list[Panel]()
-    for M, some in grouped([t for t in trials if not t.diverged], lambda t: t.task.patterns).items():
+    for M, some in grouped(trials, lambda t: t.task.patterns).items():
+        good = [t for t in some if not t.diverged]
         losses = {
-            what: np.array([t.curves[f"trained_loss_without_{what}"] for t in some]) for what in ("short", "long")
+            what: np.array([t.curves[f"trained_loss_without_{what}"] for t in good]).reshape(-1, len(PRUNED))
+            for what in ("short", "long")
         }
         for what, values in losses.items():
             rows += [
@@ -83,7 +85,7 @@ def _matter(losses: dict[str, np.ndarray], M: int) -> list[Verdict]:
     at = int(np.searchsorted(PRUNED, 1 - 2 / M + 1e-9, side="right")) - 1
     change = mean(short[:, at] - short[:, 0])
     rises = mean((long[:, 5] - long[:, 0]).tolist())
-    steady = bool((np.diff(long.mean(axis=0)) >= -1e-3).all())
+    steady = len(long) > 0 and bool((np.diff(long.mean(axis=0)) >= -1e-3).all())
     inside = change[1] is not None and change[2] is not None and change[1] >= -NONE and change[2] <= NONE
     return [
         Verdict(
@@ -96,7 +98,7 @@ def _matter(losses: dict[str, np.ndarray], M: int) -> list[Verdict]:
         Verdict(
             "neurons", f"those with the longest rows do, the more the worse (M={M})", "error grows with the share",
             f"change of the test loss without half: {interval(*rises)}", "",
-            judge([(rises[1] or 0) > 0, (rises[1] or 0) > 0 and steady], [(rises[2] or 1) <= 0]),
+            judge([(rises[1] or 0) > 0, (rises[1] or 0) > 0 and steady], [rises[2] is not None and rises[2] <= 0]),
             "reproduced: the interval of the change without half of them lies above 0, and the mean loss never falls "
             "by more than 0.001 from one share to the next; partly: the former; not: it does not rise",
         ),

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from sparsebench.cli import main
 from sparsebench.cli import reproduce as command
 from sparsebench.plugin.registry import Registry
-from sparsebench.reproduce import overfitting, theory
+from sparsebench.reproduce import overfitting, spatial, theory
 from sparsebench.reproduce.paper import Paper
 from sparsebench.sweep import store
 from sparsebench.sweep.expand import Request, expand
@@ -57,7 +57,7 @@ def refused(result: Result, *says: str) -> None:
         assert text in line
 
 
-@pytest.mark.parametrize("paper", [theory.PAPER, overfitting.PAPER], ids=lambda paper: paper.name)
+@pytest.mark.parametrize("paper", [theory.PAPER, overfitting.PAPER, spatial.PAPER], ids=lambda paper: paper.name)
 def test_the_choices_are_the_figures_and_presets_there_are(paper: Paper) -> None:
     assert command.PAPERS[paper.name] == (paper.title, paper.presets, tuple(paper.figures))
     made = command.reproduce.commands[paper.name]
@@ -67,7 +67,35 @@ def test_the_choices_are_the_figures_and_presets_there_are(paper: Paper) -> None
 
 def test_without_a_paper_the_papers_are_listed() -> None:
     result = CliRunner().invoke(main, ["reproduce"])
-    assert result.exit_code == 2 and "theory" in result.output and "Traceback" not in result.output
+    assert result.exit_code == 2 and "Traceback" not in result.output
+    assert list(command.PAPERS) == ["theory", "overfitting", "spatial"]
+    assert all(f"  {paper} " in result.output for paper in command.PAPERS)
+
+
+def test_help_of_each_paper_names_its_figures_and_imports_nothing_large(tmp_path: Path) -> None:
+    code = """
+import sys
+from sparsebench.cli import main
+for paper in ("overfitting", "spatial"):
+    try:
+        main(["reproduce", paper, "--help"])
+    except SystemExit as leave:
+        assert not leave.code, leave.code
+print(sorted({'torch', 'timm', 'torchvision', 'numba', 'matplotlib', 'scipy'} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]" and not list(tmp_path.iterdir())
+    for paper in ("overfitting", "spatial"):
+        said = " ".join(CliRunner().invoke(main, ["reproduce", paper, "--help"]).output.split())
+        assert all(figure in said for figure in command.PAPERS[paper][2]) and f"sparsebench-{paper}-PRESET" in said
+        assert "[quick|full]" in said
+
+
+@pytest.mark.parametrize(("paper", "figure"), [("overfitting", "4"), ("spatial", "1")])
+def test_a_figure_that_a_paper_does_not_have_is_refused(paper: str, figure: str) -> None:
+    result = CliRunner().invoke(main, ["reproduce", paper, "--figure", figure])
+    refused(result, f"'{figure}'", *(f"'{known}'" for known in command.PAPERS[paper][2]))
 
 
 @pytest.mark.parametrize(

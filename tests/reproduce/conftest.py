@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
 
-from sparsebench.models.base import Shallow
+from sparsebench.models.base import Model, Shallow
+from sparsebench.plugin.registry import Registry
+from sparsebench.reproduce.result import Result
 from sparsebench.reproduce.trials import Trial
+from sparsebench.reproduce.verdicts import as_csv, as_json
+from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.job import Job
+from sparsebench.tasks.base import Task
 from sparsebench.tasks.theory import Theory
 
 SIZES = tuple(sorted({round(2 ** (k / 8)) for k in range(8, 90)}))
@@ -16,10 +27,11 @@ SIZES = tuple(sorted({round(2 ** (k / 8)) for k in range(8, 90)}))
 def _trial(
     n: int = 8, repetition: int = 0, *, strategy: str = "dense", removed: float = 0.0, where: str = "both",
     diverged: bool = False, task: dict[str, Any] | None = None, model: dict[str, Any] | None = None,
-    curves: dict[str, tuple[float, ...]] | None = None, **values: float | None,
+    curves: dict[str, tuple[float, ...]] | None = None, kinds: tuple[type[Task], type[Model]] = (Theory, Shallow),
+    **values: float | None,
 ) -> Trial:  # fmt: skip
     return Trial(
-        task=Theory(**(task or {})), model=Shallow(**(model or {})), strategy=strategy, removed=removed, where=where,
+        task=kinds[0](**(task or {})), model=kinds[1](**(model or {})), strategy=strategy, removed=removed, where=where,
         n=n, repetition=repetition, values={} if diverged else {"success": 1.0, "steps": 10.0} | values,
         curves={} if diverged else curves or {}, diverged=diverged,
     )  # fmt: skip
@@ -27,8 +39,71 @@ def _trial(
 
 @pytest.fixture(scope="session")
 def make_trial() -> Callable[..., Trial]:
-    """Return a maker of trials: what is no parameter of the task or the model is a metric."""
+    """Return a maker of trials: what is no parameter of the task or the model is a metric.
+
+    `kinds` are the classes of task and model, those of the shallow-ViT paper unless given.
+    """
     return _trial
+
+
+@pytest.fixture(scope="session")
+def planned() -> Callable[..., list[Trial]]:
+    """Return a maker of the trials that a suite plans for a figure, without running them.
+
+    `fill` gives metrics and curves of a job, or None if its training diverged; `keep` says which repetitions there are.
+    """
+
+    def make(
+        suite: str, figure: str, fill: Callable[[Job], tuple[dict[str, Any], dict[str, Any]] | None],
+        keep: Callable[[int], bool] = lambda repetition: True,
+    ) -> list[Trial]:  # fmt: skip
+        registry = Registry()
+        trials = []
+        for job in expand(Request(suite=suite, figures=(figure,)), registry):
+            cell = job.cell
+            if job.keep_weights or not keep(cell.repetition):
+                continue
+            found = fill(job)
+            values, curves = found or ({}, {})
+            trials.append(Trial(
+                task=registry.task(cell.task.name)(**cell.task.params),
+                model=registry.model(cell.model.name)(**cell.model.params), strategy=job.label,
+                removed=round(1 - (cell.budget.keep_rate or 1), 6), where=cell.where, n=cell.n_train,
+                repetition=cell.repetition, values=values, curves=curves, diverged=found is None,
+            ))  # fmt: skip
+        return trials
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def sound() -> Callable[[Result], None]:
+    """Return a check that a figure can be drawn and written, and that neither shows a NaN."""
+
+    def check(result: Result) -> None:
+        texts = [as_json(result.verdicts, []), *map(as_csv, result.tables.values())]
+        assert not any(re.search(r"nan\b", text, re.IGNORECASE) for text in texts)
+        assert {v.verdict for v in result.verdicts} <= {"reproduced", "partly", "not reproduced", "undecided"}
+        assert result.panels
+        for panel in result.panels:
+            panel(Figure().subplots())
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def drawn() -> Callable[[Result], None]:
+    """Return a check that the pictures of a figure are whole."""
+
+    def check(result: Result) -> None:
+        made = result.pictures()
+        assert set(made) == {"png", "svg"} and ElementTree.fromstring(made["svg"]).tag.endswith("svg")
+        with Image.open(io.BytesIO(made["png"])) as picture:
+            assert min(picture.size) > 300 and len(picture.convert("RGB").getcolors(1 << 24) or []) > 10
+        shown = re.findall(rb"<!-- (.*?) -->", made["svg"])  # the texts of the picture
+        assert len(shown) > 5 and not any(re.search(rb"nan\b", text.lower()) for text in shown)
+
+    return check
 
 
 @pytest.fixture(scope="session")
