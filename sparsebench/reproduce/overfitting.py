@@ -266,8 +266,8 @@ def figure_3(trials: Sequence[Trial]) -> Result:
 def strategies(trials: Sequence[Trial]) -> Result:
     """Where the boundary lies with each strategy."""
     boundaries = {name: Boundary(some) for name, some in grouped(trials, _named).items()}
-    dense = boundaries.pop("dense")
-    boundaries = {"dense": dense, **boundaries}
+    dense = boundaries.pop("dense", Boundary(()))
+    boundaries = {"dense": dense, **boundaries} if dense.trials else boundaries
     rows, verdicts = [], []
     for name, boundary in boundaries.items():
         (shift, low, high), runs = boundary.shift(dense)
