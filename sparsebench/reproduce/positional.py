@@ -96,7 +96,7 @@ def _agreements(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         triples = [(row[metric], row[f"{metric} low"], row[f"{metric} high"]) for row in mine]
         points(axis, np.arange(len(mine)), triples, label, colour)
     axis.set_xticks(range(len(mine)), [row["order"] for row in mine])
-    axis.set(title="neighbours found, positional attention", ylim=(0, 1), xlim=(-0.5, 1.5))
+    axis.set(title="neighbours found, positional attention", ylim=(0, None), xlim=(-0.5, 1.5))
     legend(axis)
 
 
