@@ -1,4 +1,4 @@
-"""How fast the shallow Vision Transformer is trained, and what makes a trial longer.
+"""How fast the networks of the theory tasks are trained, and what makes a trial longer.
 
     python benchmarks/theory.py            # about a minute on two cores; prints Markdown tables
 
@@ -22,13 +22,16 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
-from sparsebench.models.base import Shallow
+from sparsebench.models.base import Shallow, TwoLayer
 from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.sweep.engine import THREADS
 from sparsebench.sweep.worker import one_thread
-from sparsebench.tasks.base import Recipe
+from sparsebench.tasks.base import Data, Recipe
+from sparsebench.tasks.overfitting import Overfitting
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.closed_form import ClosedForm
+from sparsebench.training.gram import InSpan
 from sparsebench.training.loop import Course, train
 from sparsebench.training.steps import Autograd, Samples, Steps
 from sparsebench.training.trials import Trial, train_together
@@ -229,13 +232,41 @@ def early_stop(rounds: int) -> str:
     return table(["trial", "seconds", "all 600 steps", "over stopping"], rows)
 
 
+def span(rounds: int) -> str:
+    """Compare whole trainings of the two-layer model in the span of its tokens with autograd's, network included."""
+    rows: list[Row] = []
+    for n in (4, 12, 20):
+        task = Overfitting()
+        data = task.draw(n, 0, {})
+        done: dict[str, float] = {}
+
+        def run(
+            name: str, kind: Callable[[TwoLayerViT, None, Samples, Recipe], Steps], n: int = n, task: Overfitting = task,
+            data: Data = data, done: dict[str, float] = done,
+        ) -> None:  # fmt: skip
+            network, split = TwoLayer().build(data, 0), data.train
+            assert isinstance(network, TwoLayerViT) and split.relevance is not None
+            samples = Samples(*(torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance)))
+            steps = kind(network, None, samples, task.recipe())
+            done[name] = train(steps, n, task.recipe(), ("order",))["steps"]
+            steps.store()
+
+        found = turns({"autograd": partial(run, "a", Autograd), "in the span": partial(run, "s", InSpan)}, rounds)
+        assert done["a"] == done["s"]
+        slow, fast = (statistics.median(each) for each in found.values())
+        gain = ratio(found["autograd"], found["in the span"])
+        rows.append((f"N={n}, {done['s']:.0f} steps", f"{slow:.3f}", f"{fast:.3f}", f"{gain:.2f}"))
+    return table(["training", "autograd, s", "in the span, s", "over autograd"], rows)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     rounds = parser.parse_args().rounds
     with one_thread():
-        print(speed(rounds), step_cost(rounds), trial_cost(3), early_stop(3), processes(5, 2.0), sep="\n\n")
+        print(speed(rounds), step_cost(rounds), trial_cost(3), early_stop(3), span(rounds), sep="\n\n")
+        print("", processes(5, 2.0), sep="\n")
 
 
 if __name__ == "__main__":
