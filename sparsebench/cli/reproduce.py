@@ -27,7 +27,7 @@ PAPERS = {
         ("1", "2", "3", "strategies"),
     ),
     "spatial": (
-        "the claims of the spatial-structure paper (Jelassi et al., NeurIPS 2022)",
+        "the figures of the spatial-structure paper (Jelassi et al., NeurIPS 2022)",
         ("quick", "full"),
         ("association", "permutation", "transfer", "strategies", "images"),
     ),
@@ -97,9 +97,9 @@ def _make(
         sys.exit(130)
     finally:
         progress.close()
-    width = max((len(verdict.claim) for verdict in verdicts), default=0)
+    figure, claim = (max((len(getattr(v, name)) for v in verdicts), default=0) for name in ("figure", "claim"))
     for verdict in verdicts:
-        click.echo(f"{verdict.figure:>4}  {verdict.claim:<{width}}  {verdict.verdict}")
+        click.echo(f"{verdict.figure:<{figure}}  {verdict.claim:<{claim}}  {verdict.verdict}")
     click.echo(f"written: {folder}/verdicts.md, .csv, .json and the figures", err=True)
     if lost:
         click.echo(f"{lost} trials have no answer, see the notes in verdicts.md", err=True)

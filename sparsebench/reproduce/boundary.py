@@ -45,11 +45,14 @@ class Boundary:
 
     @cached_property
     def crossings(self) -> dict[int, dict[int, float]]:
-        """The SNR of the crossing by repetition and N, where there is a trial at each SNR."""
+        """The SNR of the crossing by repetition and N, where there is a trial with a loss at each SNR.
+
+        One that never fitted its training data is neither benign nor harmful.
+        """
         found: dict[int, dict[int, float]] = {}
         for (repetition, n), some in grouped(self.trials, lambda t: (t.repetition, t.n)).items():
             losses = {t.task.snr: loss_of(t) for t in some}
-            if len(losses) == len(self.snr):
+            if len(losses) == len(self.snr) and np.isfinite(list(losses.values())).all():
                 values = np.array([losses[snr] for snr in self.snr])
                 found.setdefault(repetition, {})[n] = crossing(self.snr, values, some[0].task.threshold)
         return found

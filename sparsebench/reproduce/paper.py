@@ -71,7 +71,8 @@ def _notes(name: str, records: Sequence[Record]) -> list[str]:
     if trials := trials_of(records):
         times = Counter((t.task, t.model, t.strategy, t.removed, t.where, t.n) for t in trials).values()
         least, most = min(times), max(times)
-        lines.insert(0, f"figure {name}: {f'{least} to {most}' if least < most else most} trials of each setting")
+        number = f"{least} to {most} trials" if least < most else f"{most} trial{'s' * (most > 1)}"
+        lines.insert(0, f"figure {name}: {number} of each setting")
     unfitted = sum(r.metrics["fitted"].value == 0 for r in records if "fitted" in r.metrics)
     if unfitted:
         said = "trials reached the step limit before they fitted their training samples"

@@ -70,9 +70,9 @@ def _claims(groups: Groups, permuted: bool) -> list[Verdict]:
         Verdict(
             "images", f"its positions find their neighbours ({ORDERS[permuted]})", "the grid is recovered",
             f"agreement {interval(*share)}, {interval(*lead)} above shuffled orders", "",
-            judge([(lead[1] or 0) > 0, (lead[1] or 0) > 0 and (share[1] or 0) >= 0.5], [(lead[2] or 1) < 0]),
+            judge([(lead[1] or 0) > 0, (lead[1] or 0) > 0 and (share[1] or 0) >= 0.5], [(share[2] or 1) < 0.5]),
             "reproduced: the interval of the lead over shuffled orders is above 0, and that of the agreement at 0.5 or "
-            "more; partly: the former; not: the lead's interval is below 0",
+            "more; partly: the former; not: neither, and the agreement's interval ends below 0.5",
         ),
     ]  # fmt: skip
 

@@ -242,13 +242,18 @@ def _exponents(log_x: np.ndarray, y: np.ndarray) -> np.ndarray:
     dy = log_y - np.take_along_axis(log_y, known.argmax(axis=0)[None], axis=0)  # of a constant exactly 0, as no mean is
     spread = (weights * dx**2).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(known.sum(axis=0) >= 2, (weights * dx * dy).sum(axis=0) / spread, np.nan)
+        return _rounded(np.where(known.sum(axis=0) >= 2, (weights * dx * dy).sum(axis=0) / spread, np.nan))
 
 
 def slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return (R,) least-squares slopes of each column of y (P, R) on x (P,)."""
     dx = x - x.mean()
-    return (dx[:, None] * (y - y[0])).sum(axis=0) / (dx**2).sum()  # of a constant exactly 0, as with no mean
+    return _rounded((dx[:, None] * (y - y[0])).sum(axis=0) / (dx**2).sum())  # of a constant exactly 0, as with no mean
+
+
+def _rounded(slopes: np.ndarray) -> np.ndarray:
+    """Return slopes without their last digits, which are not 0 even where all that rises falls again."""
+    return np.round(slopes, 9)
 
 
 def paired(mine: Sequence[Trial], other: Sequence[Trial], metric: str) -> list[float]:

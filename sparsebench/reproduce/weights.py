@@ -14,8 +14,9 @@ from sparsebench.reproduce.trials import Trial, grouped, mean
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 
 MATRICES = {"W_Q": "$W_Q$", "W_K": "$W_K$", "W_V": "$W_V$"}
-MOST, MUCH = 0.9, 0.7
-"""Shares of the update, squared, that the two largest directions hold when it counts as rank 2, and nearly so."""
+MOST, DROP = 0.9, 0.5
+"""The share of the update, squared, that the two largest directions hold when it counts as rank 2, and how much smaller
+the third then is than the second."""
 NONE = 0.05
 """A change of the hinge loss by at most this is none: a twentieth of the margin."""
 
@@ -38,13 +39,15 @@ def rank(trials: Sequence[Trial]) -> Result:
         ]
         panels.append(partial(_draw_rank, values=values, title=f"update of {label}"))
         share = (values[:, :2] ** 2).sum(axis=1) / (values**2).sum(axis=1) if len(values) else np.array([])
+        drop = mean(values[:, 2] / values[:, 1] if len(values) else [])
         value, low, high = mean(share)
         verdicts.append(
             Verdict(
                 "rank", f"the update of {name} has rank 2, nearly", "two dominant singular values",
-                f"two hold {interval(value, low, high)} of its square", "",
-                judge([(low or 0) >= MUCH, (low or 0) >= MOST], [(high or 1) < MUCH]),
-                f"reproduced: the interval of their share lies at {MOST:g} or more; partly: at {MUCH:g}; not: below",
+                f"two hold {interval(value, low, high)} of its square; the third over the second {interval(*drop)}", "",
+                judge([(low or 0) >= MOST, (low or 0) >= MOST and (drop[2] or 1) <= DROP], [(high or 1) < MOST]),
+                f"reproduced: the interval of their share lies at {MOST:g} or more, and that of the third over the "
+                f"second at {DROP:g} or less; partly: the former, so that one direction may dominate; not: below",
             )
         )  # fmt: skip
     title = "Singular values of the updates, over the largest (bands: one standard deviation)"

@@ -100,7 +100,8 @@ class Recipe:
         stop_below: stop when the mean loss of a pass, each before its step, is below.
         fixed_selection: a strategy's random numbers are a property of the sample, the same in every pass.
         rates: step sizes in place of `lr`, by the name of the parameter.
-        watch: steps between looks at network and test split while training; 0 for none. They change nothing.
+        watch: steps between looks at network and test split while training, the first before it and one at its end;
+            0 for none. They change nothing.
     """
 
     loss: Literal["hinge", "logistic", "cross-entropy"]

@@ -64,8 +64,9 @@ class Trial:
         weights = [*self.network.parameters(), *self.network.buffers()]
         kept = None if self.actor is None else self.actor.keep.get(0)
         common = weights[0].dtype, weights[0].device, kept, self.network.W_Q.requires_grad, self.recipe.lr
-        samples = self.samples.inputs.shape if isinstance(self.network, TwoLayerViT) else ()
-        return (type(self.network), *(w.shape for w in weights), *common, samples)
+        # A step too many changes a two-layer network, so that those which run together have the same end.
+        own = (self.samples.inputs.shape, self.recipe.steps, self.recipe.stop_below)
+        return (type(self.network), *(w.shape for w in weights), *common, *own * isinstance(self.network, TwoLayerViT))
 
     def tell(self, batches: Sequence[Batch], losses: Sequence[float]) -> None:
         """Take note of the losses, until it is over."""
@@ -161,7 +162,7 @@ class _Spans:
         going = torch.arange(len(active), device=active.device)
         for step in range(losses.shape[1]):
             losses[going, step] = self.span.step(active[going], None)
-            going = going[~(losses[going, step] / self.span.n < self.stop)]
+            going = going[~(losses[going, step].double() / self.span.n < self.stop)]
             if not len(going):
                 break
         return losses

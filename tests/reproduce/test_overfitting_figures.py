@@ -179,7 +179,7 @@ def test_figure_1_has_the_planted_numbers_in_its_tables(map_of: Any, trial: Any)
     (found,) = (row for row in result.tables["fig1"] if (row["N"], row["SNR"]) == (4, 6.0))
     assert (found["trials"], found["fitted"], found["N SNR^2"]) == (3, 2, 144)
     assert found["test loss"] == pytest.approx(0.2 * 250 / 36)
-    assert [row["N SNR^2"] for row in result.tables["fig1-boundary"]] == pytest.approx([1000] * 9)
+    assert [row["N SNR^2"] for row in result.tables["fig1-boundary"]] == pytest.approx([1000] * 8)
     cells = sum(n * s**2 <= 600 for n in SIZES for s in SNR)
     assert f"100.0% of {3 * cells - 1} trials" in result.verdicts[0].measured
 
@@ -279,7 +279,7 @@ def test_each_strategy_is_judged_by_the_shift_of_its_boundary(map_of: Any, sound
     result = PAPER.figures["strategies"](trials)
     sound(result)
     found = {v.claim.partition("(")[2].rstrip(")"): v for v in result.verdicts}
-    expected = {"oracle 50%": YES, "noise 50%": NO, "random 50%": OPEN, "anti_oracle 50%": NO, "attn_topk 50%": NO}
+    expected = {"oracle 50%": YES, "noise 50%": NO, "random 50%": OPEN, "anti_oracle 50%": NO, "attn_topk 50%": OPEN}
     assert {name: v.verdict for name, v in found.items()} == expected
     assert "removing noise tokens" in found["oracle 50%"].claim and "noise tokens" not in found["noise 50%"].claim
     assert "0 of 117 trials fitted" in found["attn_topk 50%"].measured
@@ -288,7 +288,7 @@ def test_each_strategy_is_judged_by_the_shift_of_its_boundary(map_of: Any, sound
     assert rows["oracle 50%"]["over dense"] == pytest.approx(0.6 * 1.01**2, rel=1e-6)
     assert (rows["oracle 50%"]["runs"], rows["oracle 50%"]["fitted"], rows["oracle 50%"]["trials"]) == (3, 117, 117)
     assert (rows["anti_oracle 50%"]["beyond the map"], rows["anti_oracle 50%"]["crossings"]) == (9, 9)
-    assert len(result.tables["strategies-boundary"]) == 6 * 9
+    assert len(result.tables["strategies-boundary"]) == 5 * 9
 
 
 # ---- few trials, and pictures

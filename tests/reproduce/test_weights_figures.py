@@ -13,8 +13,8 @@ from sparsebench.reproduce.trials import Trial
 
 YES, PARTLY, NO, OPEN = "reproduced", "partly", "not reproduced", "undecided"
 MATRICES = ("W_Q", "W_K", "W_V")
-TWO, NEARLY, NONE = (3.0, 2.0, 0.2, 0.1), (2.0, 1.5, 1.2, 0.5), (2.0, 1.9, 1.8, 1.7)
-"""The two largest hold 0.996, 0.787 and 0.556 of the square."""
+TWO, NEARLY, NONE = (3.0, 2.0, 0.2, 0.1), (5.0, 1.0, 0.75, 0.5), (2.0, 1.9, 1.8, 1.7)
+"""The two largest hold 0.996, 0.970 and 0.556 of the square; the third over the second is 0.1, 0.75 and 0.95."""
 
 
 def words(result: Result) -> list[str]:

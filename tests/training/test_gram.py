@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -113,3 +114,20 @@ def test_a_span_of_a_fixed_choice_holds_only_what_stays():
     assert Span([Member(network, actor, samples, RECIPE)]).L == 3
     network, actor, samples = problem(AttnTopK())
     assert Span([Member(network, actor, samples, RECIPE)]).L == 5
+
+
+def test_trials_that_end_by_other_rules_do_not_share_a_program():
+    """One that ends early leaves the others, and its own weights, as they are alone."""
+    rules = [RECIPE, replace(RECIPE, stop_below=0.1), replace(RECIPE, steps=7)]
+    together = []
+    for recipe in rules:
+        network, actor, samples = problem()
+        together.append(Trial(network, actor, samples, recipe, Course(6, recipe, ("order",))))
+    train_together(together)
+    for one in together:
+        network, actor, samples = problem()
+        steps = InSpan(network, actor, samples, one.recipe)
+        alone = train(steps, 6, one.recipe, ("order",))
+        steps.store()
+        assert one.course.outcome() == pytest.approx(alone)
+        assert furthest(*([p.detach() for p in net.parameters()] for net in (one.network, network))) < 1e-12
