@@ -12,7 +12,7 @@ from sparsebench.models.base import TwoLayer
 from sparsebench.reproduce.boundary import Boundary, cells, fitted, loss_of
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
-from sparsebench.reproduce.trials import Interval, Trial, grouped, mean
+from sparsebench.reproduce.trials import Interval, Trial, grouped, mean, watched
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 from sparsebench.sweep.job import Job
 from sparsebench.tasks.overfitting import Overfitting
@@ -163,14 +163,6 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float]:
     return float(middle), float(low), float(high)
 
 
-def _curves(trials: Sequence[Trial], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and (trials, steps) of what was watched, of the trials that did not diverge."""
-    good = [t for t in trials if not t.diverged]
-    if not good:
-        return np.arange(0), np.empty((0, 0))
-    return np.array(good[0].curves["watched_steps"]), np.array([t.curves[f"watched_{name}"] for t in good])
-
-
 PANELS = (
     ("loss", {"train_loss_then": "training", "test_loss": "test"}),
     ("attention", {"attention_on_relevant": "signal", "attention_on_noise": "strong noise"}),
@@ -185,7 +177,7 @@ def _dynamics(figure: str, trials: Sequence[Trial]) -> Result:
     rows = []
     for _, lines in PANELS:
         for name in lines:
-            at, values = _curves(trials, name)
+            at, values = watched(trials, name)
             rows += [
                 {"quantity": name, "step": int(step), "mean": column.mean(), "std": column.std(ddof=len(column) > 1)}
                 for step, column in zip(at, values.T, strict=True)
@@ -198,19 +190,19 @@ def _dynamics(figure: str, trials: Sequence[Trial]) -> Result:
 
 def _draw(axis: Any, trials: Sequence[Trial], lines: Mapping[str, str], title: str) -> None:
     for (name, label), colour in zip(lines.items(), COLOURS, strict=False):
-        at, values = _curves(trials, name)
+        at, values = watched(trials, name)
         band(axis, at, values, label, colour)
     axis.set(title=title, xlabel="steps")
     legend(axis)
 
 
 def _change(trials: Sequence[Trial], name: str) -> Interval:
-    _, values = _curves(trials, name)
+    _, values = watched(trials, name)
     return mean(values[:, -1] - values[:, 0]) if values.size else mean([])
 
 
 def _ends(trials: Sequence[Trial], name: str) -> Interval:
-    _, values = _curves(trials, name)
+    _, values = watched(trials, name)
     return mean(values[:, -1]) if values.size else mean([])
 
 
@@ -220,8 +212,8 @@ def _directions(figure: str, trials: Sequence[Trial]) -> list[Verdict]:
     more, less = ("attention_on_relevant", "attention_on_noise")[:: 1 if benign else -1]
     names = {"attention_on_relevant": "the signal", "attention_on_noise": "the strong noise"}
     up, down = _change(trials, more), _change(trials, less)
-    _, signal = _curves(trials, "value_of_signal")
-    _, noise = _curves(trials, "value_of_noise")
+    _, signal = watched(trials, "value_of_signal")
+    _, noise = watched(trials, "value_of_noise")
     lead = mean((signal - noise)[:, -1] * (1 if benign else -1)) if signal.size else mean([])
     test, train = _ends(trials, "test_loss"), _ends(trials, "train_loss_then")
     start = float(np.log(2))

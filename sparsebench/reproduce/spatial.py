@@ -11,7 +11,7 @@ import numpy as np
 from sparsebench.reproduce import positional
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
-from sparsebench.reproduce.trials import Interval, Trial, grouped, mean, measured, paired
+from sparsebench.reproduce.trials import Interval, Trial, grouped, mean, measured, paired, watched
 from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge
 from sparsebench.sweep.job import Job
 from sparsebench.tasks.spatial import Spatial
@@ -61,13 +61,11 @@ def _rates(rate: float) -> str:
 
 
 def _curves(trials: Sequence[Trial], what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and (trials, steps) of a watched quantity, of the trials that did not diverge."""
-    good = [t for t in trials if not t.diverged]
-    if not good:
-        return np.arange(0), np.empty((0, 0))
-    name = "watched_test_accuracy" if what == "test_error" else f"watched_{what}"
-    values = np.array([t.curves[name] for t in good])
-    return np.array(good[0].curves["watched_steps"]), 1 - values if what == "test_error" else values
+    """Return steps and (trials, steps) of one of WATCHED."""
+    if what != "test_error":
+        return watched(trials, what)
+    at, accuracy = watched(trials, "test_accuracy")
+    return at, 1 - accuracy
 
 
 def _watched(axis: Any, runs: Mapping[str, Sequence[Trial]], what: str) -> None:

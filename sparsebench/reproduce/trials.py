@@ -272,3 +272,14 @@ def measured(trials: Iterable[Trial], metric: str) -> list[float]:
 def mean(values: Sequence[float] | np.ndarray) -> Interval:
     """Return the mean with its interval; NaN of no values."""
     return mean_interval(list(values)) if len(values) else (float("nan"), None, None)
+
+
+def watched(trials: Iterable[Trial], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps (S,) and values (T, S) of what was watched, of the T trials that did not diverge.
+
+    They were all watched at the same steps.
+    """
+    good = [t for t in trials if not t.diverged]
+    if not good:
+        return np.arange(0), np.empty((0, 0))
+    return np.array(good[0].curves["watched_steps"]), np.array([t.curves[f"watched_{name}"] for t in good])
