@@ -14,17 +14,20 @@ from sparsebench.reproduce.trials import Interval, Trial, grouped, line, mean
 def crossing(snr: np.ndarray, losses: np.ndarray, threshold: float) -> float:
     """Return the SNR, rising in `snr`, from which on the loss is below the threshold; interpolated in logarithms.
 
-    The smallest SNR if it always is, infinite if it never is.
+    The smallest SNR if it always is, infinite if it is not even at the largest, and NaN if the loss where that ends is
+    unknown: a network that never fitted its training data is neither benign nor harmful.
     """
     above = np.flatnonzero(~(losses < threshold))
     if not len(above):
         return float(snr[0])
     last = above[-1]
+    if np.isnan(losses[last]):
+        return float("nan")
     if last + 1 == len(snr):
         return float("inf")
     with np.errstate(divide="ignore"):  # a loss of 0 is as far below as can be
         x, y = np.log(snr[last : last + 2]), np.log(losses[last : last + 2])
-    share = (y[0] - np.log(threshold)) / (y[0] - y[1]) if np.isfinite(y[0]) else 1.0
+    share = (y[0] - np.log(threshold)) / (y[0] - y[1])
     return float(np.exp(x[0] + share * (x[1] - x[0])))
 
 
@@ -45,16 +48,15 @@ class Boundary:
 
     @cached_property
     def crossings(self) -> dict[int, dict[int, float]]:
-        """The SNR of the crossing by repetition and N, where there is a trial with a loss at each SNR.
-
-        One that never fitted its training data is neither benign nor harmful.
-        """
+        """The SNR of the crossing by repetition and N, where there is a trial at each SNR and it is known."""
         found: dict[int, dict[int, float]] = {}
         for (repetition, n), some in grouped(self.trials, lambda t: (t.repetition, t.n)).items():
             losses = {t.task.snr: loss_of(t) for t in some}
-            if len(losses) == len(self.snr) and np.isfinite(list(losses.values())).all():
-                values = np.array([losses[snr] for snr in self.snr])
-                found.setdefault(repetition, {})[n] = crossing(self.snr, values, some[0].task.threshold)
+            if len(losses) < len(self.snr):
+                continue
+            place = crossing(self.snr, np.array([losses[snr] for snr in self.snr]), some[0].task.threshold)
+            if not np.isnan(place):
+                found.setdefault(repetition, {})[n] = place
         return found
 
     @cached_property
