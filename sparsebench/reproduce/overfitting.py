@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ def _map(axis: Any, trials: Sequence[Trial], boundary: Boundary, cut: float | No
     first, last = (middles[0], middles[-1]) if len(middles) else (1.1 * snr[0], 0.9 * snr[0])
     edges = np.concatenate([[2 * snr[0] - first], middles, [2 * snr[-1] - last]])
     rows = np.arange(len(values) + 1) / len(runs)
-    drawn = axis.pcolormesh(edges, rows, values, cmap="viridis", vmin=0)
+    drawn = axis.pcolormesh(edges, rows, values, cmap="viridis", vmin=0, rasterized=True)
     axis.figure.colorbar(drawn, ax=axis)
     axis.set_yticks(np.arange(len(sizes)) + 0.5, [str(n) for n in sizes])
     fine = np.linspace(sizes[0], sizes[-1], 200)
@@ -128,7 +129,8 @@ def _map(axis: Any, trials: Sequence[Trial], boundary: Boundary, cut: float | No
 
 def _crossings(axis: Any, boundaries: Mapping[str, Boundary]) -> None:
     """Draw where each strategy's boundary is, N over SNR in logarithms."""
-    for (name, boundary), colour in zip(boundaries.items(), COLOURS, strict=False):
+    inside = {name: boundary for name, boundary in boundaries.items() if grouped_crossings(boundary)}
+    for (name, boundary), colour in zip(inside.items(), cycle(COLOURS)):
         by_n = grouped_crossings(boundary)
         triples = [_spread(snrs) for snrs in by_n.values()]
         for n, (middle, low, high) in zip(by_n, triples, strict=True):
@@ -301,7 +303,7 @@ def _shifts(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     triples = [(row["over dense"], row["over dense low"], row["over dense high"]) for row in rows]
     points(axis, np.arange(len(rows)), triples, "N SNR$^2$ of the boundary over dense's", COLOURS[0])
     axis.axhline(1, color=COLOURS[5], linestyle="--", linewidth=1)
-    axis.set_xticks(range(len(names)), names, rotation=30)
+    axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axis.set(yscale="log", title="shift of the boundary, 95 % intervals")
     legend(axis)
 
