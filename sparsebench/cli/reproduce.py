@@ -71,7 +71,10 @@ def _command(paper: str) -> click.Command:
     1 when some have none, 2 if the command is wrong.
     """
     callback = partial(_make, paper)
-    return click.Command(paper, params=list[click.Parameter](options), help=text, callback=callback)
+    short = title[title.index("(") + 1 : -1]
+    return click.Command(
+        paper, params=list[click.Parameter](options), help=text, short_help=f"Of {short}.", callback=callback
+    )
 
 
 def _make(
