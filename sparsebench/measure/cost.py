@@ -22,12 +22,14 @@ class Step:
         tokens_out: tokens that leave it and enter the MLP.
         early: whether only the tokens that stay were queries (the choice was made before attention ran).
         scoring: attention computed only to score the tokens: class row, received by each token, or none.
+        projected: what else was made of all tokens only to score them: some of "qkv", queries, keys and values.
     """
 
     tokens_in: float
     tokens_out: float
     early: bool = False
     scoring: Scoring = ""
+    projected: str = ""
 
 
 class CostModel(Protocol):
@@ -56,6 +58,12 @@ def scoring_of(needs: Collection[str], source: Scoring) -> Scoring:
     if "received_attention" in needs or ("attention" in needs and source == "received"):
         return "received"
     return "class" if {"class_attention", "attention"} & set(needs) else ""
+
+
+def projected_for(needs: Collection[str], scoring: Scoring) -> str:
+    """Return which projections these needs ask for, besides those that the scoring attention makes."""
+    named = {"q": "queries", "k": "keys", "v": "values"}
+    return "".join(letter for letter, need in named.items() if need in needs and not (scoring and letter in "qk"))
 
 
 @dataclass(frozen=True)
@@ -138,8 +146,10 @@ class _OneLayerCost:
 
     def steps(self, site: str, blocks: Sequence[int], counts: Sequence[int], needs: Collection[str]) -> list[Step]:
         """See `CostModel.steps`."""
-        acts = counts[0] < self.tokens
-        return [Step(self.tokens, counts[0], acts, self.scoring(needs) if acts else "")]
+        if counts[0] >= self.tokens:
+            return [Step(self.tokens, counts[0])]
+        scoring = self.scoring(needs)
+        return [Step(self.tokens, counts[0], True, scoring, projected_for(needs, scoring))]
 
 
 @dataclass(frozen=True)
@@ -161,6 +171,7 @@ class ShallowCost(_OneLayerCost):
         (step,) = steps
         L, n = step.tokens_in, step.tokens_out
         scoring = 2 * L * self.d * self.m_b + L * L * self.m_b if step.scoring else 0
+        scoring += sum(L * self.d * (self.m_a if letter == "v" else self.m_b) for letter in step.projected)
         attention = 2 * n * self.d * self.m_b + n * n * self.m_b + n * self.d * self.m_a + n * n * self.m_a
         return self.heads * (scoring + attention + n * self.m_a * self.m) + n * self.m * self.outputs
 
@@ -177,6 +188,8 @@ class TwoLayerCost(_OneLayerCost):
         """Return the MACs of one sample: removed tokens are neither queries nor keys nor values."""
         (step,) = steps
         scoring = self._attention(step.tokens_in) if step.scoring else 0
+        widths = (self.d_v if letter == "v" else self.d_h for letter in step.projected)
+        scoring += sum(step.tokens_in * self.d * width for width in widths)
         return scoring + self._attention(step.tokens_out) + step.tokens_out * (self.d + 1)
 
     def _attention(self, n: float) -> float:
@@ -195,4 +208,5 @@ class PositionalCost(_OneLayerCost):
     def macs(self, steps: Sequence[Step]) -> float:
         """Return the MACs of one sample; what a position receives is known without any."""
         (step,) = steps
-        return step.tokens_out * (self.d + step.tokens_out)
+        scoring = step.tokens_in * self.d if "v" in step.projected else 0
+        return scoring + step.tokens_out * (self.d + step.tokens_out)

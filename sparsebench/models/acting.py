@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsebench import seeds, tokens
 from sparsebench.budget import Budget, solve, stages
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
-from sparsebench.measure.cost import CostModel, Scoring, Step
+from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
 from sparsebench.strategy import Keep, Merge, Mix, Plan, Strategy, TokenView
 
 Given = Mapping[str, Callable[[], Tensor | None]]
@@ -85,9 +85,9 @@ class Pass:
         """Say whether fewer tokens are to leave this block than are there now."""
         return self.actor.keep.get(block, self.index.shape[1]) < self.index.shape[1]
 
-    def went(self, tokens_in: int, *, early: bool = False, scoring: Scoring = "") -> None:
+    def went(self, tokens_in: int, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
         """Record one block; call it once a block, when its choice is made."""
-        self.steps.append(Step(tokens_in, self.index.shape[1], early, scoring))
+        self.steps.append(Step(tokens_in, self.index.shape[1], early, scoring, projected))
 
     def decide(self, block: int, given: Given) -> Plan | None:
         """Ask the strategy, check its plan, and remember what became of the tokens.
@@ -161,9 +161,11 @@ def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, becau
     Raises:
         UnsupportedError: the strategy does more than remove tokens, with the network's reason against it.
     """
-    scoring = cost.scoring(acting.requires) if acting.acts(0) else ""
+    acts = acting.acts(0)
+    scoring = cost.scoring(acting.requires) if acts else ""
+    projected = projected_for(acting.requires, scoring) if acts else ""
     plan = acting.decide(0, given)
-    acting.went(tokens_in, early=plan is not None, scoring=scoring)
+    acting.went(tokens_in, early=plan is not None, scoring=scoring, projected=projected)
     if plan is None:
         return None
     if not isinstance(plan, Keep) or plan.fuse is not None:

@@ -44,6 +44,7 @@ class TokenStep(_Model):
     tokens_out: float
     early: bool
     scoring: str
+    projected: str = ""
 
 
 class Failure(_Model):

@@ -74,6 +74,7 @@ def _mean_steps(batches: list[tuple[int, list[Step]]]) -> list[Step]:
             float(np.average([s.tokens_out for s in block], weights=weights)),
             block[0].early,
             block[0].scoring,
+            block[0].projected,
         )
         for block in zip(*(steps for _, steps in batches), strict=True)
     ]

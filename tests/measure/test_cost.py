@@ -1,3 +1,6 @@
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import timm
@@ -9,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError
-from sparsebench.measure.cost import Step, VitCost, scoring_of
+from sparsebench.measure.cost import PositionalCost, ShallowCost, Step, TwoLayerCost, VitCost, scoring_of
 from sparsebench.models.acting import Actor
 from sparsebench.models.deep import DeepViT, vit_cost
 from sparsebench.models.shallow import ShallowViT
@@ -194,3 +197,27 @@ def test_the_closed_form_of_the_shallow_model_is_what_the_counter_counts(scripte
     found = counted(network, torch.rand(1, L, 8), acting) + round(rate * L) * m * variant.get("outputs", 1)
     assert network.cost.macs(acting.steps) == found
     assert acting.steps == actor.planned
+
+
+@pytest.mark.parametrize(
+    ("needs", "scoring", "letters"),
+    [
+        ({"tokens"}, "", ""), ({"keys"}, "", "k"), ({"queries", "values"}, "", "qv"),
+        ({"keys", "attention"}, "received", ""), ({"values", "attention"}, "received", "v"),
+    ],
+)  # fmt: skip
+def test_what_is_projected_only_to_score_is_counted_once(needs: set[str], scoring: Any, letters: str) -> None:
+    """Queries and keys that the scoring attention makes are counted with it."""
+    L, d, m, d_h, d_v = 16, 10, 7, 5, 3
+    for cost, widths in (
+        (ShallowCost(L, d, d, d, m), {"q": d, "k": d, "v": d}),
+        (TwoLayerCost(L, d, d_h, d_v), {"q": d_h, "k": d_h, "v": d_v}),
+    ):
+        (step,) = cost.steps("input", (0,), (8,), needs)
+        assert (step.scoring, step.projected) == (scoring, letters)
+        bare = cost.macs([replace(step, projected="")])
+        assert cost.macs([step]) - bare == L * d * sum(widths[letter] for letter in letters)
+        (whole,) = cost.steps("input", (0,), (L,), needs)
+        assert (whole.scoring, whole.projected) == ("", "")
+    values = PositionalCost(L, d)
+    assert values.macs(values.steps("input", (0,), (8,), {"values"})) == 8 * (d + 8) + L * d
