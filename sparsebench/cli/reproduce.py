@@ -46,8 +46,8 @@ def _command(paper: str) -> click.Command:
     options = [
         click.Option(["--figure", "figures"], multiple=True, type=click.Choice(figures), help="Only this; repeatable."),
         click.Option(
-            ["--preset"], type=click.Choice(presets), default=presets[len(presets) // 3], show_default=True,
-            help="How many trials, and how large.",
+            ["--preset"], type=click.Choice(presets), default="default" if "default" in presets else presets[0],
+            show_default=True, help="How many trials, and how large.",
         ),
         click.Option(
             ["--out"], type=click.Path(path_type=Path),

@@ -100,16 +100,20 @@ def _agreements(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     legend(axis)
 
 
+def put_right(scores: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return scores (D, D) between positions in plain order, from those between positions that show order[i]."""
+    back = np.argsort(order)
+    return scores[np.ix_(back, back)]
+
+
 def _near_the_middle(axis: Any, trial: Trial, title: str) -> None:
     """Draw how similar each place of the image is to the one in the middle, permutation undone."""
     similarity = np.array(trial.curves["trained_similarity"])
     N = round(len(similarity) ** 0.5)
     side = round(N**0.5)
     order = trial.task.order()
-    back = np.arange(N) if order is None else np.argsort(order)
-    right = similarity.reshape(N, N)[np.ix_(back, back)]
     middle = (side // 2) * side + side // 2
-    shown = right[middle].copy()
+    shown = put_right(similarity.reshape(N, N), np.arange(N) if order is None else order)[middle]
     shown[middle] = np.nan
     drawn = axis.imshow(shown.reshape(side, side), cmap="viridis")
     axis.figure.colorbar(drawn, ax=axis)

@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsebench.reproduce import positional
 from sparsebench.reproduce.paper import Paper
+from sparsebench.reproduce.positional import put_right
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
 from sparsebench.reproduce.trials import Interval, Trial, grouped, mean, measured, paired, watched
 from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge
@@ -152,12 +153,6 @@ def permutation(trials: Sequence[Trial]) -> Result:
 def _scores(trial: Trial) -> np.ndarray:
     D = trial.task.tokens
     return np.array(trial.curves["trained_scores"]).reshape(D, D)
-
-
-def put_right(scores: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return scores (D, D) between positions in plain order, from those between positions that show order[i]."""
-    back = np.argsort(order)
-    return scores[np.ix_(back, back)]
 
 
 def set_share(scores: np.ndarray, sets: np.ndarray) -> float:

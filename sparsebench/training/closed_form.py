@@ -12,7 +12,7 @@ from sparsebench.tasks.base import Recipe
 from sparsebench.tokens import gather
 from sparsebench.training import kernels
 from sparsebench.training.kernels import TILE, Weights, Work, work_space
-from sparsebench.training.steps import FIXED, Samples
+from sparsebench.training.steps import Samples, chooses_once
 
 
 def applies(network: ShallowViT, recipe: Recipe) -> bool:
@@ -51,7 +51,7 @@ class ClosedForm:
         self.weights = Weights(squares[0], squares[1], squares[2], O, self._tiled(a))
         self.work: tuple[int, Work] | None = None
         self.load()
-        self.changing = actor is not None and not (actor.requires <= FIXED and recipe.fixed_selection)
+        self.changing = not chooses_once(actor, recipe)
         self.packed = None if self.changing else self._pack(samples.items, visit=0)
 
     def load(self) -> None:
@@ -112,8 +112,7 @@ class ClosedForm:
         if self.actor is not None:
             if self.changing:
                 self.store()
-            relevance = self.samples.relevance[items]
-            acting = self.actor.begin(items, visit, relevance, tokens=X.shape[1], training=self.training)
+            acting = self.samples.begin(self.actor, items, visit=visit, training=self.training)
             with torch.no_grad():
                 index = self.network.choose(acting, X)
         if index is None:

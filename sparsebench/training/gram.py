@@ -24,7 +24,7 @@ from sparsebench.models.acting import Actor
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.tasks.base import Recipe
 from sparsebench.tokens import gather
-from sparsebench.training.steps import FIXED, Samples
+from sparsebench.training.steps import Samples, chooses_once
 
 
 def applies(network: TwoLayerViT, samples: Samples, recipe: Recipe) -> bool:
@@ -46,16 +46,15 @@ class Member:
     @property
     def changing(self) -> bool:
         """Whether the choice of tokens depends on the weights."""
-        return self.actor is not None and not (self.actor.requires <= FIXED and self.recipe.fixed_selection)
+        return not chooses_once(self.actor, self.recipe)
 
     def choose(self, visit: int, known: tuple[Tensor, Tensor] | None = None) -> Tensor | None:
         """Return the (n, |S|) tokens that stay, or None for all; `known` are queries and keys."""
         if self.actor is None:
             return None
-        samples, N = self.samples, self.samples.relevance.shape[1]
-        acting = self.actor.begin(samples.items, visit, samples.relevance, tokens=N, training=True)
+        acting = self.samples.begin(self.actor, self.samples.items, visit=visit, training=True)
         with torch.no_grad():
-            return self.network.choose(acting, samples.inputs, known)
+            return self.network.choose(acting, self.samples.inputs, known)
 
 
 class Span:

@@ -18,6 +18,11 @@ FIXED = frozenset({"tokens", "pixels", "relevance"})
 """What a strategy may look at for its choice to be the same in every step."""
 
 
+def chooses_once(actor: Actor | None, recipe: Recipe) -> bool:
+    """Say whether the same tokens stay in every step: nothing acts, or what acts sees nothing that training changes."""
+    return actor is None or (actor.requires <= FIXED and recipe.fixed_selection)
+
+
 def losses(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the (B,) losses: hinge, logistic or cross-entropy.
 
@@ -65,12 +70,16 @@ class Samples:
         self, network: Network, actor: Actor | None, rows: Tensor, *, visit: int, training: bool
     ) -> tuple[Tensor, Pass | None]:
         """Return the network's outputs for those rows, and the pass (None where nothing acts)."""
-        whole = rows is self.items  # nothing to copy
-        inputs, relevance = (self.inputs, self.relevance) if whole else (self.inputs[rows], self.relevance[rows])
+        inputs = self.inputs if rows is self.items else self.inputs[rows]  # all of them need not be copied
         if actor is None:
             return network(inputs), None
-        acting = actor.begin(self.items[rows], visit, relevance, tokens=self.relevance.shape[1], training=training)
+        acting = self.begin(actor, rows, visit=visit, training=training)
         return network(inputs, acting), acting
+
+    def begin(self, actor: Actor, rows: Tensor, *, visit: int, training: bool) -> Pass:
+        """Return the strategy's pass over those rows."""
+        relevance = self.relevance if rows is self.items else self.relevance[rows]
+        return actor.begin(self.items[rows], visit, relevance, tokens=relevance.shape[1], training=training)
 
 
 class Steps(Protocol):

@@ -24,7 +24,7 @@ from sparsebench.tasks.base import Recipe
 from sparsebench.tokens import gather
 from sparsebench.training import gram
 from sparsebench.training.loop import Batch, Course
-from sparsebench.training.steps import FIXED, Samples
+from sparsebench.training.steps import Samples, chooses_once
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Trial:
 
 def fits(network: object, actor: Actor | None, samples: Samples, recipe: Recipe) -> bool:
     """Say whether a training can run together with others: its steps are known, its choice of tokens made once."""
-    if not (actor is None or (actor.requires <= FIXED and recipe.fixed_selection)):
+    if not chooses_once(actor, recipe):
         return False
     if isinstance(network, TwoLayerViT):
         return gram.applies(network, samples, recipe)
@@ -271,7 +271,7 @@ def _chosen(trial: Trial) -> tuple[Tensor, Tensor | None]:
     X, samples = trial.samples.inputs.to(_shallow(trial).W_O.dtype), trial.samples
     if trial.actor is None:
         return X, None
-    acting = trial.actor.begin(samples.items, 0, samples.relevance, tokens=X.shape[1], training=True)
+    acting = samples.begin(trial.actor, samples.items, visit=0, training=True)
     with torch.no_grad():
         index = trial.network.choose(acting, X)
     return (X, None) if index is None else (gather(X, index), index)

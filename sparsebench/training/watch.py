@@ -104,8 +104,5 @@ def _tester(network: Network, test: tuple[Samples, Actor | None], recipe: Recipe
 
 
 def _look(samples: Samples, actor: Actor | None, training: bool = False) -> Look:
-    acting = None
-    if actor is not None:
-        N = samples.relevance.shape[1]
-        acting = actor.begin(samples.items, 0, samples.relevance, tokens=N, training=training)
+    acting = None if actor is None else samples.begin(actor, samples.items, visit=0, training=training)
     return Look(samples.inputs, samples.labels, samples.relevance, acting)
