@@ -209,14 +209,14 @@ class _Deep(Model):
             torch.manual_seed(seeds.seed_of("init", self.name, law, repetition))
             return self._network(self._vit(data.train.inputs.shape[-1], len(data.classes)), data)
 
-    def _check_order(self, task: Task, patch: int) -> None:
-        """Raise UserError if the task permutes patches that are not the model's, `patch` pixels a side."""
-        permuted = getattr(task, "permute_patch", patch) if getattr(task, "permuted", False) else patch
-        if permuted != patch:
+    def _check_patch(self, task: Task, patch: int) -> None:
+        """Raise UserError if the task needs patches that are not the model's, `patch` pixels a side."""
+        bound = task.bound_to()
+        if bound is not None and bound != patch:
             raise UserError(
-                f"{self.name}: permuted patches must be the model's, for which relevance is known",
-                got=f"permute_patch={permuted}, a model with patches of {patch}", allowed=f"permute_patch={patch}",
-                next_step="change permute_patch or the model",
+                f"{self.name}: the task's patches must be the model's, for which relevance is known",
+                got=f"patch={bound} in the task, {patch} in the model", allowed=f"patch={patch}",
+                next_step="change the task's patch or the model",
             )  # fmt: skip
 
 
@@ -240,7 +240,7 @@ class Vit(_Deep):
         canvas = getattr(task, "canvas", self.patch)
         if canvas % self.patch:
             raise UserError("vit: patch must divide the image", got=f"patch={self.patch}, image={canvas}")
-        self._check_order(task, self.patch)
+        self._check_patch(task, self.patch)
 
     def _vit(self, canvas: int, classes: int) -> Any:
         from sparsebench.models.deep import small_vit
@@ -272,7 +272,7 @@ class Timm(_Deep):
             network = DeepViT(named_vit(self.arch, getattr(task, "canvas", 224), 2))
         except UnsupportedError as error:
             raise UserError(f"model 'timm:{self.arch}' is not supported: {error}") from error
-        self._check_order(task, network.patch[0])
+        self._check_patch(task, network.patch[0])
 
     def _vit(self, canvas: int, classes: int) -> Any:
         from sparsebench.models.deep import named_vit

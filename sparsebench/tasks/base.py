@@ -56,7 +56,7 @@ class Split:
             raise UserError(
                 "permuted patches must be the model's, for which relevance is known",
                 got=f"{len(self.order)} permuted patches, a model with {relevance.shape[1]}", allowed="as many",
-                next_step="change permute_patch or the model",
+                next_step="change patch or the model",
             )  # fmt: skip
         return relevance[:, self.order]
 
@@ -139,6 +139,10 @@ class Task(BaseModel):
 
     def check(self) -> None:
         """Raise UserError if these parameters contradict each other."""
+
+    def bound_to(self) -> int | None:
+        """Return the side in pixels of the patches that its pictures are made of, or None where any will do."""
+        return None
 
     def recipe(self) -> Recipe:
         """Return how networks are trained on it."""

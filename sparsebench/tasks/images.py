@@ -10,10 +10,10 @@ from pydantic import Field
 from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.tasks import sources
-from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
+from sparsebench.tasks.base import Data, Locations, Split, Task
+from sparsebench.tasks.pictures import PictureTask
 
-TRAINING = {"epochs", "batch", "lr", "weight_decay", "pretrain_epochs", "pretrain_samples", "watch"}
-ORDER = {"permuted", "permute_patch"}
+ORDER = {"permuted", "patch"}
 
 
 def paste(canvas: np.ndarray, pictures: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -51,47 +51,35 @@ def permute(images: np.ndarray, patch: int, order: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(moved.swapaxes(3, 4)).reshape(images.shape)
 
 
-class ImageTask(Task):
-    """A foreground picture on a canvas. Recipe: AdamW with cosine decay, from a pre-trained start if asked."""
+class ImageTask(PictureTask):
+    """A foreground picture on a canvas; training begins from a pre-trained start if asked."""
 
-    inputs: ClassVar[Inputs] = "images"
-    default_model: ClassVar[str] = "vit"
+    training: ClassVar[frozenset[str]] = PictureTask.training | {"pretrain_epochs", "pretrain_samples"}
 
     images: str = Field(sources.DIGITS, description="foregrounds: digits, cifar10 or a folder")
     backgrounds: str = Field(sources.PHOTOS, description="backgrounds: photos or a folder")
     canvas: int = Field(32, gt=0, description="side of the image in pixels")
     foreground: int = Field(24, gt=0, description="side of the foreground in pixels")
     held_out: tuple[str, ...] = Field((), description="classes that pre-training never sees; the spurious task's two")
-    test: int = Field(400, gt=0, description="test images")
-    epochs: int = Field(5, gt=0, description="passes over the training images")
-    batch: int = Field(64, gt=0, description="images a step")
-    lr: float = Field(1e-3, gt=0, description="largest step size")
-    weight_decay: float = Field(0.05, ge=0, description="AdamW's weight decay")
     pretrain_epochs: int = Field(10, ge=0, description="passes of pre-training on plain foregrounds; 0 for none")
     pretrain_samples: int = Field(4000, gt=0, description="images of pre-training")
     permuted: bool = Field(False, description="patches of every image in another order, one for all images")
-    permute_patch: int = Field(4, gt=0, description="side of a permuted patch in pixels; the model's own")
-    watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
+    patch: int = Field(4, gt=0, description="side of a patch in pixels; the model's own")
 
     def check(self) -> None:
         """See `Task.check`."""
         if self.foreground > self.canvas:
             raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
-        if self.permuted and self.canvas % self.permute_patch:
-            raise UserError(
-                "permute_patch must divide the canvas", got=f"permute_patch={self.permute_patch}, canvas={self.canvas}"
-            )
+        if self.permuted and self.canvas % self.patch:
+            raise UserError("patch must divide the canvas", got=f"patch={self.patch}, canvas={self.canvas}")
         if self.held_out and len(set(self.held_out)) != 2:
             raise UserError(
                 "held_out takes exactly two classes", got=list(self.held_out), next_step="as in held_out=bird+airplane"
             )
 
-    def recipe(self) -> Recipe:
-        """See `Task.recipe`."""
-        steps = self.epochs * 10**9
-        return Recipe(
-            "cross-entropy", "adamw", self.lr, self.batch, self.epochs, steps, self.weight_decay, watch=self.watch
-        )
+    def bound_to(self) -> int | None:
+        """See `Task.bound_to`."""
+        return self.patch if self.permuted else None
 
     def initial(self) -> tuple[Task, int] | None:
         """See `Task.initial`: the foregrounds of the classes not held out, on a clean canvas, patches in this order."""
@@ -118,7 +106,7 @@ class ImageTask(Task):
 
     def stream(self, repetition: int, split: str) -> np.random.Generator:
         """Return the generator of one split's draws; training parameters and the patches' order do not touch it."""
-        return seeds.generator(self.name, self.model_dump_json(exclude=TRAINING | ORDER), repetition, split)
+        return seeds.generator(self.name, self.model_dump_json(exclude=set(self.training | ORDER)), repetition, split)
 
     def order(self) -> np.ndarray | None:
         """Return (N,) the place in plain order of the patch that each position shows, or None for plain order.
@@ -127,8 +115,8 @@ class ImageTask(Task):
         """
         if not self.permuted:
             return None
-        N = (self.canvas // self.permute_patch) ** 2
-        return seeds.generator("order of patches", self.canvas, self.permute_patch).permutation(N)
+        N = (self.canvas // self.patch) ** 2
+        return seeds.generator("order of patches", self.canvas, self.patch).permutation(N)
 
     def compose(
         self,
@@ -151,7 +139,7 @@ class ImageTask(Task):
         images, boxes = paste(canvas, pictures, rng)
         order = self.order()
         if order is not None:
-            images = permute(images, self.permute_patch, order)
+            images = permute(images, self.patch, order)
         return Split(images, labels, groups, boxes=boxes, order=order)
 
 

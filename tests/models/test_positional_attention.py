@@ -375,7 +375,7 @@ def test_watching_content_attention_is_unsupported(tmp_path):
 
 def test_permuted_patches_with_positions_permuted_alike_are_the_same_to_the_network():
     """Positions have no built-in neighbourhood: all that could tell the orders apart is learned."""
-    task = Plain(test=16, permuted=True, permute_patch=8)
+    task = Plain(test=16, permuted=True, patch=8)
     shuffled = task.draw(8, 0, {})
     model = Vit(dim=16, heads=2, patch=8, attention="positional")
     network, other = model.build(shuffled, 0), model.build(DATA, 0)
@@ -449,7 +449,7 @@ def test_a_network_shows_the_agreement_of_its_first_block():
 
 @pytest.mark.parametrize("model", [Vit(patch=8), Timm(arch="vit_tiny_patch16_224")])
 def test_permuted_patches_that_are_not_the_models_are_a_user_error(model):
-    with pytest.raises(UserError, match="permuted patches must be the model's"):
-        model.check(Plain(permuted=True, permute_patch=4))
-    model.check(Plain(permuted=False, permute_patch=4))
-    model.check(Plain(permuted=True, permute_patch=8 if isinstance(model, Vit) else 16))
+    with pytest.raises(UserError, match="patches must be the model's"):
+        model.check(Plain(permuted=True, patch=4))
+    model.check(Plain(permuted=False, patch=4))
+    model.check(Plain(permuted=True, patch=8 if isinstance(model, Vit) else 16))

@@ -245,7 +245,7 @@ def patches(images, side):
 
 @pytest.mark.parametrize("cls", [Composite, Spurious, Plain])
 def test_permuted_images_show_the_plain_ones_patches_in_one_order(cls):
-    plain, task = cls(**SMALL), cls(**SMALL, permuted=True, permute_patch=4)
+    plain, task = cls(**SMALL), cls(**SMALL, permuted=True, patch=4)
     data, moved = plain.draw(20, 0, {}), task.draw(20, 0, {})
     order = task.order()
     assert sorted(order) == list(range(16)) and order.tolist() != list(range(16)) and plain.order() is None
@@ -261,7 +261,7 @@ def test_permuted_images_show_the_plain_ones_patches_in_one_order(cls):
 
 
 def test_relevant_permuted_patches_are_those_that_show_the_foreground():
-    data = Plain(**SMALL, permuted=True, permute_patch=2).draw(30, 0, {})
+    data = Plain(**SMALL, permuted=True, patch=2).draw(30, 0, {})
     lit = patches(data.train.inputs, 2).any(axis=(2, 3, 4))
     assert lit.any() and (data.train.relevance_on((8, 8))[lit] > 0).all()
 
@@ -275,26 +275,26 @@ def test_the_order_of_patches_is_one_for_each_size_of_canvas_and_patch():
     ):
         assert task.order().tolist() == order
     assert len(Composite(permuted=True).order()) == 64
-    assert len(Composite(permuted=True, permute_patch=8).order()) == 16
-    assert Composite(permuted=True, permute_patch=8).order().tolist() != order
+    assert len(Composite(permuted=True, patch=8).order()) == 16
+    assert Composite(permuted=True, patch=8).order().tolist() != order
     assert not Composite(**SMALL).initial()[0].permuted
 
 
 @pytest.mark.parametrize(
     ("ask", "said"),
     [
-        (lambda task: task.check(), "permute_patch must divide the canvas; got permute_patch=5"),
-        (lambda task: task.draw(2, 0, {}), "permute_patch must divide the canvas; got permute_patch=5"),
+        (lambda task: task.check(), "patch must divide the canvas; got patch=5"),
+        (lambda task: task.draw(2, 0, {}), "patch must divide the canvas; got patch=5"),
     ],
 )
 def test_patches_that_do_not_divide_the_canvas_cannot_be_permuted(ask, said):
     with pytest.raises(UserError, match=said):
-        ask(Composite(**SMALL, permuted=True, permute_patch=5))
-    Composite(**SMALL, permute_patch=5).check()
+        ask(Composite(**SMALL, permuted=True, patch=5))
+    Composite(**SMALL, patch=5).check()
 
 
 def test_relevance_on_patches_other_than_the_permuted_is_a_user_error():
-    data = Plain(**SMALL, permuted=True, permute_patch=4).draw(2, 0, {})
+    data = Plain(**SMALL, permuted=True, patch=4).draw(2, 0, {})
     with pytest.raises(UserError, match="got 16 permuted patches, a model with 64"):
         data.train.relevance_on((8, 8))
 
