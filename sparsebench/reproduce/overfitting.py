@@ -311,7 +311,7 @@ def _shifts(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 PAPER = Paper(
     "overfitting",
     "the synthetic figures of the benign-overfitting paper (Jiang et al., NeurIPS 2024)",
-    ("quick", "full"),
+    {"quick": "overfitting-quick", "full": "overfitting-full"},
     {"1": figure_1, "2": figure_2, "3": figure_3, "strategies": strategies},
     seconds,
 )

@@ -20,22 +20,23 @@ class Paper:
     """A paper whose figures are made again.
 
     Attributes:
-        name: what users type; the suite of a preset is NAME-PRESET.
+        name: what users type.
         title: what it is.
-        presets: from the smallest to the largest.
+        suites: the suite of each preset, from the smallest to the largest.
         figures: how each is made of its trials, by its number in the paper, or by a name if it is not in it.
         seconds: how long a trial is expected to take on one core.
     """
 
     name: str
     title: str
-    presets: tuple[str, ...]
+    suites: Mapping[str, str]
     figures: Mapping[str, Callable[[Sequence[Trial]], Result]]
     seconds: Callable[[Job], float]
 
-    def suite(self, preset: str) -> str:
-        """Return the name of the suite that a preset runs."""
-        return f"{self.name}-{preset}"
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """From the smallest to the largest."""
+        return tuple(self.suites)
 
 
 def publish(paper: Paper, records: Mapping[str, Sequence[Record]], out: Path) -> list[Verdict]:

@@ -30,7 +30,7 @@ def reproduce(
     rerun: runs.Rerun = "missing",
     on_plan: Callable[[runs.Plan, int, float], None] | None = None,
     on_record: Callable[[Record], None] | None = None,
-    images: str | None = None,
+    pictures: runs.Images | None = None,
 ) -> tuple[list[Verdict], int]:
     """Make a paper's figures in a folder; return the verdicts and how many trials have no answer.
 
@@ -45,7 +45,7 @@ def reproduce(
         device, jobs, rerun: as for a run.
         on_plan: called with the plan, the number of workers and the seconds expected, before the first trial.
         on_record: called with each record.
-        images: pictures in place of the suite's, for figures of images, see `runs.Images`.
+        pictures: where pictures come from, in place of the suite's, for figures of images.
 
     Raises:
         UserError: an unknown figure or preset, no such pictures, or a folder that cannot be written.
@@ -55,8 +55,8 @@ def reproduce(
     for figure in figures:
         if figure not in paper.figures:
             raise unknown("figure", figure, paper.figures)
-    pictures = runs.Images(images)
-    registry, request = Registry(), Request(suite=paper.suite(preset), **pictures.locate()[0])
+    pictures = pictures or runs.Images()
+    registry, request = Registry(), Request(suite=paper.suites[preset], **pictures.locate()[0])
     device = runs.resolve_device(device)
     plan = runs.plan(replace(request, figures=tuple(figures)), pictures, registry, out, rerun)
     store.check_writable(out)

@@ -302,7 +302,7 @@ def _bars(axis: Any, rows: Sequence[Mapping[str, Any]], metric: str) -> None:
 PAPER = Paper(
     "spatial",
     "the figures of the spatial-structure paper (Jelassi et al., NeurIPS 2022)",
-    ("quick", "full"),
+    {"quick": "spatial-quick", "full": "spatial-full"},
     {
         "association": association,
         "permutation": permutation,

@@ -27,7 +27,7 @@ def seconds(job: Job) -> float:
 PAPER = Paper(
     "theory",
     "the synthetic figures of the shallow-ViT paper (Li et al., ICLR 2023)",
-    ("quick", "default", "full"),
+    {"quick": "theory-quick", "default": "theory-default", "full": "theory-full"},
     {
         "1a": samples.figure_1a,
         "1b": samples.figure_1b,

@@ -26,15 +26,12 @@ from sparsebench.sweep import environment, store
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, Status, TokenStep, pack
-from sparsebench.tasks.base import Data, Task
+from sparsebench.tasks.base import Data, Task, relevant
 from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
 from sparsebench.training.loop import Course, steps_for, train
 from sparsebench.training.steps import Samples
 from sparsebench.training.trials import Trial, fits, train_together
 from sparsebench.training.watch import Watch
-
-RELEVANT = 0.5
-"""A patch counts as relevant when at least this share of it matters (theory tokens are 0 or 1)."""
 
 
 def run_cell(job: Job, registry: Registry, context: Context) -> Record:
@@ -223,7 +220,7 @@ def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
     _add_training(result, trained, cell.cell.n_train)
     _add_outcomes(result, cell.task, cell.data, evaluation)
-    _add_selection(result, evaluation, cell.test)
+    _add_selection(result, evaluation, relevant(cell.test.relevance.cpu().numpy(), cell.data.test.mask))
     _add_cost(result, network, actor, evaluation)
     if cell.task.inputs == "images":
         _add_timing(result, network, cell.in_test, cell.test)
@@ -271,8 +268,7 @@ def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluatio
     )
 
 
-def _add_selection(result: _Result, evaluation: Evaluation, samples: Samples) -> None:
-    relevant = samples.relevance.cpu().numpy() >= RELEVANT
+def _add_selection(result: _Result, evaluation: Evaluation, relevant: np.ndarray) -> None:
     precision, recall = selection.precision_recall(evaluation.kept, relevant)
     n = len(relevant)
     result.add("selection_precision", precision, "fraction", n)

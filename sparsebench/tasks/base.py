@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench.errors import UserError
 
 Inputs = Literal["tokens", "images"]
+Mask = Literal["any", "half", "inside", "top"]
+"""Which tokens matter, by the share of each that does: see `relevant`."""
 Locations = Mapping[str, Path]
 """Where each named image set lies on this machine. Names are in the cell, places are not."""
 
@@ -28,6 +30,7 @@ class Split:
         relevance: (n, N) share of each token that matters to the label, or None for images.
         boxes: for images (n, 4): top, left, height, width of what matters, before any permutation.
         order: for images of permuted patches (N,): the place in plain order of the patch that each position shows.
+        mask: the rule that says which tokens matter, see `relevant`.
     """
 
     inputs: np.ndarray
@@ -36,6 +39,7 @@ class Split:
     relevance: np.ndarray | None = None
     boxes: np.ndarray | None = None
     order: np.ndarray | None = None
+    mask: Mask = "half"
 
     def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray:
         """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label.
@@ -59,6 +63,24 @@ class Split:
                 next_step="change patch or the model",
             )  # fmt: skip
         return relevance[:, self.order]
+
+
+def relevant(shares: np.ndarray, mask: Mask) -> np.ndarray:
+    """Return (n, N) booleans, which tokens matter, from the share of each that does.
+
+    "any": some of it; "half": half of it or more; "inside": all of it; "top": the tokens with the largest shares, as
+    many as all shares of the image are worth together, rounded, so that a foreground of one size is the same number of
+    tokens wherever it lies. The first of equals goes first.
+    """
+    if mask == "any":
+        return shares > 0
+    if mask == "half":
+        return shares >= 0.5
+    if mask == "inside":
+        return shares > 1 - 1e-6
+    worth = np.rint(shares.sum(axis=1, dtype=np.float64)).astype(int)
+    rank = np.argsort(np.argsort(-shares, axis=1, kind="stable"), axis=1)
+    return rank < worth[:, None]
 
 
 def _overlap(start: np.ndarray, length: np.ndarray, pixels: int, parts: int) -> np.ndarray:

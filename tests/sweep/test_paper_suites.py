@@ -19,19 +19,19 @@ def cells_of(suite: str) -> tuple[Cell, ...]:
 
 
 PAPERS = [(paper, preset) for paper in (overfitting.PAPER, spatial.PAPER) for preset in paper.presets]
-papers = pytest.mark.parametrize(("paper", "preset"), PAPERS, ids=[paper.suite(preset) for paper, preset in PAPERS])
+papers = pytest.mark.parametrize(("paper", "preset"), PAPERS, ids=[paper.suites[preset] for paper, preset in PAPERS])
 
 
 @papers
 def test_a_suite_of_a_paper_has_every_figure(paper: Paper, preset: str) -> None:
     assert paper.presets == ("quick", "full")
-    assert {entry.figure for entry in suites.load(paper.suite(preset)).task} == set(paper.figures)
+    assert {entry.figure for entry in suites.load(paper.suites[preset]).task} == set(paper.figures)
 
 
 @papers
 def test_every_cell_of_a_suite_of_a_paper_can_be_drawn_and_built(paper: Paper, preset: str) -> None:
     registry, drawn, built = Registry(), {}, set()
-    for cell in cells_of(paper.suite(preset)):
+    for cell in cells_of(paper.suites[preset]):
         assert cell.n_train >= 2
         task = registry.task(cell.task.name)(**cell.task.params)
         model = registry.model(cell.model.name)(**cell.model.params)
@@ -56,11 +56,11 @@ def test_every_cell_of_a_suite_of_a_paper_can_be_drawn_and_built(paper: Paper, p
 @pytest.mark.parametrize("paper", [overfitting.PAPER, spatial.PAPER], ids=lambda paper: paper.name)
 def test_a_paper_says_how_long_its_cells_take_and_the_larger_preset_has_more(paper: Paper) -> None:
     seconds = [
-        sum(paper.seconds(job) for job in expand(Request(suite=paper.suite(some)), Registry()))
+        sum(paper.seconds(job) for job in expand(Request(suite=paper.suites[some]), Registry()))
         for some in paper.presets
     ]
     assert 10 < seconds[0] < 1000 and 2 * seconds[0] < seconds[1] < 20000
-    assert len(cells_of(paper.suite("quick"))) < len(cells_of(paper.suite("full")))
+    assert len(cells_of(paper.suites["quick"])) < len(cells_of(paper.suites["full"]))
 
 
 def test_the_published_map_of_overfitting_is_whole() -> None:
