@@ -6,7 +6,7 @@ import importlib
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,8 +31,28 @@ PAPERS = {
         ("quick", "full"),
         ("association", "permutation", "transfer", "strategies", "images"),
     ),
+    "images": (
+        "the image experiments of the shallow-ViT paper (Li et al., ICLR 2023, Figure 6)",
+        ("quick", "small", "full"),
+        ("6a", "6b", "6c"),
+    ),
 }
 """Title, presets and figures of each, here so that help need not load them."""
+
+
+def _pictures() -> list[click.Option]:
+    """Return the options that say where pictures come from."""
+    root = "Where torchvision's files lie. [./data]"
+    return [
+        click.Option(["--images"], metavar="digits|cifar10|folder:DIR", help="Foregrounds, in place of the suite's."),
+        click.Option(["--backgrounds"], metavar="photos|DIR", help="Backgrounds, in place of the suite's."),
+        click.Option(["--data-root"], type=click.Path(path_type=Path), help=root),
+        click.Option(["--download"], is_flag=True, help="Fetch what is missing there."),
+    ]
+
+
+PICTURES = {"spatial", "images"}
+"""Papers with figures of pictures."""
 
 
 @click.group()
@@ -61,9 +81,8 @@ def _command(paper: str) -> click.Command:
             ["--rerun"], type=click.Choice(["missing", "failed", "always"]), default="missing", show_default=True
         ),
     ]  # fmt: skip
-    if "images" in figures:
-        images = "Pictures of the figure images, as for sparsebench run.  [default: digits]"
-        options.append(click.Option(["--images"], metavar="digits|cifar10|folder:DIR", help=images))
+    if paper in PICTURES:
+        options += _pictures()
     text = f"""Make {title}.
 
     Writes each figure as PNG, SVG and CSV, and a table of verdicts: what the paper claims, what came out, and by which
@@ -85,15 +104,25 @@ def _make(
     device: str,
     jobs: int | None,
     rerun: Rerun,
-    images: str | None = None,
+    **pictures: Any,
 ) -> None:
     from sparsebench.reproduce.run import reproduce as make
+    from sparsebench.sweep.run import Images
 
     module = importlib.import_module(f"sparsebench.reproduce.{paper}")
     folder, progress = out or Path(f"sparsebench-{paper}-{preset}"), Progress()
     try:
         verdicts, lost = make(
-            module.PAPER, figures, preset, folder, device, jobs, rerun, progress.begin, progress.step, images
+            module.PAPER,
+            figures,
+            preset,
+            folder,
+            device,
+            jobs,
+            rerun,
+            progress.begin,
+            progress.step,
+            Images(**pictures),
         )
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what is done is kept in {folder}: the same command goes on from there", err=True)

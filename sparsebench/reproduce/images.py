@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from math import floor
 from typing import Any
 
@@ -38,11 +39,12 @@ ByAlpha = Mapping[float, Sequence[Trial]]
 
 def seconds(job: Job) -> float:
     """Return how long a cell is expected to take on one core: passes there and back over the tokens that stay."""
-    task, model = job.cell.task.params, job.cell.model.params
-    dim, tokens = model.get("dim", 192), (task["canvas"] / model.get("patch", 16)) ** 2  # type: ignore[operator, call-overload]
-    tokens = 1 + tokens * (job.cell.budget.keep_rate or 1)  # type: ignore[operator]
-    macs = model.get("depth", 12) * (12 * tokens * dim**2 + 2 * tokens**2 * dim)  # type: ignore[operator]
-    return float((3 * task["epochs"] * job.cell.n_train + 2 * task["test"] + 1000) * macs) / RATE + 0.5  # type: ignore[operator]
+    task: dict[str, Any] = job.cell.task.params
+    model: dict[str, Any] = job.cell.model.params
+    dim, depth = model.get("dim", 192), model.get("depth", 12)
+    tokens = 1 + (task["canvas"] / task["patch"]) ** 2 * (job.cell.budget.keep_rate or 1)
+    macs = depth * (12 * tokens * dim**2 + 2 * tokens**2 * dim)
+    return float((3 * task["epochs"] * job.cell.n_train + 2 * task["test"] + 1000) * macs / RATE + 0.5)
 
 
 def alpha(trial: Trial) -> float:
@@ -114,12 +116,12 @@ def _curves(
         places = np.array(list(values), dtype=float)
         axis.plot(places, [value for value, _, _ in values.values()], color=colour, linewidth=1)
         points(axis, places, list(values.values()), name, colour)
-    for (name, values), style in zip((beside or {}).items(), ("--", ":"), strict=False):
-        axis.plot(list(values), list(values.values()), style, color=PUBLISHED, linewidth=1, label=name)
+    for (name, known), style in zip((beside or {}).items(), ("--", ":"), strict=False):
+        axis.plot(list(known), list(known.values()), style, color=PUBLISHED, linewidth=1, label=name)
     if log:
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
-    axis.set(title=title, xlabel=x.replace("alpha_*", "$\\alpha_*$"))
+    axis.set(title=title, xlabel=x.replace("alpha_*", "$\\alpha_*$"), ylim=(0, 1))
     legend(axis)
 
 
@@ -155,7 +157,7 @@ def _map(axis: Any, grids: Mapping[float, Grid], level: float) -> None:
 
 def _needed(axis: Any, x: np.ndarray, n50: list[Interval]) -> None:
     points(axis, x, n50, "N50, 95 % interval", COLOURS[0])
-    axis.set(title="samples needed", xlabel="$\\alpha_*^{-2}$", ylabel="N50", yscale="log")
+    axis.set(title="samples needed", xlabel="$\\alpha_*^{-2}$", ylabel="N50", ylim=(0, None))
     legend(axis)
 
 
@@ -171,15 +173,15 @@ def _complexity(grids: Mapping[float, Grid], a: np.ndarray, n50: list[Interval],
             "6b", f"fewer samples are needed as alpha_* rises (accuracy {level:g}; the paper's level is 0.775)",
             "N_min falls with alpha_*", f"N50 at {said}", fit.text if fit else "",
             judge([rises], [fit is not None and fit.flat]),
-            "reproduced: the exponent of N50 in alpha_*^-2 has its interval above 0; not: it has not, and N50 less than "
-            "doubles at its upper end",
+            "reproduced: the exponent of N50 in alpha_*^-2 has its interval above 0; not: it has not, and N50 less "
+            "than doubles at its upper end",
         ),
         Verdict(
             "6b", "N is about linear in alpha_*^-2", "about linear", f"N50 at {said}", fit.text if fit else "",
             judge([rises and enough, rises and enough and fit is not None and fit.r2 >= 0.95],
                   [enough and fit is not None and fit.flat]),
-            f"reproduced: N50 rises and the line has R2 >= 0.95; partly: it rises; undecided: fewer than {ENOUGH} alpha_* "
-            "reach N50",
+            f"reproduced: N50 rises and the line has R2 >= 0.95; partly: it rises; undecided: fewer than {ENOUGH} "
+            "alpha_* reach N50",
         ),
     ]  # fmt: skip
 
@@ -244,7 +246,7 @@ def _claims(start: str, by_alpha: ByAlpha, name: str | None) -> list[Verdict]:
     values = None if name is None else published.FIGURE_6C["accuracy"][name]
     gain, gap = mean(paired(most, least, "accuracy")), mean(measured(most, "spurious_gap"))
     steps = {f"{b:.2f} - {a:.2f}": mean(paired(by_alpha[b], by_alpha[a], "accuracy"))
-             for a, b in zip(levels, levels[1:], strict=False)}  # fmt: skip
+             for a, b in pairwise(levels)}  # fmt: skip
     known = "" if values is None else f"{name}: {values[0]:.3f} to {values[-1]:.3f}"
     low, high = _ends(gain)
     return [
@@ -254,14 +256,15 @@ def _claims(start: str, by_alpha: ByAlpha, name: str | None) -> list[Verdict]:
             f"{interval(*mean(measured(least, 'accuracy')))} to {interval(*mean(measured(most, 'accuracy')))}; change "
             f"{interval(*gain)}", "",
             judge([low > 0, low > 0 and gain[0] >= GAIN], [high <= 0]),
-            f"paired; reproduced: {GAIN:g} or more and the interval above 0; partly: the interval above 0; not: it ends "
-            "at 0 or below",
+            f"paired; reproduced: {GAIN:g} or more and the interval above 0; partly: the interval above 0; not: it "
+            "ends at 0 or below",
         ),
         Verdict(
             "6c", f"each step of alpha_* raises the accuracy ({start})", known and "monotone",
             "; ".join(f"{step}: {interval(*change)}" for step, change in steps.items()), "",
             judge([change[0] > 0 for change in steps.values()], [_ends(change)[1] <= 0 for change in steps.values()]),
-            "reproduced: each step's mean is above 0; partly: some are; not: none is, and an interval ends at 0 or below",
+            "reproduced: each step's mean is above 0; partly: some are; not: none is, and an interval ends at 0 or "
+            "below",
         ),
         _partial(start, by_alpha),
         Verdict(
@@ -289,8 +292,8 @@ def _partial(start: str, by_alpha: ByAlpha) -> Verdict:
     return Verdict(
         "6c", f"the gap shrinks as more of the background goes ({start})", "so implied by the rising accuracy",
         f"gap reduction at {said}; at 1: {full:.3g}", "", word,
-        "paired with dense; reproduced: each interval lies above 0; partly: some do; not: none does, and one ends below "
-        "half of what full removal brings",
+        "paired with dense; reproduced: each interval lies above 0; partly: some do; not: none does, and one ends "
+        "below half of what full removal brings",
     )  # fmt: skip
 
 
