@@ -17,6 +17,10 @@ LOOKS = frozenset({"permuted", "patch", "placement", "mask", "intensity"})
 """Parameters of which the draws know nothing: the same pictures and backgrounds, only shown or judged otherwise."""
 
 
+IN_CACHE = 256
+"""Pictures at a time that a processor's cache holds."""
+
+
 def paste(
     canvas: np.ndarray, pictures: np.ndarray, rng: np.random.Generator, step: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -36,9 +40,14 @@ def paste(
     top, left = step * rng.integers(0, (S - s) // step + 1, (2, n))
     # A window at each place, without copies: one assignment then moves whole rows of pixels.
     windows = np.lib.stride_tricks.sliding_window_view(canvas, (s, s), axis=(1, 2), writeable=True)
-    windows.transpose(0, 1, 2, 4, 5, 3)[np.arange(n), top, left] = pictures
+    windows = windows.transpose(0, 1, 2, 4, 5, 3)
+    images = np.empty((n, 3, S, S), dtype=np.uint8)
+    for start in range(0, n, IN_CACHE):
+        some = np.arange(start, min(n, start + IN_CACHE))
+        windows[some, top[some], left[some]] = pictures[some]
+        images[some] = canvas[some].transpose(0, 3, 1, 2)
     boxes = np.stack([top, left, np.full(n, s), np.full(n, s)], axis=1)
-    return np.ascontiguousarray(canvas.transpose(0, 3, 1, 2)), boxes
+    return images, boxes
 
 
 def permute(images: np.ndarray, patch: int, order: np.ndarray) -> np.ndarray:
@@ -85,7 +94,7 @@ class ImageTask(PictureTask):
         """See `Task.check`."""
         if self.foreground > self.canvas:
             raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
-        if self.permuted and self.canvas % self.patch:
+        if self.bound_to() is not None and self.canvas % self.patch:
             raise UserError("patch must divide the canvas", got=f"patch={self.patch}, canvas={self.canvas}")
         if self.held_out and len(set(self.held_out)) != 2:
             raise UserError(

@@ -1,0 +1,176 @@
+"""Which patches matter: placement on the grid, mask rules, levels of alpha_*, and that pruning tells no label."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sparsebench_plugins.oracle import Oracle
+from sparsebench_plugins.random import Random
+
+from sparsebench.budget import Budget
+from sparsebench.errors import UserError
+from sparsebench.models.acting import Actor
+from sparsebench.models.base import Timm, Vit
+from sparsebench.tasks import sources
+from sparsebench.tasks.base import relevant
+from sparsebench.tasks.images import Composite, Plain, Spurious
+
+SMALL = {"canvas": 16, "foreground": 8, "test": 40, "pretrain_epochs": 0}
+LEVELS = {0.84375: 36 / 54, 0.71875: 36 / 46, 0.625: 0.9, 0.5625: 1.0}
+"""Keep rates of 64 patches, and alpha_* where 36 of them matter."""
+
+
+def shares_of(seed: int, foreground: int, canvas: int = 32, parts: int = 8) -> np.ndarray:
+    """Return (n, N) shares of patches that a square at a random place covers, counted pixel by pixel."""
+    rng = np.random.default_rng(seed)
+    shares = []
+    for _ in range(5):
+        top, left = rng.integers(0, canvas - foreground + 1, 2)
+        pixels = np.zeros((canvas, canvas))
+        pixels[top : top + foreground, left : left + foreground] = 1
+        side = canvas // parts
+        shares.append(pixels.reshape(parts, side, parts, side).mean(axis=(1, 3)).ravel())
+    return np.array(shares, dtype=np.float32)
+
+
+@given(st.integers(0, 10**6), st.integers(4, 32))
+@settings(max_examples=60, deadline=None)
+def test_mask_rules_say_what_their_names_say(seed, foreground):
+    shares = shares_of(seed, foreground)
+    some, half, inside, top = (relevant(shares, mask) for mask in ("any", "half", "inside", "top"))
+    pixels = np.rint(shares * 16)
+    assert (some == (pixels > 0)).all() and (half == (pixels >= 8)).all() and (inside == (pixels == 16)).all()
+    for row, chosen in zip(shares, top, strict=True):
+        number = round(foreground**2 / 16)  # as many whatever the place
+        expected = sorted(range(64), key=lambda i: (-row[i], i))[:number]
+        assert np.flatnonzero(chosen).tolist() == sorted(expected)
+
+
+def test_a_26_pixel_foreground_on_patches_of_4_covers_as_many_as_are_known():
+    shares = np.concatenate([shares_of(seed, 26) for seed in range(200)])
+    ranges = {mask: relevant(shares, mask).sum(axis=1) for mask in ("any", "half", "inside", "top")}
+    assert (ranges["any"].min(), ranges["any"].max()) == (49, 64)
+    assert (ranges["half"].min(), ranges["half"].max()) == (36, 49)
+    assert (ranges["inside"].min(), ranges["inside"].max()) == (25, 36)
+    assert set(ranges["top"]) == {42}
+
+
+@pytest.mark.parametrize("cls", [Composite, Spurious])
+def test_on_the_grid_each_patch_matters_wholly_or_not_at_all(cls):
+    data = cls(placement="grid", test=200, pretrain_epochs=0).draw(200, 0, {})
+    shares = data.test.relevance_on((8, 8))
+    assert set(np.unique(shares)) == {0.0, 1.0} and (shares.sum(axis=1) == 36).all()
+    places = {tuple(box) for box in data.test.boxes[:, :2]}
+    assert places == {(4 * i, 4 * j) for i in range(3) for j in range(3)}
+
+
+@pytest.mark.parametrize(
+    "look", [{"placement": "grid"}, {"mask": "top"}, {"intensity": 0.5}, {"permuted": True}], ids=str
+)
+def test_what_is_shown_or_judged_otherwise_has_the_same_pictures(look):
+    plain, other = (Composite(**SMALL, **some).draw(30, 1, {}) for some in ({}, look))
+    assert (plain.train.labels == other.train.labels).all() and (plain.test.labels == other.test.labels).all()
+    if "permuted" in look:
+        return
+    for split, changed in ((plain.train, other.train), (plain.test, other.test)):
+        for one, two, a, b in zip(split.inputs, changed.inputs, split.boxes, changed.boxes, strict=True):
+            cut = [x[:, t : t + 8, left : left + 8] for x, (t, left) in ((one, a[:2]), (two, b[:2]))]
+            assert (cut[0] == cut[1]).all()
+
+
+def test_intensity_scales_backgrounds_and_not_foregrounds():
+    plain, dark = (Composite(**SMALL, intensity=i).draw(20, 0, {}).train for i in (1.0, 0.25))
+    for one, two, (top, left, height, width) in zip(plain.inputs, dark.inputs, plain.boxes, strict=True):
+        inside = np.zeros((16, 16), dtype=bool)
+        inside[top : top + height, left : left + width] = True
+        assert (one[:, inside] == two[:, inside]).all()
+        assert (np.abs(one[:, ~inside] * 0.25 - two[:, ~inside]) <= 0.5).all()
+    black = Composite(**SMALL, intensity=0).draw(20, 0, {}).train
+    assert black.inputs.any() and not black.inputs[0][:, ~_box(black.boxes[0])].any()
+
+
+def _box(box: np.ndarray) -> np.ndarray:
+    inside = np.zeros((16, 16), dtype=bool)
+    inside[box[0] : box[0] + box[2], box[1] : box[1] + box[3]] = True
+    return inside
+
+
+def test_the_groups_of_the_paper():
+    """4500/500/500/4500 training and 4 x 500 test images, every training picture once."""
+    task = Spurious(foreground=8, canvas=8, test=2000, pretrain_epochs=0)
+    data = task.draw(10_000, 0, {})
+    assert np.bincount(data.train.groups).tolist() == [4500, 500, 500, 4500]
+    assert np.bincount(data.test.groups).tolist() == [500] * 4
+    assert data.group_names == ("3 on flower", "3 on china", "8 on flower", "8 on china")
+
+
+@pytest.mark.parametrize("rate", LEVELS)
+@pytest.mark.parametrize("cls", [Oracle, Random])
+def test_images_of_every_group_keep_as_many_tokens_so_that_their_number_tells_no_label(cls, rate):
+    task = Spurious(placement="grid", test=80, pretrain_epochs=0)
+    data = task.draw(8, 0, {})
+    network = Vit(dim=16, depth=2, heads=2).build(data, 0)
+    actor = Actor(cls(), Budget(keep_rate=rate), network.cost, network.grid, 0)
+    shares = torch.from_numpy(data.test.relevance_on(network.grid))
+    acting = actor.begin(torch.arange(80), 0, shares, tokens=64, training=False)
+    network(torch.from_numpy(data.test.inputs), acting)
+    kept = torch.zeros(80, 64).scatter(1, acting.index, 1.0)
+    per_group = [set(kept[torch.from_numpy(data.test.groups == g)].sum(dim=1).tolist()) for g in range(4)]
+    assert per_group == [{64 * rate}] * 4
+    if cls is Oracle:
+        assert torch.equal(kept * shares, shares)  # all of the foreground
+        assert float((kept * shares).sum() / kept.sum()) == pytest.approx(LEVELS[rate])
+
+
+def test_the_background_that_the_oracle_leaves_is_drawn_for_each_image():
+    task = Spurious(placement="grid", test=40, pretrain_epochs=0)
+    data = task.draw(8, 0, {})
+    network = Vit(dim=16, depth=2, heads=2).build(data, 0)
+    actor = Actor(Oracle(), Budget(keep_rate=0.625), network.cost, network.grid, 0)
+    shares = torch.from_numpy(data.test.relevance_on(network.grid))
+    acting = actor.begin(torch.arange(40), 0, shares, tokens=64, training=False)
+    network(torch.from_numpy(data.test.inputs), acting)
+    left = torch.zeros(40, 64).scatter(1, acting.index, 1.0) * (1 - shares)
+    at = data.test.boxes[:, :2].tolist()
+    same_place = [left[i] for i in range(40) if at[i] == at[0]]
+    assert len(same_place) > 1 and len({tuple(x.tolist()) for x in same_place}) > 1
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda: Composite(placement="grid", patch=5).check(), "patch must divide the canvas; got patch=5, canvas=32"),
+        (lambda: Vit(patch=8).check(Composite(placement="grid")), "got patch=4 in the task, 8 in the model"),
+        (lambda: Timm().check(Composite(placement="grid")), "got patch=4 in the task, 16 in the model"),
+    ],
+)
+def test_a_grid_that_is_not_the_models_is_refused(ask, says):
+    with pytest.raises(UserError, match=says):
+        ask()
+    Vit(patch=8).check(Composite(placement="grid", patch=8))
+    Vit(patch=8).check(Composite(patch=4))
+
+
+def test_pre_training_on_other_pictures_has_all_their_classes():
+    task = Spurious(images="folder-a", pretrain_images="digits", pretrain_samples=50, pretrain_epochs=2)
+    first, samples = task.initial()
+    assert (type(first), samples, first.images, first.epochs) == (Plain, 50, "digits", 2)
+    assert first.draw(20, 0, {}).classes == tuple("0123456789")
+    own, _ = Spurious(pretrain_epochs=2).initial()
+    assert own.draw(20, 0, {}).classes == tuple("01245679")
+    assert own == Spurious(pretrain_epochs=2, pretrain_images="digits").initial()[0]
+
+
+def test_what_begins_from_other_weights_is_tested_on_the_same_pictures():
+    few, many = (Spurious(**SMALL | {"pretrain_epochs": 1, "pretrain_samples": n}).draw(10, 0, {}) for n in (50, 500))
+    assert (few.test.inputs == many.test.inputs).all() and (few.train.inputs == many.train.inputs).all()
+
+
+def test_a_training_is_a_success_from_the_accuracy_asked_for_on():
+    assert Composite().success(0.1, 1.0) is None
+    assert [Composite(success_accuracy=0.775).success(9.0, a) for a in (0.774, 0.775, 0.9)] == [False, True, True]
+
+
+def test_the_pool_of_digits_has_the_sizes_asked_for():
+    assert sources.foregrounds("digits", 26, {}).train["0"].shape[1:] == (26, 26, 3)
