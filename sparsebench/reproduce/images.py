@@ -54,6 +54,16 @@ def alpha(trial: Trial) -> float:
     return round((task.foreground / task.patch) ** 2 / kept, 4)
 
 
+def _levels(trials: Sequence[Trial]) -> dict[float, list[Trial]]:
+    """Return the trials by alpha_*: those of dense, and of the oracle, which keeps the whole foreground."""
+    return grouped([t for t in trials if t.strategy in ("dense", "oracle")], alpha)
+
+
+def _at_random(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials in which as many tokens go at random as full removal takes."""
+    return [t for t in trials if t.strategy == "random"]
+
+
 def _said(trials: Sequence[Trial]) -> str:
     """Return what a title says of the data and the training."""
     task = trials[0].task
@@ -63,15 +73,18 @@ def _said(trials: Sequence[Trial]) -> str:
 
 def figure_6a(trials: Sequence[Trial]) -> Result:
     """Test accuracy against N and alpha_*."""
-    by_alpha = {a: grouped(some, lambda t: t.n) for a, some in grouped(trials, alpha).items()}
+    by_alpha = {a: grouped(some, lambda t: t.n) for a, some in _levels(trials).items()}
+    named = {f"alpha_* {a:.2f}": by_n for a, by_n in by_alpha.items()}
+    if control := grouped(_at_random(trials), lambda t: t.n):
+        named["as many at random"] = control
     rows = [
-        {"alpha_*": a, "N": n, "trials": len(some), **_interval(measured(some, "accuracy"), "accuracy")}
-        for a, by_n in by_alpha.items()
+        {"tokens": name, "N": n, "trials": len(some), **_interval(measured(some, "accuracy"), "accuracy")}
+        for name, by_n in named.items()
         for n, some in by_n.items()
     ]
-    by_n = {n: grouped(some, alpha) for n, some in grouped(trials, lambda t: t.n).items()}
+    by_n = {n: _levels(some) for n, some in grouped(trials, lambda t: t.n).items()}
     panels: list[Panel] = [
-        partial(_curves, curves={f"alpha_* {a:.2f}": _means(some, "accuracy") for a, some in by_alpha.items()},
+        partial(_curves, curves={name: _means(some, "accuracy") for name, some in named.items()},
                 x="training samples N", title="accuracy against N", log=True),
         partial(_curves, curves={f"N = {n:g}": _means(some, "accuracy") for n, some in by_n.items()},
                 x="alpha_*", title="accuracy against alpha_*"),
@@ -127,7 +140,7 @@ def _curves(
 
 def figure_6b(trials: Sequence[Trial]) -> Result:
     """Samples needed for a test accuracy, against alpha_*^-2."""
-    grids = {a: Grid.of(some) for a, some in grouped(trials, alpha).items()}
+    grids = {a: Grid.of(some) for a, some in _levels(trials).items()}
     a, n50 = np.array(list(grids)), [grid.n50 for grid in grids.values()]
     level = trials[0].task.success_accuracy
     success = [
@@ -204,11 +217,12 @@ def _quality(trial: Trial) -> tuple[int, int]:
 
 def figure_6c(trials: Sequence[Trial]) -> Result:
     """Accuracy and gap where the background goes with the label in training, against alpha_*, by initial model."""
-    starts: dict[str, ByAlpha] = {
-        first_model(some[0]): grouped(some, alpha) for some in grouped(trials, _quality).values()
-    }
+    by_start = {first_model(some[0]): some for some in grouped(trials, _quality).values()}
+    starts: dict[str, ByAlpha] = {start: _levels(some) for start, some in by_start.items()}
+    controls = {start: _at_random(some) for start, some in by_start.items()}
     names = dict(zip(reversed(starts), published.FIGURE_6C["accuracy"], strict=False))  # the better one with the better
     rows = [_row(start, a, some, names) for start, by_alpha in starts.items() for a, some in by_alpha.items()]
+    rows += [_row(start, None, some, names) for start, some in controls.items() if some]
     x = published.FIGURE_6C["alpha_*"]
     beside = {f"published, {name}": dict(zip(x, y, strict=True)) for name, y in published.FIGURE_6C["accuracy"].items()}
     panels: list[Panel] = [
@@ -218,6 +232,12 @@ def figure_6c(trials: Sequence[Trial]) -> Result:
                               ("worst_group_accuracy", "worst-group accuracy"))
     ]  # fmt: skip
     verdicts = [verdict for start, by_alpha in starts.items() for verdict in _claims(start, by_alpha, names.get(start))]
+    chance = {
+        start: paired(starts[start][max(starts[start])], some, "accuracy") for start, some in controls.items() if some
+    }
+    if chance:
+        claim = "it is the background that must go: removing as many tokens at random does less"
+        verdicts.append(_each("6c", claim, "not in the paper", chance, "oracle minus random, as many tokens"))
     if len(starts) > 1:
         weak, *_, strong = starts.values()
         better = {f"alpha_* {a:.2f}": paired(strong[a], weak[a], "accuracy") for a in weak if a in strong}
@@ -227,13 +247,17 @@ def figure_6c(trials: Sequence[Trial]) -> Result:
     return Result(title, {"fig6c": rows}, panels, verdicts)
 
 
-def _row(start: str, a: float, some: Sequence[Trial], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return one line of the table: all metrics of one initial model at one alpha_*, and the published accuracy."""
-    row: dict[str, Any] = {"initial model": start, "alpha_*": a, "trials": len(some)}
+def _row(start: str, a: float | None, some: Sequence[Trial], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return one line of the table: all metrics of one initial model at one alpha_*, and the published accuracy.
+
+    Without alpha_* it is what is removed at random.
+    """
+    row: dict[str, Any] = {"initial model": start, "alpha_*": "as many at random" if a is None else a}
+    row["trials"] = len(some)
     for metric in ("accuracy", "spurious_gap", "worst_group_accuracy", "average_train"):
         row |= _interval(measured(some, metric), metric)
-    near = int(np.abs(published.FIGURE_6C["alpha_*"] - a).argmin())
-    here = start in names and abs(published.FIGURE_6C["alpha_*"][near] - a) < 0.02
+    near = int(np.abs(published.FIGURE_6C["alpha_*"] - (a or 0)).argmin())
+    here = start in names and a is not None and abs(published.FIGURE_6C["alpha_*"][near] - a) < 0.02
     row["published accuracy"] = float(published.FIGURE_6C["accuracy"][names[start]][near]) if here else None
     row["published for"] = names[start] if here else ""
     return row
