@@ -36,6 +36,8 @@ from sparsebench.training.watch import Watch
 RELEVANT = 0.5
 """A patch counts as relevant when at least this share of it matters (theory tokens are 0 or 1)."""
 
+SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
+
 
 def run_cell(job: Job, registry: Registry, context: Context) -> Record:
     """Return the job's record, whatever happens: what a strategy does wrong is in the record, not raised."""
@@ -272,12 +274,16 @@ def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluatio
 
 
 def _add_selection(result: _Result, evaluation: Evaluation, samples: Samples) -> None:
+    """Add how well the tokens that matter were found: not measured where nobody knows which those are."""
+    if samples.relevance is None:
+        for name in SELECTION:
+            result.add(name, None, "fraction", 0)
+        return
     relevant = samples.relevance.cpu().numpy() >= RELEVANT
     precision, recall = selection.precision_recall(evaluation.kept, relevant)
-    n = len(relevant)
-    result.add("selection_precision", precision, "fraction", n)
-    result.add("selection_recall", recall, "fraction", n)
-    result.add("selection_auroc", selection.auroc(evaluation.scores, relevant), "fraction", n)
+    auroc = selection.auroc(evaluation.scores, relevant)
+    for name, value in zip(SELECTION, (precision, recall, auroc), strict=True):
+        result.add(name, value, "fraction", len(relevant))
 
 
 def _add_cost(result: _Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:
