@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sparsebench import __version__
-from sparsebench.cli import env, leaderboard, listing, reproduce, run, show
+from sparsebench.cli import data, env, leaderboard, listing, reproduce, run, show
 from sparsebench.errors import UserError
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     """Benchmark token sparsification in Vision Transformers, on data that knows which tokens matter."""
 
 
-for command in (run.run, listing.list_, show.show, leaderboard.leaderboard, reproduce.reproduce, env.env):
+for command in (run.run, listing.list_, show.show, leaderboard.leaderboard, reproduce.reproduce, data.data, env.env):
     main.add_command(command)
 
 

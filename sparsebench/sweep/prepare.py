@@ -22,6 +22,9 @@ from sparsebench.sweep.job import Job
 from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task
 from sparsebench.training.steps import Samples
 
+SHARE = 0.25
+"""Of a device's free memory that the images of one split may take."""
+
 
 @dataclass(frozen=True)
 class Context:
@@ -128,8 +131,16 @@ def _actor(cell: Cell, strategy: Strategy, network: Network) -> Actor | None:
 
 
 def _on_device(split: Split, grid: tuple[int, int] | None, device: str) -> Samples:
-    inputs, labels, relevance = (
-        torch.from_numpy(np.ascontiguousarray(x)).to(device)
-        for x in (split.inputs, split.labels, split.relevance_on(grid))
+    """Return the split as tensors; many images stay where they are, and go to the device batch by batch."""
+    relevance = split.relevance_on(grid)
+    inputs, labels = (torch.from_numpy(np.ascontiguousarray(x)) for x in (split.inputs, split.labels))
+    return Samples(
+        inputs.to("cpu" if inputs.ndim == 4 and inputs.nbytes > _room(device) else device),
+        labels.to(device),
+        None if relevance is None else torch.from_numpy(np.ascontiguousarray(relevance)).to(device),
     )
-    return Samples(inputs, labels, relevance)
+
+
+def _room(device: str) -> float:
+    """Return how many bytes the images of a split may have to be kept on a device."""
+    return SHARE * torch.cuda.mem_get_info(device)[0] if torch.device(device).type == "cuda" else 0.0

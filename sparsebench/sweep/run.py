@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +17,13 @@ from sparsebench.sweep.expand import Request, expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
 from sparsebench.tasks import sources
+from sparsebench.tasks.sources import cache
 
 Rerun = Literal["missing", "failed", "always"]
 RERUN: tuple[Rerun, ...] = ("missing", "failed", "always")
 MOST_WORKERS = 16
+LOCATED = {"images": sources.locate_images, "backgrounds": sources.locate_backgrounds}
+"""The parameters of tasks that name pictures, and what finds those."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,20 @@ class Images:
     download: bool = False
 
     def locate(self) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Return the names for the cells by parameter, and the places by name."""
-        found = {}
-        if self.images is not None:
-            found["images"] = sources.locate_images(self.images, self.data_root, self.download)
-        if self.backgrounds is not None:
-            found["backgrounds"] = sources.locate_backgrounds(self.backgrounds)
-        names = {key: name for key, (name, _) in found.items()}
-        return names, {name: path for name, path in found.values() if path is not None}
+        """Return the names for the cells by parameter, and the places by name. Files are read the first time only."""
+        return self._located
+
+    @cached_property
+    def _located(self) -> tuple[dict[str, Any], dict[str, Path]]:
+        names, places = {}, {}
+        for parameter, locate in LOCATED.items():
+            if (spec := getattr(self, parameter)) is not None:
+                names[parameter], place = locate(spec, self.data_root, self.download)
+                if place is not None:
+                    places[names[parameter]] = place
+        if places:
+            cache.check()
+        return names, places
 
 
 @dataclass(frozen=True)

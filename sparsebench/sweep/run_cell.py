@@ -26,12 +26,14 @@ from sparsebench.sweep import environment, store
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, Status, TokenStep, pack
-from sparsebench.tasks.base import Data, Task, relevant
+from sparsebench.tasks.base import Data, Mask, Task, relevant
 from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
 from sparsebench.training.loop import Course, steps_for, train
 from sparsebench.training.steps import Samples
 from sparsebench.training.trials import Trial, fits, train_together
 from sparsebench.training.watch import Watch
+
+SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
 
 
 def run_cell(job: Job, registry: Registry, context: Context) -> Record:
@@ -220,7 +222,7 @@ def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
     _add_training(result, trained, cell.cell.n_train)
     _add_outcomes(result, cell.task, cell.data, evaluation)
-    _add_selection(result, evaluation, relevant(cell.test.relevance.cpu().numpy(), cell.data.test.mask))
+    _add_selection(result, evaluation, cell.test, cell.data.test.mask)
     _add_cost(result, network, actor, evaluation)
     if cell.task.inputs == "images":
         _add_timing(result, network, cell.in_test, cell.test)
@@ -268,12 +270,17 @@ def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluatio
     )
 
 
-def _add_selection(result: _Result, evaluation: Evaluation, relevant: np.ndarray) -> None:
-    precision, recall = selection.precision_recall(evaluation.kept, relevant)
-    n = len(relevant)
-    result.add("selection_precision", precision, "fraction", n)
-    result.add("selection_recall", recall, "fraction", n)
-    result.add("selection_auroc", selection.auroc(evaluation.scores, relevant), "fraction", n)
+def _add_selection(result: _Result, evaluation: Evaluation, samples: Samples, mask: Mask) -> None:
+    """Add how well the tokens that matter were found: not measured where nobody knows which those are."""
+    if samples.relevance is None:
+        for name in SELECTION:
+            result.add(name, None, "fraction", 0)
+        return
+    matter = relevant(samples.relevance.cpu().numpy(), mask)
+    precision, recall = selection.precision_recall(evaluation.kept, matter)
+    auroc = selection.auroc(evaluation.scores, matter)
+    for name, value in zip(SELECTION, (precision, recall, auroc), strict=True):
+        result.add(name, value, "fraction", len(matter))
 
 
 def _add_cost(result: _Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:

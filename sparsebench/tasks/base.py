@@ -24,10 +24,11 @@ class Split:
     """Samples of one split, n of them.
 
     Attributes:
-        inputs: (n, L, d) float32 tokens, or (n, 3, height, width) uint8 images.
+        inputs: (n, L, d) float32 tokens, or (n, 3, height, width) uint8 images, which may be mapped from a file.
         labels: (n,) class numbers.
         groups: (n,) group numbers; all 0 where the task has no groups.
-        relevance: (n, N) share of each token that matters to the label, or None for images.
+        relevance: (n, N) share of each token that matters to the label, or None for images: `boxes` say it, or nobody
+            knows.
         boxes: for images (n, 4): top, left, height, width of what matters, before any permutation.
         order: for images of permuted patches (N,): the place in plain order of the patch that each position shows.
         mask: the rule that says which tokens matter, see `relevant`.
@@ -41,14 +42,15 @@ class Split:
     order: np.ndarray | None = None
     mask: Mask = "half"
 
-    def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray:
+    def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray | None:
         """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label.
+
+        None where nobody knows it: then how well tokens are chosen is not measured, and oracles are unsupported.
 
         Raises:
             UserError: patches are permuted, and the grid's are others.
         """
         if self.boxes is None or grid is None:
-            assert self.relevance is not None
             return self.relevance
         height, width = self.inputs.shape[-2:]
         rows = _overlap(self.boxes[:, 0], self.boxes[:, 2], height, grid[0])
@@ -99,6 +101,7 @@ class Data:
     Attributes:
         classes, group_names: their names.
         patterns: (d, M) for tasks whose tokens are patterns, else None.
+        validation: a split to choose by, for tasks that come with one.
     """
 
     train: Split
@@ -106,6 +109,7 @@ class Data:
     classes: tuple[str, ...]
     group_names: tuple[str, ...] = ("all",)
     patterns: np.ndarray | None = None
+    validation: Split | None = None
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Re
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
         predicted.append(predictions(recipe, outputs))
         loss.append(losses(recipe, outputs, samples.labels[rows]).double())
-        there = torch.ones(len(rows), samples.relevance.shape[1], dtype=torch.bool, device=rows.device)
+        there = torch.ones(len(rows), network.cost.tokens, dtype=torch.bool, device=rows.device)
         if acting is None:
             kept.append(there)
             scores.append(there.float())

@@ -60,9 +60,15 @@ def optimiser(recipe: Recipe, module: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 class Samples:
-    """A split on the device, with what a pass over it needs."""
+    """A split on the device, with what a pass over it needs.
 
-    def __init__(self, inputs: Tensor, labels: Tensor, relevance: Tensor):
+    Args:
+        inputs: on the device, or images in the memory of the host, from where batches are moved.
+        labels: (n,) class numbers.
+        relevance: (n, N), or None where nobody knows it.
+    """
+
+    def __init__(self, inputs: Tensor, labels: Tensor, relevance: Tensor | None):
         self.inputs, self.labels, self.relevance = inputs, labels, relevance
         self.items = torch.arange(len(labels), device=labels.device)
 
@@ -70,7 +76,8 @@ class Samples:
         self, network: Network, actor: Actor | None, rows: Tensor, *, visit: int, training: bool
     ) -> tuple[Tensor, Pass | None]:
         """Return the network's outputs for those rows, and the pass (None where nothing acts)."""
-        inputs = self.inputs if rows is self.items else self.inputs[rows]  # all of them need not be copied
+        inputs = self.inputs if rows is self.items else self.inputs[rows.to(self.inputs.device)]  # all: no copy
+        inputs = inputs.to(rows.device)
         if actor is None:
             return network(inputs), None
         acting = self.begin(actor, rows, visit=visit, training=training)
@@ -78,8 +85,8 @@ class Samples:
 
     def begin(self, actor: Actor, rows: Tensor, *, visit: int, training: bool) -> Pass:
         """Return the strategy's pass over those rows."""
-        relevance = self.relevance if rows is self.items else self.relevance[rows]
-        return actor.begin(self.items[rows], visit, relevance, tokens=relevance.shape[1], training=training)
+        relevance = self.relevance if rows is self.items or self.relevance is None else self.relevance[rows]
+        return actor.begin(self.items[rows], visit, relevance, tokens=actor.tokens, training=training)
 
 
 class Steps(Protocol):

@@ -105,4 +105,5 @@ def _tester(network: Network, test: tuple[Samples, Actor | None], recipe: Recipe
 
 def _look(samples: Samples, actor: Actor | None, training: bool = False) -> Look:
     acting = None if actor is None else samples.begin(actor, samples.items, visit=0, training=training)
-    return Look(samples.inputs, samples.labels, samples.relevance, acting)
+    relevance = samples.items.new_empty(len(samples.items), 0) if samples.relevance is None else samples.relevance
+    return Look(samples.inputs, samples.labels, relevance, acting)

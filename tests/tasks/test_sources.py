@@ -169,19 +169,21 @@ def test_two_folders_are_never_mixed_up(folder, tmp_path):
 
 @pytest.mark.parametrize("spec", ["mnist", "folder:", "folder", ""])
 def test_an_unknown_source_is_a_user_error_with_the_known_ones(spec):
-    with pytest.raises(UserError, match="allowed: digits, cifar10, folder:DIR"):
+    with pytest.raises(UserError, match="allowed: digits, cifar10, cifar100, svhn, folder:DIR"):
         sources.locate_images(spec, None, False)
 
 
-def test_sources_that_are_not_on_this_machine_are_user_errors_with_the_option_to_give():
+def test_sources_that_are_not_on_this_machine_are_user_errors_with_the_option_to_give(tmp_path):
     with pytest.raises(UserError, match="not on this machine; give --images"):
         sources.foregrounds("folder-0123456789ab", 8, {})
+    with pytest.raises(UserError, match="are of a task of their own"):
+        sources.foregrounds("waterbirds-0123456789ab", 8, {"waterbirds-0123456789ab": tmp_path})
     with pytest.raises(UserError, match="give --backgrounds"):
         sources.backgrounds("pictures-0123456789ab", 8, {})
 
 
 def test_missing_cifar10_is_a_user_error_that_says_how_to_get_it(tmp_path):
-    with pytest.raises(UserError, match=r"CIFAR-10 is missing or corrupt.*--download"):
+    with pytest.raises(UserError, match=r"cifar10 is missing in .*data_batch_1 is not there.*--download"):
         sources.locate_images("cifar10", tmp_path, False)
     assert list(tmp_path.iterdir()) == []
 

@@ -1,0 +1,138 @@
+"""Published sets in which a label goes with something else most of the time, read where they lie."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from sparsebench import seeds
+from sparsebench.errors import UserError
+from sparsebench.tasks import sources
+from sparsebench.tasks.base import Data, Locations, Split
+from sparsebench.tasks.pictures import PictureTask
+
+TRAIN, VALIDATION, TEST = 0, 1, 2
+OF = {TRAIN: "training", VALIDATION: "validation", TEST: "test"}
+
+
+class GroupTask(PictureTask):
+    """Pictures with a label and an attribute; groups are (label, attribute), as in Sagawa et al. 2020.
+
+    Each picture's middle square is resized (bilinear) to the canvas. Which patches matter is known to nobody:
+    selection is not measured, and oracles are unsupported.
+    """
+
+    default_model: ClassVar[str] = "timm"
+
+    images: str = Field("", description="the set, as --images locates it")
+    canvas: int = Field(224, gt=0, description="side of the image in pixels")
+    test: int = Field(0, ge=0, description="test images, with the shares of the groups; 0 for the whole test split")
+
+    def columns(self) -> tuple[str, str]:
+        """Return which columns of the set's table are the label and the attribute."""
+        raise NotImplementedError(f"task '{self.name}' must define columns()")
+
+    def names(self) -> tuple[tuple[str, str], tuple[str, ...]]:
+        """Return the names of the classes, and of the groups in the order (0, 0), (0, 1), (1, 0), (1, 1)."""
+        raise NotImplementedError(f"task '{self.name}' must define names()")
+
+    def check(self) -> None:
+        """See `Task.check`."""
+        if not self.images.startswith(f"{self.name}-"):
+            raise UserError(
+                f"task '{self.name}' has images of its own", got=f"'{self.images}'" if self.images else None,
+                next_step=f"give --images {self.name} with --data-root, or --images folder:DIR",
+            )  # fmt: skip
+
+    def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
+        """See `Task.draw`: a part of a split keeps the shares of its groups and is drawn anew each repetition."""
+        found = sources.labelled(self.name, self.images, self.columns(), locations)
+        groups = 2 * found.labels + found.attributes
+        self._check_groups(found, groups)
+
+        def split(number: int, n: int) -> Split:
+            rows = self._part(np.flatnonzero(found.splits == number), groups, n, number, repetition)
+            return Split(sources.squares_of(found, rows, self.canvas), found.labels[rows], groups[rows])
+
+        classes, names = self.names()
+        validation = split(VALIDATION, 0) if bool((found.splits == VALIDATION).any()) else None
+        return Data(split(TRAIN, n_train), split(TEST, self.test), classes, names, validation=validation)
+
+    def _check_groups(self, found: sources.Labelled, groups: np.ndarray) -> None:
+        """Raise UserError for a group without a picture to train on or to test."""
+        for number in (TRAIN, TEST):
+            counts = np.bincount(groups[found.splits == number], minlength=4)
+            if 0 in counts:
+                name = self.names()[1][int(counts.argmin())]
+                raise UserError(f"{found.table}: its {OF[number]} split has no picture of '{name}'")
+
+    def _part(self, rows: np.ndarray, groups: np.ndarray, n: int, number: int, repetition: int) -> np.ndarray:
+        """Return n of a split's rows in their order, or all for 0."""
+        if n in (0, len(rows)):
+            return rows
+        counts = np.bincount(groups[rows], minlength=4)
+        if not len(counts) <= n <= len(rows):
+            raise UserError(
+                f"task '{self.name}': images of the {OF[number]} split", got=n,
+                allowed=f"{len(counts)}, one a group, to {len(rows)}, all there are",
+            )  # fmt: skip
+        rng = seeds.generator(self.name, self.images, *self.columns(), repetition, number)
+        chosen = [
+            rng.permutation(rows[groups[rows] == group])[:share] for group, share in enumerate(shares(counts, n))
+        ]  # fmt: skip
+        return np.sort(np.concatenate(chosen))
+
+
+def shares(counts: np.ndarray, n: int) -> np.ndarray:
+    """Return how many of n go to each group: at least one, else by its share, largest remainders first."""
+    exact = counts * (n / counts.sum())
+    out = np.maximum(np.floor(exact), 1).astype(np.int64)
+    while (missing := n - int(out.sum())) != 0:
+        step = 1 if missing > 0 else -1
+        room = (out < counts) if step > 0 else (out > 1)
+        out[np.where(room, step * (exact - out), -np.inf).argmax()] += step
+    return out
+
+
+class Waterbirds(GroupTask):
+    """Land and water birds on land and water (Sagawa et al. 2020), read from the published folder."""
+
+    name: ClassVar[str] = "waterbirds"
+
+    def columns(self) -> tuple[str, str]:
+        """See `GroupTask.columns`."""
+        return "y", "place"
+
+    def names(self) -> tuple[tuple[str, str], tuple[str, ...]]:
+        """See `GroupTask.names`."""
+        birds = "landbird", "waterbird"
+        return birds, tuple(f"{bird} on {place}" for bird in birds for place in ("land", "water"))
+
+
+class CelebA(GroupTask):
+    """Faces with two of the forty attributes of CelebA (Liu et al. 2015), as in Sagawa et al. 2020."""
+
+    name: ClassVar[str] = "celeba"
+
+    target: str = Field("Blond_Hair", description="the attribute that is the label")
+    confounder: str = Field("Male", description="the attribute that goes with it")
+
+    def check(self) -> None:
+        """See `Task.check`."""
+        super().check()
+        if self.target == self.confounder:
+            raise UserError("celeba: target and confounder are one attribute", got=self.target)
+
+    def columns(self) -> tuple[str, str]:
+        """See `GroupTask.columns`."""
+        return self.target, self.confounder
+
+    def names(self) -> tuple[tuple[str, str], tuple[str, ...]]:
+        """See `GroupTask.names`."""
+        classes = f"not {self.target}", self.target
+        return classes, tuple(f"{name}, {of}" for name in classes for of in (f"not {self.confounder}", self.confounder))
+
+
+SHIPPED = (Waterbirds, CelebA)

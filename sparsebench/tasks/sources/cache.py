@@ -1,0 +1,168 @@
+"""Pictures that were decoded once, as files of pixels that every process maps into its memory.
+
+A file is named by what is in it: the fingerprint of the pictures, how they were cut and resized, and the versions of
+that and of Pillow. It is never changed, and there whole or not at all, whoever else writes it at the same time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Of how pictures are decoded, cut and resized; a change of pixels needs the next number."""
+
+SUFFIX = ".pixels.npy"
+PLACE = "SPARSEBENCH_CACHE"
+
+
+def folder() -> Path | None:
+    """Return where the files lie: $SPARSEBENCH_CACHE, else $XDG_CACHE_HOME/sparsebench or ~/.cache/sparsebench.
+
+    None where there is no home either.
+    """
+    try:
+        if given := os.environ.get(PLACE):
+            return Path(given).expanduser()
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "")
+        return (base if base.is_absolute() else Path.home() / ".cache") / "sparsebench"
+    except RuntimeError:
+        return None
+
+
+def kept(name: str, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
+    """Return the uint8 array of that name, from its file if there is a whole one, else made and kept for the next.
+
+    Args:
+        name: says what is in it: content, size, and how it was cut.
+        shape: (n, ...) of the array.
+        rows: makes it, one of the n after the other.
+
+    Returns:
+        An array that is mapped, not read; what is written to it stays in memory. Where no file can be written it is
+        in memory altogether.
+    """
+    where = folder()
+    if where is None:
+        _warn("there is no home directory")
+        return _in_memory(shape, rows)
+    path = where / f"{name}-v{VERSION}-pillow{_pillow()}{SUFFIX}"
+    found = _mapped(path, shape)
+    if found is None and _write(path, shape, rows):
+        found = _mapped(path, shape)
+    return _in_memory(shape, rows) if found is None else found
+
+
+def _pillow() -> str:
+    import PIL
+
+    return PIL.__version__
+
+
+def _in_memory(shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
+    out = np.empty(shape, dtype=np.uint8)
+    for place, row in zip(out, rows(), strict=True):
+        place[:] = row
+    return out
+
+
+def _header(shape: tuple[int, ...]) -> bytes:
+    """Return the bytes with which the .npy file of such an array begins."""
+    head = BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return head.getvalue()
+
+
+def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return the array of a file, or None unless the file is exactly as long and begins as it should."""
+    header = _header(shape)
+    try:
+        with path.open("rb") as file:
+            whole = os.fstat(file.fileno()).st_size == len(header) + math.prod(shape)
+            if whole and file.read(len(header)) == header:
+                return np.memmap(file, dtype=np.uint8, mode="c", offset=len(header), shape=shape)
+    except OSError:
+        pass
+    return None
+
+
+def _write(path: Path, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]]) -> bool:
+    """Write the file, or say why not, once, and return False. What is written is whole before it has its name."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("xb") as file:
+            file.write(_header(shape))
+            for row in rows():
+                file.write(row.astype(np.uint8, copy=False).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        _warn(f"{path.parent}: {error.strerror or error}")
+        return False
+    finally:
+        with suppress(OSError):
+            part.unlink()
+    return True
+
+
+def check() -> None:
+    """Warn if no file can be written, before workers find out one by one."""
+    where = folder()
+    if where is None:
+        _warn("there is no home directory")
+        return
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=where):
+            pass
+    except OSError as error:
+        _warn(f"{where}: {error.strerror or error}")
+
+
+@lru_cache
+def _warn(reason: str) -> None:
+    """Warn once a process and reason."""
+    log.warning("decoded pictures are not kept (%s); set %s to a folder that can be written", reason, PLACE)
+
+
+def _files() -> list[Path]:
+    """Return the files of the cache, those included that a stopped process left half-written; no other's."""
+    where = folder()
+    if where is None or not where.is_dir():
+        return []
+    return [path for path in where.iterdir() if SUFFIX in path.name]
+
+
+def size() -> tuple[int, int]:
+    """Return the number of files and of bytes."""
+    sizes = []
+    for path in _files():
+        with suppress(OSError):
+            sizes.append(path.stat().st_size)
+    return len(sizes), sum(sizes)
+
+
+def clear() -> tuple[int, int]:
+    """Remove every file; return how many, and how many bytes.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    found = size()
+    for path in _files():
+        path.unlink(missing_ok=True)
+    return found

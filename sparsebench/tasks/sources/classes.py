@@ -1,0 +1,107 @@
+"""Foregrounds: pictures with classes, from scikit-learn, official files or a folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from sparsebench.errors import UserError
+from sparsebench.tasks.base import Locations
+from sparsebench.tasks.sources import cache, official
+from sparsebench.tasks.sources.files import squares_in
+from sparsebench.tasks.sources.known import DIGITS, SVHN, named
+
+HELD_OUT = {DIGITS: ("3", "8"), SVHN: ("3", "8")}
+FOLDER = "folder"
+
+
+@dataclass(frozen=True)
+class Foregrounds:
+    """Pictures with classes. `train` and `test` map a class to (n, size, size, 3) uint8 arrays."""
+
+    classes: tuple[str, ...]
+    train: dict[str, np.ndarray]
+    test: dict[str, np.ndarray]
+
+
+def foregrounds(name: str, size: int, locations: Locations) -> Foregrounds:
+    """Return the pictures of a source as squares of `size` pixels.
+
+    Raises:
+        UserError: they are not on this machine, or are of another kind.
+    """
+    return _foregrounds(name, size, locations.get(name))
+
+
+@lru_cache(maxsize=4)
+def _foregrounds(name: str, size: int, root: Path | None) -> Foregrounds:
+    if name == DIGITS:
+        return _digits(size)
+    if root is None:
+        raise UserError(f"the images '{name}' of this cell are not on this machine", next_step="give --images")
+    if name in named("foregrounds"):
+        return _official(name, root, size)
+    kind, _, content = name.partition("-")
+    if kind != FOLDER:
+        raise UserError(f"the images '{name}' are of a task of their own", allowed="foregrounds", next_step="--images")
+    return _from_folder(root, size, content)
+
+
+def _digits(size: int) -> Foregrounds:
+    """Return scikit-learn's digits, 8x8, in two colours each. The first two thirds of a class train, the rest test."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    from sparsebench import seeds
+
+    bunch = load_digits()
+    rng = seeds.generator("digits", "colours")
+    ink, paper = rng.uniform(0.6, 1.0, (len(bunch.images), 3)), rng.uniform(0.0, 0.4, (len(bunch.images), 3))
+    shade = np.stack(
+        [np.asarray(Image.fromarray((x * 15.9).astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC))
+         for x in bunch.images]
+    )[..., None] / 255  # fmt: skip
+    coloured = (255 * (shade * ink[:, None, None] + (1 - shade) * paper[:, None, None])).astype(np.uint8)
+    train, test = {}, {}
+    for digit in range(10):
+        mine = coloured[bunch.target == digit]
+        cut = len(mine) * 2 // 3
+        train[str(digit)], test[str(digit)] = mine[:cut], mine[cut:]
+    return Foregrounds(tuple(train), train, test)
+
+
+def _official(name: str, root: Path, size: int) -> Foregrounds:
+    splits = []
+    for split in ("train", "test"):
+        pixels, labels, classes = official.pixels_and_labels(official.dataset(name, root, split))
+        squares = cache.kept(f"{name}-{split}-{size}", (len(pixels), size, size, 3), partial(_resized, pixels, size))
+        splits.append({label: squares[labels == k] for k, label in enumerate(classes)})
+    return Foregrounds(classes, *splits)
+
+
+def _from_folder(root: Path, size: int, content: str) -> Foregrounds:
+    """Return train/<class>/* and test/<class>/* of a folder with that fingerprint."""
+    paths, squares = squares_in(root, size, content, _in_a_class)
+    splits: dict[str, dict[str, np.ndarray]] = {"train": {}, "test": {}}
+    start = 0
+    for (split, name), n in Counter(path.relative_to(root).parts[:2] for path in paths).items():
+        splits[split][name] = squares[start : start + n]  # sorted by path, those of a class are neighbours
+        start += n
+    classes = tuple(sorted(splits["train"]))
+    return Foregrounds(classes, *({name: splits[split][name] for name in classes} for split in ("train", "test")))
+
+
+def _in_a_class(path: Path) -> bool:
+    return len(path.parts) > 2 and path.parts[0] in ("train", "test")
+
+
+def _resized(pixels: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Yield (size, size, 3) of each of the (n, height, width, 3) uint8 pictures."""
+    from PIL import Image
+
+    return (np.asarray(Image.fromarray(x).resize((size, size), Image.Resampling.BILINEAR)) for x in pixels)

@@ -1,0 +1,146 @@
+"""Pictures in files: which there are, what is in them, and how one becomes a square of pixels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsebench.errors import UserError
+from sparsebench.tasks.sources import cache
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
+DIGITS = 12
+"""Hexadecimal digits of a fingerprint."""
+
+
+def pictures_in(root: Path) -> list[Path]:
+    """Return the pictures below a folder, sorted by their path in it."""
+    found = (p for p in root.rglob("*") if p.suffix.lower() in PICTURES and p.is_file())
+    return sorted(found, key=lambda p: p.as_posix())
+
+
+def fingerprint(root: Path, also: Iterable[Path] = ()) -> str:
+    """Return a short hash of the names and contents of a folder's pictures, and of the files `also` in it.
+
+    It is the same wherever the folder lies.
+    """
+    digest = hashlib.sha256()
+    for _ in _contents(root, [*also, *_some_pictures(root)], digest):
+        pass
+    return digest.hexdigest()[:DIGITS]
+
+
+def fingerprint_of(path: Path) -> str:
+    """Return a short hash of one file's content."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def squares_in(
+    root: Path, size: int, content: str, wanted: Callable[[Path], bool] = lambda path: True
+) -> tuple[list[Path], np.ndarray]:
+    """Return the wanted pictures of a folder in the order of `pictures_in`, and (n, size, size, 3) uint8 of them.
+
+    Args:
+        root: the folder.
+        size: side of the squares in pixels.
+        content: the folder's fingerprint when the run began.
+        wanted: says of a path in the folder whether it is one of them.
+
+    Raises:
+        UserError: there are none, one cannot be read, or they are not those that the run began with.
+    """
+    paths = [path for path in _some_pictures(root) if wanted(path.relative_to(root))]
+    names = hashlib.sha256("\n".join(path.relative_to(root).as_posix() for path in paths).encode()).hexdigest()
+
+    def rows() -> Iterator[np.ndarray]:
+        digest = hashlib.sha256()
+        for path, data in _contents(root, _some_pictures(root), digest):
+            if wanted(path.relative_to(root)):
+                yield decode_square(data, size, path)
+        if digest.hexdigest()[:DIGITS] != content:
+            raise UserError(f"the pictures in {root} changed while the run was under way", next_step="run it again")
+
+    return paths, cache.kept(f"{content}-{names[:DIGITS]}-{size}", (len(paths), size, size, 3), rows)
+
+
+def _some_pictures(root: Path) -> list[Path]:
+    found = pictures_in(root)
+    if not found:
+        raise UserError(f"{root} holds no pictures", allowed=sorted(PICTURES))
+    return found
+
+
+def _contents(root: Path, paths: Sequence[Path], digest: Any) -> Iterator[tuple[Path, bytes]]:
+    """Yield each file with its bytes, and add it to the digest."""
+    for path in paths:
+        data = read_bytes(path)
+        digest.update(f"{path.relative_to(root).as_posix()}\0{hashlib.sha256(data).hexdigest()}\n".encode())
+        yield path, data
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path} cannot be read: {error.strerror}", next_step="mend or remove it")
+
+
+def read_square(path: Path, size: int) -> np.ndarray:
+    """Return the middle square of a picture as (size, size, 3) uint8; grey and palette pictures become RGB."""
+    return decode_square(read_bytes(path), size, path)
+
+
+def decode_square(data: bytes, size: int, path: Path) -> np.ndarray:
+    """Return what `read_square` does, from the bytes of the file `path`."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(BytesIO(data)) as picture:
+            rgb = _rgb(picture)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
+        raise UserError(f"{path} cannot be read as a picture ({reason})", next_step="mend or remove it") from error
+    return square(rgb, size)
+
+
+def square(rgb: Picture, size: int) -> np.ndarray:
+    """Return the middle square of an RGB picture, resized (bilinear), as (size, size, 3) uint8."""
+    from PIL import Image
+
+    side = min(rgb.size)
+    left, top = (rgb.width - side) // 2, (rgb.height - side) // 2
+    middle = rgb.crop((left, top, left + side, top + side))
+    return np.asarray(middle.resize((size, size), Image.Resampling.BILINEAR))
+
+
+def _rgb(picture: Any) -> Picture:
+    """Return a picture in RGB: transparency is dropped, 16-bit grey keeps its shades."""
+    from PIL import Image
+
+    if picture.mode.startswith("I"):
+        shades = np.asarray(picture, dtype=np.float64) / 257
+        return Image.fromarray(shades.clip(0, 255).astype(np.uint8)).convert("RGB")
+    if picture.mode == "P" and "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+    return picture.convert("RGB")

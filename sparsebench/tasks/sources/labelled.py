@@ -1,0 +1,206 @@
+"""Sets of pictures with a label and an attribute that goes with it, read where they lie in their published layouts.
+
+Waterbirds: DIR/metadata.csv with the columns img_filename, y, split and place, and the pictures below DIR.
+CelebA: DIR/list_attr_celeba and DIR/list_eval_partition, both .txt as published or both .csv as Kaggle has them, and
+the pictures in DIR/img_align_celeba (or once more img_align_celeba in it).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from sparsebench.errors import UserError, unknown
+from sparsebench.tasks.base import Locations
+from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.files import read_square
+from sparsebench.tasks.sources.known import CELEBA, WATERBIRDS
+
+SPLITS = {"0": 0, "1": 1, "2": 2}
+BITS = {"0": 0, "1": 1}
+SIGNS = {"-1": 0, "1": 1}
+METADATA, ATTRIBUTES, PARTITION, FACES = "metadata.csv", "list_attr_celeba", "list_eval_partition", "img_align_celeba"
+DEFAULTS = {WATERBIRDS: ("y", "place"), CELEBA: ("Blond_Hair", "Male")}
+"""The label and the attribute of each set that its papers use."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Pictures of a set, n of them, in the order of its table.
+
+    Attributes:
+        content: the set's fingerprint.
+        paths: the n files.
+        lines: the line of each in `table`.
+        splits: (n,) 0 for training, 1 for validation, 2 for the test.
+        labels, attributes: (n,) 0 or 1.
+    """
+
+    content: str
+    table: Path
+    paths: Sequence[Path]
+    lines: np.ndarray
+    splits: np.ndarray
+    labels: np.ndarray
+    attributes: np.ndarray
+
+
+def layout_of(root: Path) -> str | None:
+    """Return the name of the set whose published layout a folder has, or None."""
+    if (root / METADATA).is_file():
+        return WATERBIRDS
+    return CELEBA if _table(root, ATTRIBUTES).is_file() else None
+
+
+def tables(root: Path, kind: str) -> list[Path]:
+    """Return the files beside the pictures that a set is made of."""
+    return [root / METADATA] if kind == WATERBIRDS else [_table(root, name) for name in (ATTRIBUTES, PARTITION)]
+
+
+def labelled(kind: str, name: str, columns: tuple[str, str], locations: Locations) -> Labelled:
+    """Return a located set.
+
+    Args:
+        kind: "waterbirds" or "celeba".
+        name: what the cell calls it, with its fingerprint.
+        columns: of its table, the label and the attribute.
+        locations: where it lies.
+
+    Raises:
+        UserError: it is of another kind, not here, or its table is wrong; file and line are named.
+    """
+    known, _, content = name.partition("-")
+    if known != kind or not content:
+        raise UserError(f"the images '{name}' are not those of task '{kind}'", next_step=f"give --images {kind}")
+    if name not in locations:
+        raise UserError(f"the images '{name}' of this cell are not on this machine", next_step="give --images")
+    return _read(kind, content, locations[name], columns)
+
+
+@lru_cache(maxsize=4)
+def _read(kind: str, content: str, root: Path, columns: tuple[str, str]) -> Labelled:
+    return read(root, kind, columns, content)
+
+
+def read(root: Path, kind: str, columns: tuple[str, str], content: str = "") -> Labelled:
+    """Return the set that lies in a folder; see `labelled`."""
+    if kind == WATERBIRDS:
+        table, below = root / METADATA, root
+        values: Mapping[str, Mapping[str, int]] = {columns[0]: BITS, columns[1]: BITS, "split": SPLITS}
+        found = list(_rows(table, "img_filename", values))
+    else:
+        table, partition, below = _table(root, ATTRIBUTES), _table(root, PARTITION), _faces(root)
+        split_of = {name: split for _, name, (split,) in _rows(partition, "image_id", {"partition": SPLITS})}
+        found = []
+        for line, name, bits in _rows(table, "image_id", {columns[0]: SIGNS, columns[1]: SIGNS}):
+            if name not in split_of:
+                raise UserError(f"{table}, line {line}: {name} is not in {partition.name}")
+            found.append((line, name, [*bits, split_of[name]]))
+    _check_files(table, below, found)
+    numbers = np.array([bits for _, _, bits in found], dtype=np.int64)
+    lines = np.array([line for line, _, _ in found])
+    paths = [below / name for _, name, _ in found]
+    return Labelled(content, table, paths, lines, numbers[:, 2], numbers[:, 0], numbers[:, 1])
+
+
+def _table(root: Path, name: str) -> Path:
+    """Return the .csv of that name if there is one, else the .txt."""
+    return next((path for path in (root / f"{name}.csv",) if path.is_file()), root / f"{name}.txt")
+
+
+def _faces(root: Path) -> Path:
+    inner = root / FACES / FACES
+    return inner if inner.is_dir() else root / FACES
+
+
+def _check_files(table: Path, below: Path, found: list[tuple[int, str, list[int]]]) -> None:
+    """Raise UserError for a table without rows, a row without its picture, and a picture with two rows."""
+    if not found:
+        raise UserError(f"{table} has no rows")
+    there = {
+        Path(folder, name).relative_to(below).as_posix() for folder, _, names in os.walk(below) for name in names
+    }  # fmt: skip
+    seen: dict[str, int] = {}
+    for line, name, _ in found:
+        if name not in there:
+            raise UserError(f"{table}, line {line}: {below / name} is not there")
+        if seen.setdefault(name, line) != line:
+            raise UserError(f"{table}, line {line}: {name} is in line {seen[name]}, too")
+
+
+def _rows(path: Path, file: str, values: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[int, str, list[int]]]:
+    """Yield of each row of a table its line, the picture's file name, and the numbers of the columns in `values`.
+
+    Args:
+        path: the table.
+        file: the column with the file name.
+        values: of each column, what may be in it and which number that is.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            header, rows = _csv(lines) if path.suffix == ".csv" else _txt(lines, path)
+            if missing := [name for name in (file, *values) if name not in header]:
+                raise unknown(f"column of {path}", missing[0], header)
+            places = [header.index(name) for name in (file, *values)]
+            for line, row in rows:
+                if len(row) != len(header):
+                    raise UserError(f"{path}, line {line}", got=f"{len(row)} fields", allowed=f"{len(header)}")
+                name, *texts = (row[place].strip() for place in places)
+                for (column, numbers), text in zip(values.items(), texts, strict=True):
+                    if text not in numbers:
+                        raise UserError(f"{path}, line {line}: {column}", got=f"'{text}'", allowed=numbers)
+                yield line, name, [numbers[text] for numbers, text in zip(values.values(), texts, strict=True)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {error}", next_step="mend or replace it") from error
+
+
+def _csv(lines: Iterator[str]) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    reader = csv.reader(lines)
+    header = [name.strip() for name in next(reader, [])]
+    return header, ((reader.line_num, row) for row in reader if row)
+
+
+def _txt(lines: Iterator[str], path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """Return header and rows of one of CelebA's own tables: attributes are headed by their number and names."""
+    header, first, number = ["image_id", "partition"], 1, None
+    if path.stem == ATTRIBUTES:
+        number, first = next(lines, "").strip(), 3
+        header = ["image_id", *next(lines, "").split()]
+
+    def rows() -> Iterator[tuple[int, list[str]]]:
+        n = 0
+        for line, text in enumerate(lines, first):
+            if fields := text.split():
+                n += 1
+                yield line, fields
+        if number is not None and number != str(n):
+            raise UserError(f"{path} is cut off or torn", got=f"{n} rows", allowed=f"{number}, as its first line says")
+
+    return header, rows()
+
+
+def squares_of(found: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
+    """Return (n, 3, size, size) uint8, the middle squares of the pictures in those rows, resized (bilinear).
+
+    The array is mapped from a file, so that a set may be larger than the memory.
+
+    Raises:
+        UserError: a picture cannot be read; its file and the line of the table are named.
+    """
+
+    def pictures() -> Iterator[np.ndarray]:
+        for row in rows:
+            try:
+                yield read_square(found.paths[row], size).transpose(2, 0, 1)
+            except UserError as error:
+                raise UserError(f"{found.table}, line {found.lines[row]}: {error}") from error
+
+    which = hashlib.sha256(found.lines[rows].astype("<i8").tobytes()).hexdigest()[:12]
+    return cache.kept(f"{found.content}-{which}-{size}-first", (len(rows), 3, size, size), pictures)

@@ -1,0 +1,102 @@
+"""From what a user says of pictures to the name that a cell has for them, and where they lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparsebench.errors import UserError
+from sparsebench.tasks.sources import official
+from sparsebench.tasks.sources.classes import FOLDER
+from sparsebench.tasks.sources.files import PICTURES, fingerprint, fingerprint_of
+from sparsebench.tasks.sources.known import DIGITS, KNOWN, PHOTOS, named
+from sparsebench.tasks.sources.labelled import DEFAULTS, layout_of, read, tables
+from sparsebench.tasks.sources.scenes import ARRAY, read_array
+from sparsebench.tasks.sources.scenes import FOLDER as SCENES
+
+DATA_ROOT = Path("data")
+"""Where official files are looked for unless another place is named."""
+
+
+def locate_images(spec: str, data_root: Path | None = None, download: bool = False) -> tuple[str, Path | None]:
+    """Return the name that a cell has for an image source, and where it lies.
+
+    Args:
+        spec: the name of a known set, or "folder:DIR" for a folder of classes or with a known set's own layout.
+        data_root: where official files lie.
+        download: whether they may be fetched, if torchvision can.
+
+    Raises:
+        UserError: the source is not one of these, or is not there.
+    """
+    root, (kind, _, path) = data_root or DATA_ROOT, spec.partition(":")
+    if spec == DIGITS:
+        return spec, None
+    if spec in named("foregrounds"):
+        official.check(spec, root, download=download)
+        return spec, root
+    if spec in named("task"):
+        return _locate_labelled(root / KNOWN[spec].folder, spec)
+    if kind == FOLDER and path:
+        folder = Path(path).expanduser()
+        layout = layout_of(folder)
+        return _locate_classes(folder) if layout is None else _locate_labelled(folder, layout)
+    allowed = f"{', '.join(named('foregrounds'))}, folder:DIR; for tasks of their own {', '.join(named('task'))}"
+    raise UserError("--images", got=f"'{spec}'", allowed=allowed)
+
+
+def locate_backgrounds(spec: str, data_root: Path | None = None, download: bool = False) -> tuple[str, Path | None]:
+    """Return the name that a cell has for a background source, and where it lies; see `locate_images`.
+
+    Args:
+        spec: the name of a known set, a folder of pictures, or an .npz file.
+        data_root, download: see `locate_images`.
+    """
+    if spec == PHOTOS:
+        return spec, None
+    if spec in named("backgrounds"):
+        root = data_root or DATA_ROOT
+        official.check(spec, root, download=download)
+        return spec, root
+    path = Path(spec).expanduser()
+    if path.suffix == ".npz" and path.is_file():
+        read_array(path)
+        return f"{ARRAY}-{fingerprint_of(path)}", path
+    if not path.is_dir():
+        allowed = f"{', '.join(named('backgrounds'))}, a folder of pictures or an .npz file"
+        raise UserError(f"--backgrounds: {path} is not a folder", allowed=allowed)
+    return f"{SCENES}-{fingerprint(path)}", path
+
+
+def _locate_labelled(root: Path, kind: str) -> tuple[str, Path]:
+    """Return name and place of a set in its published layout; its table, and that each picture is there, is checked."""
+    if layout_of(root) != kind:
+        raise UserError(
+            f"{kind} is not in {root}", next_step=f"get it from {KNOWN[kind].source} and give --images folder:DIR, or "
+            "--data-root with it in it",
+        )  # fmt: skip
+    read(root, kind, DEFAULTS[kind])
+    return f"{kind}-{fingerprint(root, tables(root, kind))}", root
+
+
+def _locate_classes(root: Path) -> tuple[str, Path]:
+    for split in ("train", "test"):
+        if not (root / split).is_dir():
+            raise UserError(
+                f"--images folder: {root / split} is not a folder",
+                allowed="a folder with train/<class>/* and test/<class>/*",
+            )
+    _check_classes(root)
+    return f"{FOLDER}-{fingerprint(root)}", root
+
+
+def _check_classes(root: Path) -> None:
+    """Raise UserError unless train and test have the same classes, two or more, and a picture in each."""
+    names = [sorted(p.name for p in (root / split).iterdir() if p.is_dir()) for split in ("train", "test")]
+    if names[0] != names[1]:
+        odd = sorted(set(names[0]) ^ set(names[1]))
+        raise UserError(f"{root}: train and test have different classes", got=odd)
+    if len(names[0]) < 2:
+        raise UserError(f"{root}: too few classes", got=names[0], allowed="2 or more folders in train and test")
+    for folder in (root / split / name for split in ("train", "test") for name in names[0]):
+        if not any(p.suffix.lower() in PICTURES for p in folder.rglob("*")):
+            raise UserError(f"{folder} holds no pictures", allowed="at least one in each class")

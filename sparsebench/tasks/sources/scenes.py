@@ -1,0 +1,180 @@
+"""Backgrounds: pictures without classes. Training and test never share pixels."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.npyio import NpzFile
+
+from sparsebench.errors import UserError
+from sparsebench.tasks.base import Locations
+from sparsebench.tasks.sources import cache, official
+from sparsebench.tasks.sources.files import fingerprint_of, read_square, square, squares_in
+from sparsebench.tasks.sources.known import FLOWERS102, PHOTOS
+
+FOLDER, ARRAY = "pictures", "array"
+
+
+def backgrounds(name: str, size: int, locations: Locations) -> Backgrounds:
+    """Return a source of backgrounds of `size` x `size` pixels.
+
+    Raises:
+        UserError: it is not on this machine, or cannot be read.
+    """
+    return _backgrounds(name, size, locations.get(name))
+
+
+@lru_cache(maxsize=4)
+def _backgrounds(name: str, size: int, root: Path | None) -> Backgrounds:
+    if name == PHOTOS:
+        return Photos(size)
+    if root is None:
+        raise UserError(f"the backgrounds '{name}' of this cell are not here", next_step="give --backgrounds")
+    if name == FLOWERS102:
+        return Flowers(root, size)
+    kind, _, content = name.partition("-")
+    return Array(root, size, content) if kind == ARRAY else Pictures(root, size, content)
+
+
+class Backgrounds:
+    """Backgrounds of two kinds, for the spurious task; training and test never share pixels.
+
+    Attributes:
+        kinds: the names of the two kinds.
+        textured: the kinds that show something, from which the composite task draws.
+    """
+
+    kinds: tuple[str, str]
+    textured: tuple[int, ...]
+
+    def draw(self, rng: np.random.Generator, kinds: np.ndarray, *, test: bool) -> np.ndarray:
+        """Return (n, size, size, 3) uint8 backgrounds of the (n,) kinds, 0 or 1."""
+        raise NotImplementedError
+
+
+class Photos(Backgrounds):
+    """Crops of scikit-learn's two photographs, a kind each: the left three fifths train, the rest tests."""
+
+    kinds = ("flower", "china")
+    textured = (0, 1)
+
+    def __init__(self, size: int):
+        from PIL import Image
+        from sklearn.datasets import load_sample_image
+
+        self.size, self.photos = size, []
+        for kind in self.kinds:
+            photo = Image.fromarray(load_sample_image(f"{kind}.jpg"))
+            # Height 3.4 times the crop: large enough for many crops, small enough that a crop shows a structure.
+            scale = 3.4 * size / photo.height
+            photo = photo.resize((round(photo.width * scale), round(photo.height * scale)), Image.Resampling.BOX)
+            cut = photo.width * 3 // 5
+            pixels = np.asarray(photo)
+            self.photos.append((pixels[:, :cut], pixels[:, cut:]))
+
+    def draw(self, rng: np.random.Generator, kinds: np.ndarray, *, test: bool) -> np.ndarray:
+        """See `Backgrounds.draw`."""
+        out = np.empty((len(kinds), self.size, self.size, 3), dtype=np.uint8)
+        for row, kind in zip(out, kinds, strict=True):
+            photo = self.photos[kind][test]
+            top, left = (rng.integers(0, side - self.size + 1) for side in photo.shape[:2])
+            row[:] = photo[top : top + self.size, left : left + self.size]
+        return out
+
+
+class Pool(Backgrounds):
+    """Pictures against a clean (black) canvas.
+
+    Attributes:
+        pools: (n, size, size, 3) uint8 of training, and of the test.
+    """
+
+    kinds = ("pictures", "clean")
+    textured = (0,)
+    pools: tuple[np.ndarray, np.ndarray]
+
+    def draw(self, rng: np.random.Generator, kinds: np.ndarray, *, test: bool) -> np.ndarray:
+        """See `Backgrounds.draw`."""
+        pool = self.pools[test]
+        chosen = pool[rng.integers(0, len(pool), len(kinds))]
+        return np.where(np.equal(kinds, 0)[:, None, None, None], chosen, np.uint8(0))
+
+    def split(self, pool: np.ndarray, root: Path) -> None:
+        """Keep every fifth picture for tests only."""
+        if len(pool) < 5:
+            raise UserError(f"--backgrounds: {root} has too few pictures", got=len(pool), allowed="5 or more")
+        fifth = np.arange(len(pool)) % 5 == 4
+        self.pools = pool[~fifth], pool[fifth]
+
+
+class Pictures(Pool):
+    """A folder of pictures. Every fifth picture is for tests only."""
+
+    def __init__(self, root: Path, size: int, content: str):
+        self.split(squares_in(root, size, content)[1], root)
+
+
+class Flowers(Pool):
+    """Oxford's 102 flowers (Nilsback & Zisserman 2008): the official training and validation splits, and the test's."""
+
+    kinds = ("flowers", "clean")
+
+    def __init__(self, root: Path, size: int):
+        def squares(split: str) -> np.ndarray:
+            found = official.dataset(FLOWERS102, root, split, loader=lambda path: read_square(Path(path), size))
+            rows = lambda: (found[i][0] for i in range(len(found)))  # noqa: E731
+            return cache.kept(f"{FLOWERS102}-{split}-{size}", (len(found), size, size, 3), rows)
+
+        self.pools = np.concatenate([squares("train"), squares("val")]), squares("test")
+
+
+class Array(Pool):
+    """The pictures of the first array of an .npz file, as Karp et al. (2021) give theirs; every fifth is for tests.
+
+    It is (n, height, width, 3): uint8, or real in [0, 1].
+    """
+
+    def __init__(self, path: Path, size: int, content: str):
+        pixels = read_array(path)
+        if fingerprint_of(path) != content:
+            raise UserError(f"{path} changed while the run was under way", next_step="run it again")
+        rows = lambda: _squares(pixels, size)  # noqa: E731
+        self.split(cache.kept(f"{ARRAY}-{content}-{size}", (len(pixels), size, size, 3), rows), path)
+
+
+def read_array(path: Path) -> np.ndarray:
+    """Return the first array of an .npz file.
+
+    Raises:
+        UserError: it cannot be read, or is not (n, height, width, 3) of uint8, or of real numbers in [0, 1].
+    """
+    try:
+        with path.open("rb") as file, NpzFile(file) as archive:
+            pixels = archive[archive.files[0]] if archive.files else np.empty(0)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path} cannot be read as an .npz file ({error})", next_step="mend or replace it") from error
+    allowed = "(n, height, width, 3) of uint8, or of real numbers in [0, 1]"
+    if pixels.ndim != 4 or pixels.shape[3] != 3 or 0 in pixels.shape:
+        raise UserError(f"{path}: its first array holds no pictures", got=f"shape {pixels.shape}", allowed=allowed)
+    if pixels.dtype == np.uint8:
+        return pixels
+    if pixels.dtype.kind != "f":
+        raise UserError(f"{path}: the pixels of its first array", got=str(pixels.dtype), allowed=allowed)
+    low, high = float(pixels.min()), float(pixels.max())
+    if not (low >= 0 and high <= 1):
+        raise UserError(f"{path}: the pixels of its first array", got=f"{low:g} to {high:g}", allowed=allowed)
+    return pixels
+
+
+def _squares(pixels: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    from PIL import Image
+
+    for picture in pixels:
+        if picture.dtype != np.uint8:
+            picture = (picture * 255).round().astype(np.uint8)
+        yield square(Image.fromarray(picture), size)

@@ -1,0 +1,134 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from sparsebench.cli import main
+from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.known import KNOWN, File
+
+NAMES = ["digits", "cifar10", "cifar100", "svhn", "photos", "flowers102", "waterbirds", "celeba"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the place of an empty cache, below a folder without data sets in which commands run."""
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+def call(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, ["data", *map(str, arguments)])
+
+
+def rows(*arguments: Any) -> dict[str, dict[str, Any]]:
+    """Return what is said of each set."""
+    return {row["name"]: row for row in json.loads(call("--json", *arguments).stdout)["sets"]}
+
+
+def test_every_known_set_has_its_place_and_how_to_get_it() -> None:
+    result = call()
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line for line in result.stdout.splitlines()[2:10]}
+    assert list(lines) == NAMES
+    for name, line in lines.items():
+        assert ("there" if name in ("digits", "photos") else "missing") in line
+        assert str(KNOWN[name].pictures) in line
+        for place in KNOWN[name].places:
+            assert str(Path("data") / place) in line
+        advice = [line for line in result.stdout.splitlines() if line.startswith(f"{name}: ")]
+        assert len(advice) == ("missing" in line)
+        for text in advice:
+            assert KNOWN[name].source in text and ("--download" in text) == bool(KNOWN[name].torchvision)
+
+
+def test_json_has_what_the_table_has_and_licences() -> None:
+    found = rows("--data-root", "elsewhere")
+    assert list(found) == NAMES
+    assert found["cifar10"]["place"] == [str(Path("elsewhere/cifar-10-batches-py"))]
+    assert found["svhn"]["for"] == ["foregrounds"] and found["celeba"]["for"] == ["task"]
+    assert all(row["licence"] and row["citation"] and row["source"].startswith("http") for row in found.values())
+
+
+def test_what_there_is_is_told_by_name_and_size_and_by_checksum_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsebench.tasks.sources.known.SMALL", 3)
+    md5 = "5d41402abc4b2a76b9719d911017c592"  # of b"hello"
+    monkeypatch.setitem(KNOWN, "svhn", replace(KNOWN["svhn"], files=(File("svhn.mat", md5, 5),)))
+    path = tmp_path / "data" / "svhn.mat"
+    path.parent.mkdir()
+    for content, state, verified in (
+        (b"hello", "there", "there"),
+        (b"hallo", "there", "corrupt"),
+        (b"hell", "corrupt", "corrupt"),
+    ):
+        path.write_bytes(content)
+        assert rows()["svhn"]["state"] == state and rows("--verify")["svhn"]["state"] == verified
+    assert rows()["svhn"]["note"] == "svhn.mat has 4 bytes, not 5"
+    path.unlink()
+    path.mkdir()
+    assert rows("--verify")["svhn"]["state"] == "corrupt"
+
+
+def test_a_set_in_its_own_layout_is_there_when_all_its_pictures_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KNOWN, "celeba", replace(KNOWN["celeba"], pictures=2))
+    folder = tmp_path / "data" / "celeba" / "img_align_celeba"
+    folder.mkdir(parents=True)
+    assert "list_attr_celeba.txt or list_attr_celeba.csv is not there" in rows()["celeba"]["note"]
+    for name in ("list_attr_celeba.csv", "list_eval_partition.txt"):
+        (folder.parent / name).write_text("")
+    assert rows()["celeba"]["state"] == "missing"
+    Image.new("RGB", (2, 2)).save(folder / "1.jpg")
+    assert (rows()["celeba"]["state"], rows()["celeba"]["note"]) == ("corrupt", "celeba holds 1 of 2 pictures")
+    Image.new("RGB", (2, 2)).save(folder / "2.JPG", format="JPEG")
+    assert rows()["celeba"]["state"] == "there"
+
+
+def test_the_cache_is_shown_and_emptied(place: Path) -> None:
+    pixels = np.zeros((2, 3, 3, 3), dtype=np.uint8)
+    cache.kept("a", pixels.shape, lambda: iter(pixels))
+    size = sum(path.stat().st_size for path in place.iterdir())
+    assert json.loads(call("--json").stdout)["cache"] == {"place": str(place), "files": 1, "bytes": size}
+    assert f"cache of decoded pictures: {place} (1 files, 0.0 MB)" in call().stdout
+    result = call("--clear-cache")
+    assert "removed: 1 files" in result.stderr and "(0 files" in result.stdout
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may remove anything")
+def test_a_cache_that_cannot_be_emptied_leaves_with_2(place: Path) -> None:
+    pixels = np.zeros((1, 3, 3, 3), dtype=np.uint8)
+    cache.kept("a", pixels.shape, lambda: iter(pixels))
+    place.chmod(0o500)
+    try:
+        result = call("--clear-cache")
+    finally:
+        place.chmod(0o700)
+    assert result.exit_code == 2 and "cannot be emptied" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--verify"], ["--json"], ["--clear-cache"], ["--help"]])
+def test_it_answers_without_torch(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from sparsebench.cli import main
+try:
+    main({["data", *arguments]!r})
+except SystemExit as leave:
+    assert not leave.code, leave.code
+print(sorted({{'torch', 'torchvision', 'sklearn', 'PIL'}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -1,0 +1,181 @@
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sparsebench.errors import UserError
+from sparsebench.sweep.run import Images
+from sparsebench.tasks import sources
+from sparsebench.tasks.sources import classes, files, scenes
+
+
+@pytest.fixture(autouse=True)
+def own_place(tmp_path, monkeypatch):
+    """Keep pictures in a new folder; forget those of other tests."""
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
+    forget()
+
+
+def forget():
+    classes._foregrounds.cache_clear()
+    scenes._backgrounds.cache_clear()
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Return the list of files that were decoded."""
+    seen, real = [], files.decode_square
+    monkeypatch.setattr(files, "decode_square", lambda data, size, path: seen.append(path) or real(data, size, path))
+    return seen
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder of two classes, one's name the beginning of the other's, and pictures of no class."""
+    root = tmp_path / "pictures"
+    shade = 0
+    for split, n in (("train", 3), ("test", 2)):
+        for name in ("cat", "cat-2"):
+            (root / split / name).mkdir(parents=True)
+            for i in range(n):
+                shade += 1
+                Image.new("RGB", (9, 9), (shade, 0, 0)).save(root / split / name / f"{i}.png")
+    Image.new("RGB", (9, 9)).save(root / "logo.png")
+    Image.new("RGB", (9, 9)).save(root / "train" / "stray.png")
+    return root
+
+
+def located(root):
+    name, place = sources.locate_images(f"folder:{root}")
+    return name, {name: place}
+
+
+def test_pictures_are_decoded_once_and_each_stays_in_its_class(folder, decoded):
+    name, locations = located(folder)
+    for _ in range(2):
+        forget()
+        found = sources.foregrounds(name, 4, locations)
+        assert found.classes == ("cat", "cat-2")
+        shades = [
+            [int(p[0, 0, 0]) for p in split[label]] for split in (found.train, found.test) for label in found.classes
+        ]
+        assert shades == [[1, 2, 3], [4, 5, 6], [7, 8], [9, 10]]
+    assert len(decoded) == 10
+    assert sources.foregrounds(name, 5, locations).train["cat"].shape == (3, 5, 5, 3) and len(decoded) == 20
+
+
+def test_a_copy_elsewhere_needs_no_decoding(folder, decoded, tmp_path):
+    for root in (folder, shutil.copytree(folder, tmp_path / "copy")):
+        name, locations = located(root)
+        sources.foregrounds(name, 4, locations)
+    assert len(decoded) == 10
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("change", ["another picture", "another class", "one more"])
+def test_pictures_that_change_during_a_run_are_a_user_error_or_were_kept(folder, decoded, change, kept):
+    name, locations = located(folder)
+    if kept:
+        sources.foregrounds(name, 4, locations)
+        forget()
+    if change == "another picture":
+        Image.new("RGB", (9, 9), (99, 0, 0)).save(folder / "train" / "cat" / "1.png")
+    elif change == "another class":
+        (folder / "train" / "cat" / "1.png").rename(folder / "train" / "cat-2" / "9.png")
+    else:
+        Image.new("RGB", (9, 9)).save(folder / "test" / "cat" / "new.png")
+    if kept and change == "another picture":  # the pixels kept are those that the run began with
+        assert int(sources.foregrounds(name, 4, locations).train["cat"][1, 0, 0, 0]) == 2
+        return
+    with pytest.raises(UserError, match="changed while the run was under way; run it again"):
+        sources.foregrounds(name, 4, locations)
+
+
+def test_backgrounds_of_a_folder_are_decoded_once(folder, decoded):
+    name, root = sources.locate_backgrounds(str(folder))
+    first = sources.backgrounds(name, 4, {name: root})
+    forget()
+    again = sources.backgrounds(name, 4, {name: root})
+    assert len(decoded) == 12
+    for one, other in zip(first.pools, again.pools, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_without_a_cache_the_pictures_are_the_same(folder, monkeypatch):
+    name, locations = located(folder)
+    first = sources.foregrounds(name, 4, locations)
+    forget()
+    (folder.parent / "file").write_text("no folder")
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(folder.parent / "file"))
+    again = sources.foregrounds(name, 4, locations)
+    for label in first.classes:
+        np.testing.assert_array_equal(first.train[label], again.train[label])
+        np.testing.assert_array_equal(first.test[label], again.test[label])
+
+
+def test_files_are_read_once_however_often_they_are_located(folder, monkeypatch):
+    seen, real = [], files.read_bytes
+    monkeypatch.setattr(files, "read_bytes", lambda path: seen.append(path) or real(path))
+    images = Images(f"folder:{folder}")
+    names, places = images.locate()
+    assert images.locate() == (names, places) and len(seen) == 12
+    assert places == {names["images"]: folder}
+
+
+def save(path, *arrays):
+    np.savez(path, *arrays)
+    return path
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (10, 6, 8, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
+def test_the_first_array_of_an_npz_file_is_a_source_of_backgrounds(tmp_path, dtype):
+    path = save(tmp_path / "plants.npz", PIXELS if dtype is np.uint8 else (PIXELS / 255).astype(dtype), np.zeros(3))
+    name, place = sources.locate_backgrounds(str(path))
+    assert name.startswith("array-") and place == path
+    source = sources.backgrounds(name, 6, {name: place})
+    assert source.kinds == ("pictures", "clean")
+    for pool, rows in zip(source.pools, ([0, 1, 2, 3, 5, 6, 7, 8], [4, 9]), strict=True):
+        np.testing.assert_array_equal(pool, PIXELS[rows][:, :, 1:7])
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (PIXELS[0], r"holds no pictures; got shape \(6, 8, 3\); allowed: \(n, height, width, 3\)"),
+        (PIXELS[..., :2], "holds no pictures"),
+        (PIXELS[:0], "holds no pictures"),
+        (PIXELS.astype(np.int64), "got int64"),
+        (PIXELS.astype(np.uint16), "got uint16"),
+        (PIXELS.astype(np.float32), r"got 0 to 255; allowed: .* \[0, 1\]"),
+        (PIXELS / 255 - 0.1, "got -0.1 to 0.9"),
+        (np.where(PIXELS > 250, np.nan, 0.5), "got nan to nan"),
+        (np.array([{"a": 1}], dtype=object), "cannot be read as an .npz file"),
+    ],
+)
+def test_an_array_that_holds_no_pictures_is_a_user_error(tmp_path, array, says):
+    with pytest.raises(UserError, match=says):
+        sources.locate_backgrounds(str(save(tmp_path / "bad.npz", array)))
+
+
+@pytest.mark.parametrize("damage", [b"", b"no archive", None])
+def test_a_file_that_is_no_archive_is_a_user_error(tmp_path, damage):
+    path = save(tmp_path / "bad.npz", PIXELS)
+    path.write_bytes(path.read_bytes()[:900] if damage is None else damage)
+    with pytest.raises(UserError, match=r"bad\.npz cannot be read as an \.npz file"):
+        sources.locate_backgrounds(str(path))
+
+
+def test_an_archive_of_nothing_few_pictures_and_a_changed_one_are_user_errors(tmp_path):
+    with pytest.raises(UserError, match="holds no pictures"):
+        sources.locate_backgrounds(str(save(tmp_path / "none.npz")))
+    path = save(tmp_path / "few.npz", PIXELS[:4])
+    name, place = sources.locate_backgrounds(str(path))
+    with pytest.raises(UserError, match="too few pictures; got 4"):
+        sources.backgrounds(name, 6, {name: place})
+    save(path, PIXELS)
+    with pytest.raises(UserError, match="changed while the run was under way"):
+        sources.backgrounds(name, 6, {name: place})

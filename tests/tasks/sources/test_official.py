@@ -1,0 +1,226 @@
+import hashlib
+import pickle
+import shutil
+import tarfile
+import threading
+import types
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torchvision
+from PIL import Image
+from scipy.io import savemat
+
+from sparsebench.errors import UserError
+from sparsebench.tasks import sources
+from sparsebench.tasks.sources import official
+from sparsebench.tasks.sources.known import KNOWN, File
+
+RNG = np.random.default_rng(0)
+CLASSES = ["apple", "beetle", "cup"]
+
+
+def md5(path):
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def test_the_table_has_the_checksums_that_torchvision_asks_for():
+    found = {known.name: {file.path: file.md5 for file in known.files} for known in KNOWN.values()}
+    sets = torchvision.datasets
+    for name, made in (("cifar10", sets.CIFAR10), ("cifar100", sets.CIFAR100)):
+        files = [*made.train_list, *made.test_list, (made.meta["filename"], made.meta["md5"])]
+        assert found[name] == {f"{made.base_folder}/{file}": checksum for file, checksum in files}
+    assert found["svhn"] == {file: md5 for _, file, md5 in (sets.SVHN.split_list[k] for k in ("train", "test"))}
+    asked = (sets.Flowers102._file_dict[k] for k in ("label", "setid"))
+    assert found["flowers102"] == {f"flowers-102/{file}": checksum for file, checksum in asked}
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Return what serves a folder on this machine and gives its address."""
+    monkeypatch.setenv("no_proxy", "*")
+    servers = []
+
+    def serve(folder):
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def cifar(tmp_path, monkeypatch, served):
+    """Return the place of a tiny CIFAR-100 in an archive that torchvision fetches, and its pixels and labels."""
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
+    made, server = torchvision.datasets.CIFAR100, tmp_path / "server"
+    folder = server / made.base_folder
+    folder.mkdir(parents=True)
+    drawn = {}
+    for split, n in (("train", 12), ("test", 6)):
+        pixels = RNG.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
+        labels = np.arange(n) % 3
+        flat = pixels.transpose(0, 3, 1, 2).reshape(n, -1)
+        (folder / split).write_bytes(pickle.dumps({"data": flat, "fine_labels": labels.tolist()}))
+        drawn[split] = pixels, labels
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": CLASSES}))
+    archive = server / made.filename
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, made.base_folder)
+    sums = {name: md5(folder / name) for name in ("train", "test", "meta")}
+    monkeypatch.setattr(made, "url", f"{served(server)}/{archive.name}")
+    monkeypatch.setattr(made, "tgz_md5", md5(archive))
+    monkeypatch.setattr(made, "train_list", [["train", sums["train"]]])
+    monkeypatch.setattr(made, "test_list", [["test", sums["test"]]])
+    monkeypatch.setattr(made, "meta", made.meta | {"md5": sums["meta"]})
+    files = tuple(File(f"{made.base_folder}/{name}", x, (folder / name).stat().st_size) for name, x in sums.items())
+    monkeypatch.setitem(KNOWN, "cifar100", replace(KNOWN["cifar100"], files=files))
+    return types.SimpleNamespace(archive=archive, folder=folder, root=tmp_path / "data", drawn=drawn)
+
+
+def test_a_set_is_fetched_on_request_only_and_then_read(cifar):
+    with pytest.raises(UserError, match=r"cifar100 is missing .*train is not there.*--data-root DIR.*--download"):
+        sources.locate_images("cifar100", cifar.root, False)
+    assert not cifar.root.exists()
+    assert sources.locate_images("cifar100", cifar.root, True) == ("cifar100", cifar.root)
+    assert sources.locate_images("cifar100", cifar.root, False) == ("cifar100", cifar.root)
+    for _ in range(2):  # from the files, and from what was kept
+        sources.classes._foregrounds.cache_clear()
+        found = sources.foregrounds("cifar100", 32, {"cifar100": cifar.root})
+        assert found.classes == tuple(CLASSES)
+        for split in ("train", "test"):
+            pixels, labels = cifar.drawn[split]
+            for k, name in enumerate(CLASSES):
+                np.testing.assert_array_equal(getattr(found, split)[name], pixels[labels == k])
+    assert sources.foregrounds("cifar100", 8, {"cifar100": cifar.root}).train["cup"].shape == (4, 8, 8, 3)
+
+
+def test_a_torn_archive_is_not_taken_for_whole_and_a_good_one_mends_it(cifar):
+    whole = cifar.archive.read_bytes()
+    cifar.archive.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="cifar100 is missing or corrupt"):
+        sources.locate_images("cifar100", cifar.root, True)
+    assert not (cifar.root / "cifar-100-python").exists()
+    with pytest.raises(UserError, match="cifar100 is missing"):
+        sources.locate_images("cifar100", cifar.root, False)
+    cifar.archive.write_bytes(whole)
+    assert sources.locate_images("cifar100", cifar.root, True)[0] == "cifar100"
+
+
+def test_what_cannot_be_fetched_is_a_user_error(cifar):
+    cifar.archive.unlink()
+    with pytest.raises(UserError, match=r"cifar100 cannot be read or fetched into"):
+        sources.locate_images("cifar100", cifar.root, True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda path: path.unlink(), "missing .*test is not there"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-9]), r"corrupt .*test has \d+ bytes, not \d+"),
+        (lambda path: path.write_bytes(b"x" * path.stat().st_size), "corrupt .*another checksum"),
+    ],
+    ids=["missing", "cut off", "other bytes"],
+)
+def test_a_file_that_is_not_the_official_one_is_named_and_never_unpickled(cifar, damage, says):
+    shutil.copytree(cifar.folder, cifar.root / cifar.folder.name)
+    damage(cifar.root / cifar.folder.name / "test")
+    with pytest.raises(UserError, match=f"cifar100 is {says}"):
+        sources.locate_images("cifar100", cifar.root, False)
+
+
+def test_a_large_file_of_the_right_length_is_checked_by_torchvision(cifar, monkeypatch):
+    monkeypatch.setattr("sparsebench.tasks.sources.known.SMALL", 0)
+    shutil.copytree(cifar.folder, cifar.root / cifar.folder.name)
+    path = cifar.root / cifar.folder.name / "test"
+    path.write_bytes(b"x" * path.stat().st_size)
+    assert KNOWN["cifar100"].look(cifar.root) == ("there", "")
+    assert KNOWN["cifar100"].look(cifar.root, verify=True)[0] == "corrupt"
+    with pytest.raises(UserError, match="cifar100 is missing or corrupt"):
+        sources.locate_images("cifar100", cifar.root, False)
+
+
+def test_svhn_has_its_channels_turned_and_its_tens_are_zeros(tmp_path, monkeypatch):
+    made, split_list, drawn, files = torchvision.datasets.SVHN, {}, {}, []
+    for split, n in (("train", 20), ("test", 10)):
+        pixels, labels = RNG.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), np.arange(n) % 10
+        path = tmp_path / f"{split}_32x32.mat"
+        savemat(path, {"X": pixels.transpose(1, 2, 3, 0), "y": np.where(labels == 0, 10, labels)[:, None]})
+        split_list[split] = [path.as_uri(), path.name, md5(path)]
+        files.append(File(path.name, md5(path)))
+        drawn[split] = pixels, labels
+    monkeypatch.setattr(made, "split_list", split_list)
+    monkeypatch.setitem(KNOWN, "svhn", replace(KNOWN["svhn"], files=tuple(files)))
+    name, root = sources.locate_images("svhn", tmp_path, False)
+    sources.classes._foregrounds.cache_clear()
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
+    found = sources.foregrounds(name, 32, {name: root})
+    assert found.classes == tuple("0123456789")
+    for split, (pixels, labels) in drawn.items():
+        for k in range(10):
+            np.testing.assert_array_equal(getattr(found, split)[str(k)], pixels[labels == k])
+
+
+def test_an_object_of_either_kind_becomes_pixels_labels_and_classes():
+    pixels = RNG.integers(0, 256, (4, 6, 6, 3), dtype=np.uint8)
+    cifar = types.SimpleNamespace(data=pixels, targets=[0, 1, 1, 0], classes=["a", "b"])
+    svhn = types.SimpleNamespace(data=pixels.transpose(0, 3, 1, 2), labels=np.array([0, 1, 1, 0]))
+    for found, classes in ((cifar, ("a", "b")), (svhn, tuple("0123456789"))):
+        got = official.pixels_and_labels(found)
+        np.testing.assert_array_equal(got[0], pixels)
+        np.testing.assert_array_equal(got[1], [0, 1, 1, 0])
+        assert got[2] == classes
+
+
+@pytest.fixture
+def flowers(tmp_path, monkeypatch):
+    """Return the root of a tiny Flowers102: 2 pictures to train on, 3 to validate, 5 to test, a shade each."""
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
+    made, folder = torchvision.datasets.Flowers102, tmp_path / "flowers-102"
+    (folder / "jpg").mkdir(parents=True)
+    for i in range(1, 11):
+        Image.new("RGB", (30, 20), (20 * i, 0, 0)).save(folder / "jpg" / f"image_{i:05d}.jpg", quality=95)
+    savemat(folder / "imagelabels.mat", {"labels": np.ones((1, 10), dtype=int)})
+    savemat(folder / "setid.mat", {"trnid": [[1, 4]], "valid": [[2, 5, 7]], "tstid": [[3, 6, 8, 9, 10]]})
+    sums = {key: (name, md5(folder / name)) for key, name in (("label", "imagelabels.mat"), ("setid", "setid.mat"))}
+    monkeypatch.setattr(made, "_file_dict", made._file_dict | sums)
+    files = tuple(File(f"flowers-102/{name}", checksum) for name, checksum in sums.values())
+    monkeypatch.setitem(KNOWN, "flowers102", replace(KNOWN["flowers102"], files=files, pictures=10))
+    sources.scenes._backgrounds.cache_clear()
+    return tmp_path
+
+
+def test_flowers_to_train_with_are_none_of_those_to_test_with(flowers):
+    name, root = sources.locate_backgrounds("flowers102", flowers)
+    assert (name, root) == ("flowers102", flowers)
+    source = sources.backgrounds(name, 8, {name: root})
+    assert source.kinds == ("flowers", "clean") and source.textured == (0,)
+    kinds = np.array([0] * 300 + [1] * 3)
+    for test, expected in ((False, {1, 2, 4, 5, 7}), (True, {3, 6, 8, 9, 10})):
+        drawn = source.draw(np.random.default_rng(0), kinds, test=test)
+        assert {round(red / 20) for red in drawn[:300, 4, 4, 0].tolist()} == expected
+        assert not drawn[300:].any()
+
+
+def test_flowers_that_are_not_all_there_are_a_user_error(flowers):
+    (flowers / "flowers-102" / "jpg" / "image_00003.jpg").unlink()
+    with pytest.raises(UserError, match=r"flowers102 is corrupt .*holds 9 of 10 pictures"):
+        sources.locate_backgrounds("flowers102", flowers)
+
+
+def test_a_corrupt_flower_is_named(flowers):
+    (flowers / "flowers-102" / "jpg" / "image_00003.jpg").write_bytes(b"no picture")
+    name, root = sources.locate_backgrounds("flowers102", flowers)
+    with pytest.raises(UserError, match=r"image_00003\.jpg cannot be read as a picture"):
+        sources.backgrounds(name, 8, {name: root})

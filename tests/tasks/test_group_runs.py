@@ -1,0 +1,149 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from sparsebench.cli import main
+from sparsebench.models.base import Vit
+from sparsebench.plugin.registry import Registry
+from sparsebench.sweep import prepare, store
+from sparsebench.sweep import run as runs
+from sparsebench.sweep.expand import Request
+from sparsebench.tasks import sources
+from sparsebench.tasks.base import Split
+from sparsebench.tasks.groups import Waterbirds
+
+MODEL = ["--model", "vit:dim=16,depth=2,heads=2,patch=4"]
+
+
+@pytest.fixture
+def run(waterbirds, tmp_path):
+    """Return a function that runs the task, and gives how it ended and the records by strategy."""
+
+    def call(*arguments):
+        out = tmp_path / "out"
+        line = ["run", "--task", "waterbirds:canvas=8,epochs=1", *MODEL, "--seeds", "1", "--out", out, *arguments]
+        done = CliRunner().invoke(main, [str(part) for part in line])
+        return done, {record.label: record for record in store.read(out).values()}
+
+    return call
+
+
+def test_a_run_measures_groups_and_no_selection_and_oracles_are_unsupported(run, waterbirds):
+    done, records = run("--images", f"folder:{waterbirds.root}", "--n-train", 28, "--plugin", "attn_topk", "--jobs", 2)
+    assert done.exit_code == 0, done.stderr
+    for name in ("oracle", "anti_oracle"):
+        assert records[name].status == "unsupported"
+        assert records[name].failure.reason == "the data of this cell has no relevance mask"
+    for name in ("dense", "random", "attn_topk"):
+        metrics = records[name].metrics
+        assert records[name].status == "ok"
+        for metric in ("precision", "recall", "auroc"):
+            assert metrics[f"selection_{metric}"].value is None
+        assert metrics["accuracy: waterbird on land"].n == 3 and metrics["accuracy"].n == 12
+        assert metrics["worst_group_accuracy"].value is not None
+    assert records["random"].metrics["macs_ratio"].value < 1 == records["dense"].metrics["macs_ratio"].value
+
+
+def test_the_place_is_in_no_record(run, waterbirds, tmp_path):
+    done, records = run("--images", "waterbirds", "--data-root", tmp_path, "--n-train", 28, "--jobs", 0)
+    assert done.exit_code == 0, done.stderr
+    for record in records.values():
+        assert record.cell.task.params["images"] == sources.locate_images(f"folder:{waterbirds.root}")[0]
+        assert str(tmp_path) not in record.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "task 'waterbirds' has images of its own; give --images waterbirds"),
+        (["--images", "digits"], "got 'digits'"),
+        (["--images", "waterbirds"], "waterbirds is not in data"),
+    ],
+)
+def test_a_run_without_its_images_leaves_with_2_and_one_line(run, arguments, says):
+    done, _ = run("--n-train", 28, *arguments)
+    assert done.exit_code == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert says in line
+
+
+def test_too_many_training_images_are_a_failed_cell_with_the_number(run, waterbirds):
+    done, records = run("--images", f"folder:{waterbirds.root}", "--n-train", 29, "--jobs", 0)
+    assert done.exit_code == 1
+    assert {record.status for record in records.values()} == {"failed"}
+    assert "to 28, all there are" in records["dense"].failure.reason
+
+
+def test_a_corrupt_picture_is_in_the_record(run, waterbirds):
+    (waterbirds.root / waterbirds.names[5]).write_bytes(b"no picture")
+    done, records = run("--images", f"folder:{waterbirds.root}", "--n-train", 28, "--jobs", 0)
+    assert done.exit_code == 1
+    assert "metadata.csv, line 7" in records["dense"].failure.reason and records["dense"].failure.traceback == ""
+
+
+def test_the_same_images_need_no_second_look(run, waterbirds):
+    arguments = ["--images", f"folder:{waterbirds.root}", "--n-train", 28, "--jobs", 0]
+    first = run(*arguments)[1]
+    again = run(*arguments, "--rerun", "always")[1]
+    assert {k: r.metrics["accuracy"] for k, r in first.items() if r.status == "ok"} == {
+        k: r.metrics["accuracy"] for k, r in again.items() if r.status == "ok"
+    }
+    assert json.loads(first["dense"].model_dump_json())["cell"] == json.loads(again["dense"].model_dump_json())["cell"]
+
+
+def drawn(waterbirds):
+    name, place = sources.locate_images(f"folder:{waterbirds.root}")
+    return Waterbirds(images=name, canvas=8).draw(28, 0, {name: place})
+
+
+@pytest.mark.parametrize(("free", "kept"), [(28 * 192 * 4, False), (28 * 192 * 4 - 4, True)])
+def test_images_that_fill_a_quarter_of_the_memory_stay_on_the_host(waterbirds, monkeypatch, free, kept):
+    data, given = drawn(waterbirds), []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: given.append(device) or (free, 10**12))
+    assert prepare._room("cuda:0") == free / 4 and given == ["cuda:0"]
+    monkeypatch.setattr(prepare, "_room", lambda device: free / 4)
+    samples = prepare._on_device(data.train, (2, 2), "meta")
+    assert (samples.inputs.device.type == "cpu") == kept
+    assert samples.labels.device.type == samples.items.device.type == "meta" and samples.relevance is None
+
+
+def test_tokens_go_to_the_device_whatever_their_size(monkeypatch):
+    monkeypatch.setattr(prepare, "_room", lambda device: 0)
+    split = Split(np.zeros((3, 2, 4), np.float32), np.zeros(3, int), np.zeros(3, int), np.ones((3, 2), np.float32))
+    samples = prepare._on_device(split, None, "meta")
+    assert samples.inputs.device.type == samples.relevance.device.type == "meta"
+
+
+def test_on_the_cpu_images_stay_in_their_file(waterbirds):
+    data = drawn(waterbirds)
+    samples = prepare._on_device(data.train, (2, 2), "cpu")
+    assert samples.inputs.data_ptr() == data.train.inputs.ctypes.data
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monkeypatch):
+    data = drawn(waterbirds)
+    network = Vit(dim=16, depth=2, heads=2).build(data, 0)
+    network.module.to("cuda")
+    outputs = []
+    for room in (10**9, 0):
+        monkeypatch.setattr(prepare, "_room", lambda device, room=room: room)
+        samples = prepare._on_device(data.train, network.grid, "cuda:0")
+        for rows in (samples.items, samples.items[3:9]):
+            outputs.append(samples.forward(network, None, rows, visit=0, training=False)[0])
+    assert samples.inputs.device.type == "cpu"
+    assert torch.equal(outputs[0], outputs[2]) and torch.equal(outputs[1], outputs[3])
+
+
+def test_a_plan_reads_the_images_once(waterbirds, monkeypatch, tmp_path):
+    seen, real = [], sources.files.read_bytes
+    monkeypatch.setattr(sources.files, "read_bytes", lambda path: seen.append(path) or real(path))
+    images = runs.Images(f"folder:{waterbirds.root}")
+    request = Request(
+        tasks=("waterbirds:canvas=8",), n_train=(28,), model="vit:dim=16,heads=2", images=images.locate()[0]["images"]
+    )
+    plan = runs.plan(request, images, Registry(), tmp_path / "out", "missing")
+    assert len(plan.todo) > 0 and len(seen) == len(waterbirds.rows) + 1

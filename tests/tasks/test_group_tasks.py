@@ -1,0 +1,242 @@
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sparsebench.errors import UserError
+from sparsebench.tasks import sources
+from sparsebench.tasks.groups import CelebA, Waterbirds, shares
+
+
+def located(made):
+    name, place = sources.locate_images(f"folder:{made.root}")
+    return name, {name: place}
+
+
+def shown(split):
+    """Return which picture each image shows, by its colour."""
+    return [round(float(red) / 3) for red in split.inputs[:, 0].mean(axis=(1, 2))]
+
+
+def draw(made, n=28, repetition=0, cls=Waterbirds, **params):
+    name, locations = located(made)
+    return cls(images=name, canvas=8, **params).draw(n, repetition, locations)
+
+
+def check_splits(made, data, label, attribute):
+    """Assert that the splits hold all their pictures, with these (n,) labels and attributes."""
+    for number, split in enumerate((data.train, data.validation, data.test)):
+        rows = [i for i, row in enumerate(made.rows) if row[0] == number]
+        assert shown(split) == rows
+        assert split.inputs.shape == (len(rows), 3, 8, 8) and split.inputs.dtype == np.uint8
+        assert split.labels.tolist() == [label[i] for i in rows]
+        assert split.groups.tolist() == [2 * label[i] + attribute[i] for i in rows]
+
+
+def test_waterbirds_is_read_split_by_split(waterbirds):
+    data = draw(waterbirds)
+    check_splits(waterbirds, data, *zip(*(row[1:] for row in waterbirds.rows), strict=True))
+    assert data.classes == ("landbird", "waterbird")
+    assert data.group_names == ("landbird on land", "landbird on water", "waterbird on land", "waterbird on water")
+    for number, split in enumerate((data.train, data.validation, data.test)):
+        assert np.bincount(split.groups).tolist() == list(waterbirds.counts[number])
+
+
+def test_celeba_is_read_as_published_and_as_kaggle_has_it(celeba):
+    data = draw(celeba, cls=CelebA)
+    check_splits(celeba, data, *zip(*(row[1:] for row in celeba.rows), strict=True))
+    assert data.classes == ("not Blond_Hair", "Blond_Hair")
+    assert data.group_names[1] == "not Blond_Hair, Male" and data.group_names[2] == "Blond_Hair, not Male"
+
+
+def test_celeba_has_other_attributes(celeba):
+    data = draw(celeba, cls=CelebA, target="Young", confounder="Blond_Hair")
+    check_splits(celeba, data, celeba.young, [row[1] for row in celeba.rows])
+    with pytest.raises(UserError, match=r"unknown column .*list_attr_celeba.*'Blond_Hare'.*did you mean 'Blond_Hair'"):
+        draw(celeba, cls=CelebA, target="Blond_Hare")
+    with pytest.raises(UserError, match="one attribute"):
+        CelebA(images="celeba-0", target="Male").check()
+
+
+def test_nobody_knows_which_patches_matter(waterbirds):
+    assert draw(waterbirds).train.relevance_on((2, 2)) is None
+
+
+def test_the_middle_square_is_resized(waterbirds):
+    path = waterbirds.root / waterbirds.names[0]
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8)).save(path)
+    data = draw(waterbirds)
+    split = (data.train, data.validation, data.test)[waterbirds.rows[0][0]]
+    np.testing.assert_array_equal(split.inputs[0].transpose(1, 2, 0), sources.read_square(path, 8))
+
+
+def test_images_are_mapped_from_a_file_and_not_read(waterbirds):
+    for _ in range(2):
+        data = draw(waterbirds, 14, test=4)
+        assert all(isinstance(split.inputs, np.memmap) for split in (data.train, data.validation, data.test))
+
+
+def test_a_part_keeps_the_shares_of_the_groups_and_is_drawn_by_repetition(waterbirds):
+    parts = [draw(waterbirds, 14, repetition=k, test=4) for k in (0, 0, 1)]
+    for data in parts:
+        assert np.bincount(data.train.groups).tolist() == [6, 2, 2, 4]
+        assert np.bincount(data.test.groups).tolist() == [1, 1, 1, 1]
+        assert len(data.validation.labels) == 8
+        for split in (data.train, data.test):
+            assert split.groups.tolist() == [2 * waterbirds.rows[i][1] + waterbirds.rows[i][2] for i in shown(split)]
+    first, again, other = (shown(data.train) for data in parts)
+    assert first == again != other and len(set(first)) == 14
+    more = shown(draw(waterbirds, 21).train)
+    assert set(first) < set(more)
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [(4, [1, 1, 1, 1]), (5, [2, 1, 1, 1]), (9, [6, 1, 1, 1]), (20, [14, 1, 1, 4]), (100, [72, 4, 2, 22])],
+)
+def test_shares_are_rounded_and_no_group_is_left_out(n, expected):
+    counts = np.array([72, 4, 2, 22])
+    assert shares(counts, n).tolist() == expected and sum(expected) == n
+    for n in range(4, 101):
+        out = shares(counts, n)
+        assert out.sum() == n and (out >= 1).all() and (out <= counts).all()
+
+
+@pytest.mark.parametrize("n", [3, 29, 1000])
+def test_more_than_there_is_or_too_few_for_the_groups_is_a_user_error_with_the_number(waterbirds, n):
+    with pytest.raises(UserError, match=f"training split; got {n}; allowed: 4, one a group, to 28, all there are"):
+        draw(waterbirds, n)
+
+
+def test_the_name_tells_content_and_not_place(waterbirds, tmp_path):
+    name, _ = located(waterbirds)
+    copy = shutil.copytree(waterbirds.root, tmp_path / "elsewhere")
+    assert sources.locate_images(f"folder:{copy}")[0] == name and name.startswith("waterbirds-")
+    assert sources.locate_images("waterbirds", tmp_path)[0] == name
+    table = copy / "metadata.csv"
+    table.write_text(table.read_text().replace("/sea/0.jpg", "/sea/1.jpg"))
+    changed = sources.locate_images(f"folder:{copy}")[0]
+    Image.new("RGB", (9, 9)).save(copy / waterbirds.names[3])
+    assert len({name, changed, sources.locate_images(f"folder:{copy}")[0]}) == 3
+
+
+def test_a_task_without_its_images_is_refused_at_once(waterbirds, tmp_path):
+    with pytest.raises(UserError, match="images of its own; give --images waterbirds"):
+        Waterbirds().check()
+    with pytest.raises(UserError, match="got 'folder-0123'; give --images celeba"):
+        CelebA(images="folder-0123").check()
+    name, locations = located(waterbirds)
+    with pytest.raises(UserError, match="not on this machine; give --images"):
+        Waterbirds(images=name).draw(8, 0, {})
+    with pytest.raises(UserError, match="not those of task 'celeba'"):
+        CelebA(images=name).draw(8, 0, locations)
+    with pytest.raises(UserError, match=r"celeba is not in .*; get it from https.* and give --images folder:DIR"):
+        sources.locate_images("celeba", tmp_path)
+
+
+def row_of(made, name):
+    """Return the line of the table in which a picture is."""
+    return 1 + next(i for i, line in enumerate(made.table.read_text().splitlines()) if name in line)
+
+
+def test_a_row_without_its_picture_is_named(waterbirds, celeba):
+    for made in (waterbirds, celeba):
+        name = made.names[5]
+        next(made.root.rglob(name)).unlink()
+        with pytest.raises(UserError, match=rf"{made.table.name}, line {row_of(made, name)}: .*{name} is not there"):
+            located(made)
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", None], ids=["empty", "text", "cut off"])
+def test_a_corrupt_picture_is_named_with_its_row(waterbirds, content):
+    path = waterbirds.root / waterbirds.names[5]
+    path.write_bytes(path.read_bytes()[:400] if content is None else content)
+    says = rf"metadata\.csv, line 7: .*{path.name} cannot be read as a picture"
+    with pytest.raises(UserError, match=says):
+        draw(waterbirds)
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "I;16", "P"])
+def test_pictures_of_every_kind_are_converted(waterbirds, mode):
+    train = next(i for i, row in enumerate(waterbirds.rows) if row[0] == 0)
+    path = waterbirds.root / waterbirds.names[train]
+    if mode == "I;16":
+        Image.fromarray(np.full((30, 30), 100 * 257, dtype=np.uint16)).save(path, format="PNG")
+    else:
+        Image.new("RGB", (30, 30), (100, 100, 100)).convert(mode).save(path, format="PNG" if mode == "P" else "JPEG")
+    data = draw(waterbirds)
+    assert np.abs(data.train.inputs[0].astype(int) - 100).max() <= 2
+
+
+def edit(made, old, new, count=-1):
+    made.table.write_text(made.table.read_text().replace(old, new, count))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (",split,", ",part,", "unknown column of .*metadata.csv; got 'split'"),
+        (",img_filename,", ",file,", "got 'img_filename'"),
+        (",/sea/3.jpg", "", r"metadata.csv, line 5; got 5 fields; allowed: 6"),
+        ("Bird_0002.jpg,", "Bird_0001.jpg,", "metadata.csv, line 4: .*is not there"),
+        ("002.Bird/Bird_0002.jpg,", "001.Bird/Bird_0001.jpg,", "metadata.csv, line 4: .*is in line 3, too"),
+    ],
+)
+def test_a_table_that_is_wrong_is_a_user_error(waterbirds, old, new, says):
+    edit(waterbirds, old, new)
+    with pytest.raises(UserError, match=says):
+        located(waterbirds)
+
+
+@pytest.mark.parametrize("column", [2, 3, 4])
+def test_a_value_that_cannot_be_is_named_with_its_row(waterbirds, column):
+    lines = waterbirds.table.read_text().splitlines()
+    fields = lines[6].split(",")
+    fields[column] = "7"
+    lines[6] = ",".join(fields)
+    waterbirds.table.write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"metadata.csv, line 7: (y|split|place); got '7'; allowed: 0, 1"):
+        located(waterbirds)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00\x01"])
+def test_a_table_that_is_no_text_or_has_no_rows_is_a_user_error(waterbirds, content):
+    waterbirds.table.write_bytes(content)
+    with pytest.raises(UserError, match=r"metadata\.csv"):
+        located(waterbirds)
+    waterbirds.table.write_text("img_filename,y,split,place\n")
+    with pytest.raises(UserError, match="has no rows"):
+        located(waterbirds)
+
+
+@pytest.mark.parametrize(("split", "word"), [(0, "training"), (2, "test")])
+def test_a_group_without_a_picture_is_named(waterbirds, split, word):
+    lines = waterbirds.table.read_text().splitlines()
+    empty = [i for i, row in enumerate(waterbirds.rows) if row == (split, 1, 0)]
+    waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in empty))
+    with pytest.raises(UserError, match=f"its {word} split has no picture of 'waterbird on land'"):
+        draw(waterbirds, 8)
+
+
+def test_a_set_without_a_validation_split_has_none(waterbirds):
+    lines = waterbirds.table.read_text().splitlines()
+    held = [i for i, row in enumerate(waterbirds.rows) if row[0] == 1]
+    waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in held))
+    assert draw(waterbirds).validation is None
+
+
+def test_a_celeba_table_that_is_cut_off_is_a_user_error(celeba):
+    lines = celeba.table.read_text().splitlines()
+    celeba.table.write_text("\n".join(lines[:-3]))
+    if celeba.table.suffix == ".txt":
+        with pytest.raises(UserError, match=f"cut off or torn; got {len(celeba.rows) - 3} rows"):
+            located(celeba)
+    partition = celeba.root / f"list_eval_partition{celeba.table.suffix}"
+    celeba.table.write_text("\n".join(lines))
+    partition.write_text("\n".join(partition.read_text().splitlines()[:-2]))
+    with pytest.raises(UserError, match=rf"line {len(lines) - 1}: .* is not in {partition.name}"):
+        located(celeba)
+    partition.unlink()
+    with pytest.raises(UserError, match=r"list_eval_partition\.txt cannot be read"):
+        located(celeba)
