@@ -25,6 +25,7 @@ def run(
     model: str | None = None,
     images: str | None = None,
     backgrounds: str | None = None,
+    pretrain_images: str | None = None,
     data_root: str | os.PathLike[str] | None = None,
     download: bool = False,
     device: str = "auto",
@@ -50,7 +51,7 @@ def run(
     from sparsebench.board.build import COLUMNS, build
 
     finished = execute(
-        plugins=plugins, suite=suite, tasks=tasks, model=model, images=images, backgrounds=backgrounds,
+        plugins=plugins, suite=suite, tasks=tasks, model=model, images=images, backgrounds=backgrounds, pretrain_images=pretrain_images,
         data_root=data_root, download=download, device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train,
         where=where, out=out, rerun=rerun, jobs=jobs, on_record=on_record,
     )  # fmt: skip
@@ -65,6 +66,7 @@ def execute(
     model: str | None,
     images: str | None,
     backgrounds: str | None,
+    pretrain_images: str | None,
     data_root: str | os.PathLike[str] | None,
     download: bool,
     device: str,
@@ -95,7 +97,9 @@ def execute(
         plugins=_several(plugins), suite=suite, tasks=_several(tasks), model=model, seeds=seeds, keep=tuple(keep),
         macs=tuple(macs), n_train=tuple(n_train), where=where,
     )  # fmt: skip
-    pictures = runs.Images(images, backgrounds, None if data_root is None else Path(data_root), download)
+    pictures = runs.Images(
+        images, backgrounds, pretrain_images, None if data_root is None else Path(data_root), download
+    )
     device = runs.resolve_device(device)
     plan = runs.plan(request, pictures, registry, folder, rerun)
     store.check_writable(folder)

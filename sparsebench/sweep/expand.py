@@ -30,7 +30,7 @@ class Request:
         plugins, tasks: NAME, NAME:param=v1,v2, and for plugins a path to a .py file.
         model: NAME or NAME:param=v, for every task it fits.
         keep, macs: budgets to sweep over, in place of the suite's.
-        images, backgrounds: names of located image sets, for every image task.
+        images, backgrounds, pretrain_images: names of located image sets, for every image task.
         where: whether tokens are removed in training, in the test, or in both; "both" leaves the suite's own.
         figures: only what the suite has for these figures of a paper.
     """
@@ -41,6 +41,7 @@ class Request:
     model: str | None = None
     images: str | None = None
     backgrounds: str | None = None
+    pretrain_images: str | None = None
     seeds: int | None = None
     keep: tuple[float, ...] = ()
     macs: tuple[float, ...] = ()
@@ -152,7 +153,7 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
 
 def _task(name: str, params: dict[str, Any], request: Request, registry: Registry) -> Task:
     cls = registry.task(name)
-    for key in ("images", "backgrounds"):
+    for key in ("images", "backgrounds", "pretrain_images"):
         if getattr(request, key) is not None and key in cls.model_fields:
             params = params | {key: getattr(request, key)}
     task = fill(cls, params, f"task '{name}'")

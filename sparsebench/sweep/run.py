@@ -18,11 +18,16 @@ from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
 from sparsebench.tasks import sources
 from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.known import OFFICIAL
 
 Rerun = Literal["missing", "failed", "always"]
 RERUN: tuple[Rerun, ...] = ("missing", "failed", "always")
 MOST_WORKERS = 16
-LOCATED = {"images": sources.locate_images, "backgrounds": sources.locate_backgrounds}
+LOCATED = {
+    "images": sources.locate_images,
+    "backgrounds": sources.locate_backgrounds,
+    "pretrain_images": sources.locate_images,
+}
 """The parameters of tasks that name pictures, and what finds those."""
 
 
@@ -32,6 +37,7 @@ class Images:
 
     images: str | None = None
     backgrounds: str | None = None
+    pretrain_images: str | None = None
     data_root: Path | None = None
     download: bool = False
 
@@ -47,9 +53,24 @@ class Images:
                 names[parameter], place = locate(spec, self.data_root, self.download)
                 if place is not None:
                     places[names[parameter]] = place
+        return names, places
+
+    def places(self, jobs: Sequence[Job]) -> dict[str, Path]:
+        """Return where all pictures of the jobs lie: what the user named, and official sets that suites name.
+
+        Raises:
+            UserError: an official set is not there.
+        """
+        places = dict(self.locate()[1])
+        named = {(key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED}
+        for parameter, name in sorted((key, name) for key, name in named if isinstance(name, str)):
+            if name in OFFICIAL and name not in places:
+                place = LOCATED[parameter](name, self.data_root, self.download)[1]
+                assert place is not None
+                places[name] = place
         if places:
             cache.check()
-        return names, places
+        return places
 
 
 @dataclass(frozen=True)
@@ -69,13 +90,13 @@ def plan(request: Request, images: Images, registry: Registry, out: Path, rerun:
     """Return the plan of a request. Nothing is written and no network is built."""
     if rerun not in RERUN:
         raise UserError("rerun", got=f"'{rerun}'", allowed=RERUN)
-    names, locations = images.locate()
-    jobs = expand(replace(request, **names), registry)
+    jobs = expand(replace(request, **images.locate()[0]), registry)
     known = {} if rerun == "always" else store.read(out)
     todo = [job for job in jobs if _is_missing(job, known, rerun)]
     needed = {job.after for job in todo if job.after and not store.weights_path(out, job.after).exists()}
     again = {job.cell.id for job in todo}
-    return Plan(jobs, [job for job in jobs if job.cell.id in again | needed], locations)
+    todo = [job for job in jobs if job.cell.id in again | needed]
+    return Plan(jobs, todo, images.places(todo))
 
 
 def _is_missing(job: Job, known: Mapping[str, Record], rerun: Rerun) -> bool:

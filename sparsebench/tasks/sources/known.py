@@ -175,6 +175,8 @@ _ALL = (
 )  # fmt: skip
 
 KNOWN = {known.name: known for known in _ALL}
+OFFICIAL = frozenset(known.name for known in _ALL if known.torchvision)
+"""Sets whose files are the same everywhere: cells name them as they are."""
 
 
 def named(use: Use) -> tuple[str, ...]:
