@@ -262,8 +262,10 @@ def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluatio
     if success is not None:
         result.add("success", float(success), "0 or 1", 1)
     if len(data.group_names) > 1:
+        sizes = np.bincount(data.train.groups, minlength=len(data.group_names))
         for number, name in enumerate(data.group_names):
             result.add_share(f"accuracy: {name}", correct[test.groups == number])
+            result.add(f"train_samples: {name}", sizes[number], "samples", len(data.train.groups))
         for name, value in groups.summary(correct, test.groups, data.train.groups, len(data.group_names)).items():
             result.add(name, value, "fraction", n)
     result.outcomes = Outcomes(
