@@ -45,13 +45,29 @@ class Actor:
         return Pass(self, keys, relevance, tokens, training)
 
 
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """One choice of a strategy.
+
+    Attributes:
+        block: where it was made.
+        before, after: (B, N) and (B, M) of the tokens there, see `TokenView.index`.
+        plan: what it was; the positions of a `Keep` in rising order.
+    """
+
+    block: int
+    before: Tensor
+    after: Tensor
+    plan: Plan
+
+
 @dataclass(eq=False)
 class Pass:
     """The state of one forward pass. Networks call `acts` and `decide`; the rest is its record.
 
     Attributes:
         index, sizes: (B, N) of the tokens that are there now, see `TokenView`.
-        scores: (B, N) of the strategy's first decision, or None.
+        decisions: what the strategy chose so far, in order.
         steps: the token counts so far, block by block.
     """
 
@@ -62,14 +78,18 @@ class Pass:
     training: bool
     index: Tensor = field(init=False)
     sizes: Tensor = field(init=False)
-    scores: Tensor | None = None
-    decided: bool = False
+    decisions: list[Decision] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         B = self.keys.shape[0]
         self.index = torch.arange(self.count, device=self.keys.device).expand(B, self.count)
         self.sizes = torch.ones(B, self.count, device=self.keys.device)
+
+    @property
+    def scores(self) -> Tensor | None:
+        """(B, N) of the strategy's first decision, or None."""
+        return self.decisions[0].plan.scores if self.decisions else None
 
     @property
     def site(self) -> str:
@@ -108,11 +128,11 @@ class Pass:
             return None
         name = self.actor.strategy.name
         check_plan(plan, name, self.index.shape, keep)
-        if not self.decided:
-            self.scores, self.decided = plan.scores, True
         if isinstance(plan, Keep):
             plan = Keep(plan.index.sort(dim=1).values, plan.fuse, plan.scores)
-        self.index, self.sizes = tokens.index_after(plan, self.index), tokens.sizes_after(plan, self.sizes)
+        before = self.index
+        self.index, self.sizes = tokens.index_after(plan, before), tokens.sizes_after(plan, self.sizes)
+        self.decisions.append(Decision(block, before, self.index, plan))
         return plan
 
     def _view(self, block: int, given: Given) -> TokenView:

@@ -190,7 +190,7 @@ class _Result:
     def __init__(self) -> None:
         self.metrics: dict[str, Metric] = {}
         self.trajectory: tuple[TokenStep, ...] = ()
-        self.samples: dict[str, tuple[float, ...]] = {}
+        self.samples: dict[str, tuple[float | None, ...]] = {}
         self.outcomes: Outcomes | None = None
         self.notes: dict[str, str] = {}
 
@@ -223,7 +223,7 @@ def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
     _add_training(result, trained, cell.cell.n_train)
     _add_outcomes(result, cell.task, cell.data, evaluation)
-    _add_selection(result, evaluation, cell.test)
+    _add_selection(result, evaluation, cell.test, network.cost.depth)
     _add_cost(result, network, actor, evaluation)
     if cell.task.inputs == "images":
         _add_timing(result, network, cell.in_test, cell.test)
@@ -273,13 +273,24 @@ def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluatio
     )
 
 
-def _add_selection(result: _Result, evaluation: Evaluation, samples: Samples) -> None:
+def _add_selection(result: _Result, evaluation: Evaluation, samples: Samples, depth: int) -> None:
+    """Add how well the tokens that matter were found: at the end, and by block where there is more than one."""
     relevant = samples.relevance.cpu().numpy() >= RELEVANT
     precision, recall = selection.precision_recall(evaluation.kept, relevant)
     n = len(relevant)
     result.add("selection_precision", precision, "fraction", n)
     result.add("selection_recall", recall, "fraction", n)
     result.add("selection_auroc", selection.auroc(evaluation.scores, relevant), "fraction", n)
+    if depth == 1 or not evaluation.choices:
+        return
+    rows = [
+        (float(choice.block), *selection.precision_recall(choice.kept, relevant),
+         selection.auroc(choice.scores, relevant))
+        for choice in evaluation.choices
+    ]  # fmt: skip
+    names = ("blocks", "precision_by_block", "recall_by_block", "auroc_by_block")
+    for name, values in zip(names, zip(*rows, strict=True), strict=True):
+        result.samples[f"selection_{name}"] = tuple(None if np.isnan(value) else value for value in values)
 
 
 def _add_cost(result: _Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:

@@ -1,0 +1,64 @@
+"""What a record tells of single tokens."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparsebench.sweep import store
+from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.record import Record
+
+COMPOSITE = "composite:epochs=1,test=40,pretrain_epochs=0"
+VIT = "vit:dim=16,depth=3,heads=2"
+
+Measure = Callable[..., Record]
+
+
+@pytest.fixture(scope="session")
+def image(measured: Measure) -> Measure:
+    """Return a function from a plugin to the record of its cell on the composite task."""
+
+    def measure(plugin: str, task: str = COMPOSITE, **options: Any) -> Record:
+        return measured(plugin, task, 40, model=VIT, **options)
+
+    return measure
+
+
+BY_BLOCK = [f"selection_{name}" for name in ("blocks", "precision_by_block", "recall_by_block", "auroc_by_block")]
+
+
+def test_selection_is_told_block_by_block(image: Measure, measured: Measure) -> None:
+    record = image("attn_topk:keep_rate=0.5")
+    blocks, precision, recall, auroc = (record.samples[name] for name in BY_BLOCK)
+    assert blocks == (1, 2) and len(precision) == len(recall) == len(auroc) == 2
+    assert [precision[1], recall[1]] == [record.metrics[f"selection_{name}"].value for name in ("precision", "recall")]
+    assert auroc[0] == record.metrics["selection_auroc"].value and auroc[0] != auroc[1]
+    assert recall[0] > recall[1]  # what has left does not come back
+    assert not set(BY_BLOCK) & set(image("dense").samples)
+    assert measured("random").samples == {}  # a network of one block has said it all
+
+
+INNER_ORACLE = """
+import sparsebench
+
+class Inner(sparsebench.Strategy):
+    name, kind, site, needs = "inner", "oracle", "block", frozenset({"relevance"})
+
+    def scores(self, view):
+        return view.relevance
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Inner]
+"""
+
+
+def test_where_no_tokens_of_two_kinds_are_left_there_is_nothing_to_tell_apart(image: Measure, tmp_path: Path) -> None:
+    path = tmp_path / "inner.py"
+    path.write_text(INNER_ORACLE)
+    record = image(f"{path}:keep_rate=0.25")
+    assert [record.samples[name] for name in BY_BLOCK[1::2]] == [(1, 1), (1, None)]
+    assert record.samples[BY_BLOCK[2]][0] > record.samples[BY_BLOCK[2]][1] > 0
+    assert store.parse(canonical(record.model_dump(mode="json")).encode()) == record
