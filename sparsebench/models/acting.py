@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,7 @@ from sparsebench import seeds, tokens
 from sparsebench.budget import Budget, solve, stages
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
-from sparsebench.strategy import Keep, Merge, Mix, Plan, Strategy, TokenView
+from sparsebench.strategy import Keep, Merge, Mix, Plan, Site, Strategy, TokenView
 
 Given = Mapping[str, Callable[[], Tensor | None]]
 
@@ -92,7 +92,7 @@ class Pass:
         return self.decisions[0].plan.scores if self.decisions else None
 
     @property
-    def site(self) -> str:
+    def site(self) -> Site:
         """Where the strategy acts."""
         return self.actor.strategy.site
 
@@ -104,6 +104,10 @@ class Pass:
     def acts(self, block: int) -> bool:
         """Say whether fewer tokens are to leave this block than are there now."""
         return self.actor.keep.get(block, self.index.shape[1]) < self.index.shape[1]
+
+    def acts_at(self, site: Site, block: int) -> bool:
+        """Say whether fewer tokens are to leave this site of this block than come to it."""
+        return site == self.site and self.acts(block)
 
     def went(self, tokens_in: int, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
         """Record one block; call it once a block, when its choice is made."""
@@ -159,6 +163,34 @@ class Pass:
             grid=self.actor.grid,
             random=lambda draw: seeds.uniform(seeds.mix(keys, draw + 1), count),
         )
+
+
+class Replay(Pass):
+    """A pass in which given patches leave at given places: what was chosen before, or what a measurement takes away.
+
+    Args:
+        N: patches at the input.
+        script: (site, block, (B, M) patches that stay, in rising order) for each place, in the network's order.
+    """
+
+    requires = frozenset()
+
+    def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
+        self.script = list(script)
+        stay = self.script[0][2]
+        self.index = torch.arange(N, device=stay.device).repeat(len(stay), 1)
+        self.sizes, self.decisions, self.steps = torch.ones_like(self.index, dtype=torch.float32), [], []
+
+    def acts_at(self, site: Site, block: int) -> bool:
+        """See `Pass.acts_at`: here the same number may stay."""
+        return bool(self.script) and self.script[0][:2] == (site, block)
+
+    def decide(self, block: int, given: Given) -> Plan:
+        """See `Pass.decide`: the plan is the next of the script."""
+        _, _, stay = self.script.pop(0)
+        plan = Keep(torch.searchsorted(self.index, stay))
+        self.index, self.sizes = stay, tokens.sizes_after(plan, self.sizes)
+        return plan
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from scipy.stats import binomtest
 from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.measure import groups, selection
+from sparsebench.measure.spuriosity import token_spuriosity
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Network, Watchable
 from sparsebench.models.shallow import ShallowViT
@@ -27,6 +28,8 @@ from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, Status, TokenStep, pack
 from sparsebench.tasks.base import Data, Task
+from sparsebench.tasks.pictures import PictureTask
+from sparsebench.training.discard import influences
 from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
 from sparsebench.training.loop import Course, steps_for, train
 from sparsebench.training.steps import Samples
@@ -224,6 +227,8 @@ def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None
     _add_training(result, trained, cell.cell.n_train)
     _add_outcomes(result, cell.task, cell.data, evaluation)
     _add_selection(result, evaluation, cell.test, network.cost.depth)
+    if isinstance(cell.task, PictureTask) and cell.task.spuriosity:
+        _add_spuriosity(result, network, cell.in_test, cell.test, cell.task.spuriosity)
     _add_cost(result, network, actor, evaluation)
     if cell.task.inputs == "images":
         _add_timing(result, network, cell.in_test, cell.test)
@@ -291,6 +296,19 @@ def _add_selection(result: _Result, evaluation: Evaluation, samples: Samples, de
     names = ("blocks", "precision_by_block", "recall_by_block", "auroc_by_block")
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
         result.samples[f"selection_{name}"] = tuple(None if np.isnan(value) else value for value in values)
+
+
+def _add_spuriosity(result: _Result, network: Network, actor: Actor | None, samples: Samples, n: int) -> None:
+    """Add the token spuriosity indices of the first n images, with the strategy and with nothing acting."""
+    inside = samples.relevance[:n].cpu().numpy() > 0
+    dense = influences(network, None, samples, n)
+    acted = dense if actor is None else influences(network, actor, samples, n)
+    if acted is None:
+        result.notes["spuriosity"] = "not measured: tokens are fused, merged or mixed, not only removed"
+    for end, z in (("", acted), ("_dense", dense)):
+        indices = (None, None) if z is None else token_spuriosity(z, inside)
+        for name, value in zip(("a_tsi", "m_tsi"), indices, strict=True):
+            result.add(name + end, value, "ratio", len(inside))
 
 
 def _add_cost(result: _Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:

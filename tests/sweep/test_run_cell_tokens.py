@@ -62,3 +62,48 @@ def test_where_no_tokens_of_two_kinds_are_left_there_is_nothing_to_tell_apart(im
     assert [record.samples[name] for name in BY_BLOCK[1::2]] == [(1, 1), (1, None)]
     assert record.samples[BY_BLOCK[2]][0] > record.samples[BY_BLOCK[2]][1] > 0
     assert store.parse(canonical(record.model_dump(mode="json")).encode()) == record
+
+
+INDICES = ("a_tsi", "m_tsi", "a_tsi_dense", "m_tsi_dense")
+MEASURED = COMPOSITE + ",spuriosity=3"
+
+
+def test_the_spuriosity_of_tokens_is_measured_where_asked_for_and_changes_nothing_else(image: Measure) -> None:
+    for plugin in ("dense", "random", "attn_topk"):
+        plain, record = image(plugin), image(plugin, MEASURED)
+        assert record.status == "ok", record.failure
+        assert set(record.metrics) - set(plain.metrics) == set(INDICES)
+        assert record.outcomes == plain.outcomes and record.metrics["train_loss"] == plain.metrics["train_loss"]
+        assert all(record.metrics[name].unit == "ratio" and record.metrics[name].n == 3 for name in INDICES)
+        after, before = ([record.metrics[name].value for name in names] for names in (INDICES[:2], INDICES[2:]))
+        assert all(value is not None and value > 0 for value in before + after)
+        assert (after == before) == (plugin == "dense")
+
+
+def test_where_nothing_acts_in_the_test_both_spuriosities_are_one(image: Measure) -> None:
+    metrics = image("random", MEASURED, where="train").metrics
+    assert metrics["a_tsi"] == metrics["a_tsi_dense"] and metrics["m_tsi"] == metrics["m_tsi_dense"]
+
+
+def test_spuriosity_is_not_measured_where_tokens_are_merged(image: Measure, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.py"
+    path.write_text(PAIRS)
+    record = image(f"{path}:keep_rate=0.5", MEASURED)
+    assert [record.metrics[name].value is None for name in INDICES] == [True, True, False, False]
+    assert "merged" in record.notes["spuriosity"]
+
+
+PAIRS = """
+import torch
+import sparsebench
+
+class Pairs(sparsebench.Strategy):
+    name = "pairs"
+
+    def plan(self, view, keep):
+        return sparsebench.Merge(torch.arange(view.index.shape[1]).expand(view.index.shape) // 2)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Pairs]
+"""
