@@ -87,7 +87,8 @@ KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
 """Errors whose text says all; others are shown with their type and kept with their traceback."""
 
 
-def _failure(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> Failure:
+    """Return what a record says of an error."""
     kind = type(error).__name__
     text = str(error) if isinstance(error, KNOWN) else f"{kind}: {error}"
     trace = "" if isinstance(error, KNOWN) else "".join(traceback.format_exception(error))[-4000:]
@@ -124,7 +125,7 @@ class _Run:
 
     def fail(self, error: BaseException) -> None:
         """Note what went wrong."""
-        self.status, self.failure = _status(error), _failure(error)
+        self.status, self.failure = _status(error), failure_of(error)
 
     def prepare(self, registry: Registry) -> None:
         """Draw the data and build the network."""
