@@ -51,7 +51,8 @@ def run(
     from sparsebench.board.build import COLUMNS, build
 
     finished = execute(
-        plugins=plugins, suite=suite, tasks=tasks, model=model, images=images, backgrounds=backgrounds, pretrain_images=pretrain_images,
+        plugins=plugins, suite=suite, tasks=tasks, model=model, images=images, backgrounds=backgrounds,
+        pretrain_images=pretrain_images,
         data_root=data_root, download=download, device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train,
         where=where, out=out, rerun=rerun, jobs=jobs, on_record=on_record,
     )  # fmt: skip

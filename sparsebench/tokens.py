@@ -79,3 +79,21 @@ def index_after(plan: Plan, index: Tensor) -> Tensor:
     if plan.fuse is None:
         return kept
     return torch.cat([kept, index.new_full((index.shape[0], 1), -1)], dim=1)
+
+
+def membership_after(plan: Keep | Merge, token: Tensor, count: int) -> Tensor:
+    """Return (B, N), which of the new tokens each input patch is in; -1 for none.
+
+    Args:
+        plan: what happens to the old tokens.
+        token: (B, N), which of the old tokens each is in; -1 for none.
+        count: number of the old tokens.
+    """
+    if isinstance(plan, Merge):
+        goes = plan.target
+    else:
+        B, M = plan.index.shape
+        goes = plan.index.new_full((B, count), -1 if plan.fuse is None else M)
+        goes = goes.scatter(1, plan.index, torch.arange(M, device=goes.device).expand(B, M))
+    nowhere = goes.new_full((len(goes), 1), -1)
+    return torch.cat([goes, nowhere], dim=1).gather(1, token % (count + 1))

@@ -127,3 +127,21 @@ def test_the_numbers_keep_their_type(kind):
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(2, 7, 4, generator=rng).bfloat16()
     assert tokens.apply(make_plan(kind, rng, 2, 6, 3), x, torch.ones(2, 6), 1).dtype == torch.bfloat16
+
+
+@given(cases(("keep", "fuse", "merge")), st.integers(0, 10**6))
+@settings(max_examples=150, deadline=None)
+def test_patches_are_followed_to_the_token_that_they_are_in(case, seed):
+    plan, sizes, _, _, _ = case
+    B, N = sizes.shape
+    token = torch.randint(-1, N, (B, 11), generator=torch.Generator().manual_seed(seed))
+    found = tokens.membership_after(plan, token, N)
+    for b, old in enumerate(token.tolist()):
+        for patch, place in enumerate(old):
+            if isinstance(plan, Merge):
+                goes = -1 if place < 0 else int(plan.target[b, place])
+            else:
+                kept = plan.index[b].tolist()
+                fused = -1 if plan.fuse is None or place < 0 else len(kept)
+                goes = kept.index(place) if place in kept else fused
+            assert int(found[b, patch]) == goes

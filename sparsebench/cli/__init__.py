@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sparsebench import __version__
-from sparsebench.cli import data, env, leaderboard, listing, reproduce, run, show
+from sparsebench.cli import data, env, leaderboard, listing, reproduce, run, show, show_tokens
 from sparsebench.errors import UserError
 
 
@@ -42,7 +42,10 @@ def main() -> None:
     """Benchmark token sparsification in Vision Transformers, on data that knows which tokens matter."""
 
 
-for command in (run.run, listing.list_, show.show, leaderboard.leaderboard, reproduce.reproduce, data.data, env.env):
+for command in (
+    run.run, listing.list_, show.show, show_tokens.show_tokens, leaderboard.leaderboard, reproduce.reproduce, data.data,
+    env.env,
+):  # fmt: skip
     main.add_command(command)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparsebench.cli.options import with_pictures
 from sparsebench.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -38,17 +39,6 @@ PAPERS = {
     ),
 }
 """Title, presets and figures of each, here so that help need not load them."""
-
-
-def _pictures() -> list[click.Option]:
-    """Return the options that say where pictures come from."""
-    root = "Where torchvision's files lie. [./data]"
-    return [
-        click.Option(["--images"], metavar="digits|cifar10|folder:DIR", help="Foregrounds, in place of the suite's."),
-        click.Option(["--backgrounds"], metavar="photos|DIR", help="Backgrounds, in place of the suite's."),
-        click.Option(["--data-root"], type=click.Path(path_type=Path), help=root),
-        click.Option(["--download"], is_flag=True, help="Fetch what is missing there."),
-    ]
 
 
 PICTURES = {"spatial", "images"}
@@ -81,8 +71,6 @@ def _command(paper: str) -> click.Command:
             ["--rerun"], type=click.Choice(["missing", "failed", "always"]), default="missing", show_default=True
         ),
     ]  # fmt: skip
-    if paper in PICTURES:
-        options += _pictures()
     text = f"""Make {title}.
 
     Writes each figure as PNG, SVG and CSV, and a table of verdicts: what the paper claims, what came out, and by which
@@ -91,9 +79,10 @@ def _command(paper: str) -> click.Command:
     """
     callback = partial(_make, paper)
     short = title[title.index("(") + 1 : -1]
-    return click.Command(
+    command = click.Command(
         paper, params=list[click.Parameter](options), help=text, short_help=f"Of {short}.", callback=callback
     )
+    return with_pictures(command) if paper in PICTURES else command
 
 
 def _make(

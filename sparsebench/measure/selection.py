@@ -9,17 +9,19 @@ from scipy.stats import rankdata
 def auroc(scores: np.ndarray, relevant: np.ndarray) -> float:
     """Return the mean over samples of the AUROC of (n, N) scores against the (n, N) boolean mask.
 
-    Ties count one half, so that constant scores give 0.5. Samples whose tokens are all relevant, or none, say
-    nothing and are left out; NaN if no sample is left.
+    Ties count one half, so that constant scores give 0.5. A token whose score is NaN is not there. Samples whose
+    tokens are all relevant, or none, say nothing and are left out; NaN if no sample is left.
     """
+    there = ~np.isnan(scores)
+    relevant = relevant & there
     positives = relevant.sum(axis=1)
-    negatives = relevant.shape[1] - positives
+    negatives = there.sum(axis=1) - positives
     usable = (positives > 0) & (negatives > 0)
     if not usable.any():
         return float("nan")
-    ranks = rankdata(scores[usable], axis=1)
+    ranks = rankdata(scores[usable], axis=1, nan_policy="omit")  # what is not there ranks last, as NaN
     p, q = positives[usable], negatives[usable]
-    above = (ranks * relevant[usable]).sum(axis=1) - p * (p + 1) / 2
+    above = np.where(relevant[usable], ranks, 0.0).sum(axis=1) - p * (p + 1) / 2
     return float((above / (p * q)).mean())
 
 

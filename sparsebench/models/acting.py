@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,7 @@ from sparsebench import seeds, tokens
 from sparsebench.budget import Budget, solve, stages
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
-from sparsebench.strategy import Keep, Merge, Mix, Plan, Strategy, TokenView
+from sparsebench.strategy import Keep, Merge, Mix, Plan, Site, Strategy, TokenView
 
 Given = Mapping[str, Callable[[], Tensor | None]]
 
@@ -45,13 +45,29 @@ class Actor:
         return Pass(self, keys, relevance, tokens, training)
 
 
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """One choice of a strategy.
+
+    Attributes:
+        block: where it was made.
+        before, after: (B, N) and (B, M) of the tokens there, see `TokenView.index`.
+        plan: what it was; the positions of a `Keep` in rising order.
+    """
+
+    block: int
+    before: Tensor
+    after: Tensor
+    plan: Plan
+
+
 @dataclass(eq=False)
 class Pass:
     """The state of one forward pass. Networks call `acts` and `decide`; the rest is its record.
 
     Attributes:
         index, sizes: (B, N) of the tokens that are there now, see `TokenView`.
-        scores: (B, N) of the strategy's first decision, or None.
+        decisions: what the strategy chose so far, in order.
         steps: the token counts so far, block by block.
     """
 
@@ -62,8 +78,7 @@ class Pass:
     training: bool
     index: Tensor = field(init=False)
     sizes: Tensor = field(init=False)
-    scores: Tensor | None = None
-    decided: bool = False
+    decisions: list[Decision] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -72,7 +87,12 @@ class Pass:
         self.sizes = torch.ones(B, self.count, device=self.keys.device)
 
     @property
-    def site(self) -> str:
+    def scores(self) -> Tensor | None:
+        """(B, N) of the strategy's first decision, or None."""
+        return self.decisions[0].plan.scores if self.decisions else None
+
+    @property
+    def site(self) -> Site:
         """Where the strategy acts."""
         return self.actor.strategy.site
 
@@ -84,6 +104,10 @@ class Pass:
     def acts(self, block: int) -> bool:
         """Say whether fewer tokens are to leave this block than are there now."""
         return self.actor.keep.get(block, self.index.shape[1]) < self.index.shape[1]
+
+    def acts_at(self, site: Site, block: int) -> bool:
+        """Say whether fewer tokens are to leave this site of this block than come to it."""
+        return site == self.site and self.acts(block)
 
     def went(self, tokens_in: int, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
         """Record one block; call it once a block, when its choice is made."""
@@ -108,11 +132,11 @@ class Pass:
             return None
         name = self.actor.strategy.name
         check_plan(plan, name, self.index.shape, keep)
-        if not self.decided:
-            self.scores, self.decided = plan.scores, True
         if isinstance(plan, Keep):
             plan = Keep(plan.index.sort(dim=1).values, plan.fuse, plan.scores)
-        self.index, self.sizes = tokens.index_after(plan, self.index), tokens.sizes_after(plan, self.sizes)
+        before = self.index
+        self.index, self.sizes = tokens.index_after(plan, before), tokens.sizes_after(plan, self.sizes)
+        self.decisions.append(Decision(block, before, self.index, plan))
         return plan
 
     def _view(self, block: int, given: Given) -> TokenView:
@@ -139,6 +163,34 @@ class Pass:
             grid=self.actor.grid,
             random=lambda draw: seeds.uniform(seeds.mix(keys, draw + 1), count),
         )
+
+
+class Replay(Pass):
+    """A pass in which given patches leave at given places: what was chosen before, or what a measurement takes away.
+
+    Args:
+        N: patches at the input.
+        script: (site, block, (B, M) patches that stay, in rising order) for each place, in the network's order.
+    """
+
+    requires = frozenset()
+
+    def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
+        self.script = list(script)
+        stay = self.script[0][2]
+        self.index = torch.arange(N, device=stay.device).repeat(len(stay), 1)
+        self.sizes, self.decisions, self.steps = torch.ones_like(self.index, dtype=torch.float32), [], []
+
+    def acts_at(self, site: Site, block: int) -> bool:
+        """See `Pass.acts_at`: here the same number may stay."""
+        return bool(self.script) and self.script[0][:2] == (site, block)
+
+    def decide(self, block: int, given: Given) -> Plan:
+        """See `Pass.decide`: the plan is the next of the script."""
+        _, _, stay = self.script.pop(0)
+        plan = Keep(torch.searchsorted(self.index, stay))
+        self.index, self.sizes = stay, tokens.sizes_after(plan, self.sizes)
+        return plan
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,7 +68,7 @@ class DeepViT:
     @contextmanager
     def _installed(self, images: Tensor, acting: Pass) -> Iterator[None]:
         with ExitStack() as stack:
-            if acting.site == "input":
+            if acting.acts_at("input", 0):
                 hook = self.module.patch_drop.register_forward_hook(partial(self._input, images, acting))
                 stack.callback(hook.remove)
             for number, block in enumerate(self.module.blocks):
@@ -94,11 +94,11 @@ class DeepViT:
 
     def _block(self, acting: Pass, number: int, block: Any, x: Tensor, **kwargs: Any) -> Tensor:
         """Run one block, with the strategy's choice before it or inside it."""
-        if acting.site == "block" and acting.acts(number):
+        if acting.acts_at("block", number):
             sizes = acting.sizes
             plan = acting.decide(number, {"tokens": lambda: x[:, self.prefix :]})
             x = x if plan is None else tokens.apply(plan, x, sizes, self.prefix)
-        if acting.site != "attention" or not acting.acts(number):
+        if not acting.acts_at("attention", number):
             acting.went(x.shape[1] - self.prefix)
             return type(block).forward(block, x, **kwargs)
         if type(block).forward is not Block.forward:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -79,7 +79,8 @@ def _trial(record: Record, registry: Registry) -> Trial:
         model=registry.model(cell.model.name)(**cell.model.params), strategy=record.label,
         removed=round(1 - (cell.budget.keep_rate or 1.0), 6), where=cell.where, n=cell.n_train,
         repetition=cell.repetition, values={name: metric.value for name, metric in record.metrics.items()},
-        curves=record.samples, diverged=record.status != "ok",
+        curves=cast(Mapping[str, tuple[float, ...]], record.samples),  # what is watched has no holes
+        diverged=record.status != "ok",
     )  # fmt: skip
 
 

@@ -69,7 +69,8 @@ class Record(_Model):
 
     Attributes:
         trajectory: realised token counts, block by block.
-        samples: raw timings, seconds a batch.
+        samples: series of numbers by name: raw timings in seconds a batch, what was watched while training, selection
+            quality by block; None where there is nothing to measure.
         notes: facts that are no numbers, such as which attention a strategy was given.
         environment: hash of the machine and library description beside the records.
         label: the strategy's name, with the parameters that are not its defaults.
@@ -82,7 +83,7 @@ class Record(_Model):
     status: Status
     metrics: dict[str, Metric] = Field(default_factory=dict)
     trajectory: tuple[TokenStep, ...] = ()
-    samples: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    samples: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
     outcomes: Outcomes | None = None
     notes: dict[str, str] = Field(default_factory=dict)
     failure: Failure | None = None

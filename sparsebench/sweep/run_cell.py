@@ -17,6 +17,7 @@ from scipy.stats import binomtest
 from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.measure import groups, selection
+from sparsebench.measure.spuriosity import token_spuriosity
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Network, Watchable
 from sparsebench.models.shallow import ShallowViT
@@ -27,6 +28,8 @@ from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, Status, TokenStep, pack
 from sparsebench.tasks.base import Data, Mask, Task, relevant
+from sparsebench.tasks.pictures import PictureTask
+from sparsebench.training.discard import influences
 from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
 from sparsebench.training.loop import Course, steps_for, train
 from sparsebench.training.steps import Samples
@@ -83,7 +86,8 @@ KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
 """Errors whose text says all; others are shown with their type and kept with their traceback."""
 
 
-def _failure(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> Failure:
+    """Return what a record says of an error."""
     kind = type(error).__name__
     text = str(error) if isinstance(error, KNOWN) else f"{kind}: {error}"
     trace = "" if isinstance(error, KNOWN) else "".join(traceback.format_exception(error))[-4000:]
@@ -120,7 +124,7 @@ class _Run:
 
     def fail(self, error: BaseException) -> None:
         """Note what went wrong."""
-        self.status, self.failure = _status(error), _failure(error)
+        self.status, self.failure = _status(error), failure_of(error)
 
     def prepare(self, registry: Registry) -> None:
         """Draw the data and build the network."""
@@ -189,7 +193,7 @@ class _Result:
     def __init__(self) -> None:
         self.metrics: dict[str, Metric] = {}
         self.trajectory: tuple[TokenStep, ...] = ()
-        self.samples: dict[str, tuple[float, ...]] = {}
+        self.samples: dict[str, tuple[float | None, ...]] = {}
         self.outcomes: Outcomes | None = None
         self.notes: dict[str, str] = {}
 
@@ -222,7 +226,9 @@ def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
     _add_training(result, trained, cell.cell.n_train)
     _add_outcomes(result, cell.task, cell.data, evaluation)
-    _add_selection(result, evaluation, cell.test, cell.data.test.mask)
+    _add_selection(result, evaluation, cell.test, cell.data.test.mask, network.cost.depth)
+    if isinstance(cell.task, PictureTask) and cell.task.spuriosity and cell.test.relevance is not None:
+        _add_spuriosity(result, network, cell.in_test, cell.test, cell.test.relevance[: cell.task.spuriosity])
     _add_cost(result, network, actor, evaluation)
     if cell.task.inputs == "images":
         _add_timing(result, network, cell.in_test, cell.test)
@@ -261,8 +267,10 @@ def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluatio
     if success is not None:
         result.add("success", float(success), "0 or 1", 1)
     if len(data.group_names) > 1:
+        sizes = np.bincount(data.train.groups, minlength=len(data.group_names))
         for number, name in enumerate(data.group_names):
             result.add_share(f"accuracy: {name}", correct[test.groups == number])
+            result.add(f"train_samples: {name}", sizes[number], "samples", len(data.train.groups))
         for name, value in groups.summary(correct, test.groups, data.train.groups, len(data.group_names)).items():
             result.add(name, value, "fraction", n)
     result.outcomes = Outcomes(
@@ -270,8 +278,11 @@ def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluatio
     )
 
 
-def _add_selection(result: _Result, evaluation: Evaluation, samples: Samples, mask: Mask) -> None:
-    """Add how well the tokens that matter were found: not measured where nobody knows which those are."""
+def _add_selection(result: _Result, evaluation: Evaluation, samples: Samples, mask: Mask, depth: int) -> None:
+    """Add how well the tokens that matter were found: at the end, and by block where there is more than one.
+
+    It is not measured where nobody knows which those are.
+    """
     if samples.relevance is None:
         for name in SELECTION:
             result.add(name, None, "fraction", 0)
@@ -281,6 +292,30 @@ def _add_selection(result: _Result, evaluation: Evaluation, samples: Samples, ma
     auroc = selection.auroc(evaluation.scores, matter)
     for name, value in zip(SELECTION, (precision, recall, auroc), strict=True):
         result.add(name, value, "fraction", len(matter))
+    if depth == 1 or not evaluation.choices:
+        return
+    rows = [
+        (float(choice.block), *selection.precision_recall(choice.kept, matter), selection.auroc(choice.scores, matter))
+        for choice in evaluation.choices
+    ]
+    names = ("blocks", "precision_by_block", "recall_by_block", "auroc_by_block")
+    for name, values in zip(names, zip(*rows, strict=True), strict=True):
+        result.samples[f"selection_{name}"] = tuple(None if np.isnan(value) else value for value in values)
+
+
+def _add_spuriosity(
+    result: _Result, network: Network, actor: Actor | None, samples: Samples, relevance: torch.Tensor
+) -> None:
+    """Add the token spuriosity indices of the first images, with the strategy and with nothing acting."""
+    n, inside = len(relevance), relevance.cpu().numpy() > 0
+    dense = influences(network, None, samples, n)
+    acted = dense if actor is None else influences(network, actor, samples, n)
+    if acted is None:
+        result.notes["spuriosity"] = "not measured: tokens are fused, merged or mixed, not only removed"
+    for end, z in (("", acted), ("_dense", dense)):
+        indices = (None, None) if z is None else token_spuriosity(z, inside)
+        for name, value in zip(("a_tsi", "m_tsi"), indices, strict=True):
+            result.add(name + end, value, "ratio", n)
 
 
 def _add_cost(result: _Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:

@@ -13,12 +13,12 @@ class PictureTask(Task):
     """Pictures with classes. Recipe: AdamW with cosine decay.
 
     Attributes:
-        training: names of the parameters that are about training: they do not touch what is drawn.
+        training: names of the parameters that are about training and measuring: they do not touch what is drawn.
     """
 
     inputs: ClassVar[Inputs] = "images"
     default_model: ClassVar[str] = "vit"
-    training: ClassVar[frozenset[str]] = frozenset({"epochs", "batch", "lr", "weight_decay", "watch"})
+    training: ClassVar[frozenset[str]] = frozenset({"epochs", "batch", "lr", "weight_decay", "watch", "spuriosity"})
 
     test: int = Field(400, gt=0, description="test images")
     epochs: int = Field(5, gt=0, description="passes over the training images")
@@ -26,6 +26,7 @@ class PictureTask(Task):
     lr: float = Field(1e-3, gt=0, description="largest step size")
     weight_decay: float = Field(0.05, ge=0, description="AdamW's weight decay")
     watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
+    spuriosity: int = Field(0, ge=0, description="test images on which each token's influence is measured; 0 for none")
 
     def recipe(self) -> Recipe:
         """See `Task.recipe`."""

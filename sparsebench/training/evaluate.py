@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsebench.measure.cost import Step
-from sparsebench.models.acting import Actor
+from sparsebench.models.acting import Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.steps import Samples, losses, predictions
 
 BATCH = 100
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a strategy chose in one block, for n samples of N patches.
+
+    Attributes:
+        block: which.
+        kept: (n, N) which patches were there after it.
+        scores: (n, N), NaN where a patch was not there before it; `kept` where the strategy gave no scores.
+    """
+
+    block: int
+    kept: np.ndarray
+    scores: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -26,6 +44,7 @@ class Evaluation:
         loss: mean loss.
         kept: (n, N) which input patches were still there at the end.
         scores: (n, N) of the strategy's first decision; constant where it made none; `kept` where it gave no scores.
+        choices: what was chosen in each block in which the strategy acted.
         steps: realised token counts, block by block, mean over samples; empty where nothing acted.
     """
 
@@ -33,6 +52,7 @@ class Evaluation:
     loss: float
     kept: np.ndarray
     scores: np.ndarray
+    choices: list[Choice]
     steps: list[Step]
 
 
@@ -40,28 +60,69 @@ class Evaluation:
 def evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe) -> Evaluation:
     """Return the evaluation of all samples. A sample's result does not depend on the batch it comes in."""
     network.module.eval()
-    predicted, loss, kept, scores, steps = [], [], [], [], []
+    predicted, loss, kept, scores, chosen, steps = [], [], [], [], [], []
     for rows in samples.items.split(BATCH):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
         predicted.append(predictions(recipe, outputs))
         loss.append(losses(recipe, outputs, samples.labels[rows]).double())
-        there = torch.ones(len(rows), network.cost.tokens, dtype=torch.bool, device=rows.device)
+        N = network.cost.tokens
         if acting is None:
-            kept.append(there)
-            scores.append(there.float())
+            kept.append(torch.ones(len(rows), N, dtype=torch.bool, device=rows.device))
+            scores.append(kept[-1].float())
             continue
-        # A token that stands for no single patch (-1) is scattered into a column that is cut off again.
-        wide = torch.zeros(len(rows), there.shape[1] + 1, dtype=torch.bool, device=rows.device)
-        kept.append(wide.scatter(1, acting.index.clamp(min=-1) % wide.shape[1], True)[:, :-1])
+        kept.append(patches_in(acting.index, N))
         scores.append(kept[-1].float() if acting.scores is None else acting.scores.float())
         steps.append((len(rows), acting.steps))
+        chosen.append(list(_chosen(acting, N)))
     return Evaluation(
         torch.cat(predicted).cpu().numpy(),
         float(torch.cat(loss).mean()),
         torch.cat(kept).cpu().numpy(),
         torch.cat(scores).cpu().numpy(),
+        [_joined(parts) for parts in zip(*chosen, strict=True) if any(part.made for part in parts)],
         _mean_steps(steps),
     )
+
+
+def patches_in(index: Tensor, N: int) -> Tensor:
+    """Return (B, N) booleans, which patches are among the (B, M) tokens; -1 stands for no single patch."""
+    return _spread(index, torch.ones_like(index, dtype=torch.bool), N)
+
+
+def _spread(index: Tensor, values: Tensor, N: int) -> Tensor:
+    """Return (B, N), for each patch the value of its token among the (B, M), or 0.
+
+    A token that stands for no single patch (-1) is written into a column that is cut off again.
+    """
+    return values.new_zeros(len(index), N + 1).scatter(1, index % (N + 1), values)[:, :-1]
+
+
+class _Chosen(NamedTuple):
+    """A `Choice` for the (B, N) of one batch, and whether it was made: a strategy may let one pass."""
+
+    block: int
+    kept: Tensor
+    scores: Tensor
+    made: bool
+
+
+def _chosen(acting: Pass, N: int) -> Iterator[_Chosen]:
+    """Yield what became of the patches in each block in which tokens were to leave."""
+    decisions = {decision.block: decision for decision in acting.decisions}
+    kept = torch.ones(len(acting.index), N, dtype=torch.bool, device=acting.index.device)
+    for block in sorted(acting.actor.keep):
+        there, decision = kept, decisions.get(block)
+        if decision is not None:
+            kept = patches_in(decision.after, N)
+        scores = kept.float()
+        if decision is not None and decision.plan.scores is not None:
+            scores = _spread(decision.before, decision.plan.scores.float(), N)
+        yield _Chosen(block, kept, scores.masked_fill(~there, torch.nan), decision is not None)
+
+
+def _joined(parts: tuple[_Chosen, ...]) -> Choice:
+    kept, scores = (torch.cat(some).cpu().numpy() for some in ([p.kept for p in parts], [p.scores for p in parts]))
+    return Choice(parts[0].block, kept, scores)
 
 
 def _mean_steps(batches: list[tuple[int, list[Step]]]) -> list[Step]:

@@ -56,7 +56,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     "arguments",
     [["--help"], ["run", "--help"], ["--version"], ["list"], ["list", "tasks"], ["list", "models"], ["list", "suites"],
      ["show", "attn_topk"], ["show", "composite"], ["leaderboard", "OUT"], ["leaderboard", "OUT", "--by", "task"],
-     ["reproduce", "--help"], ["reproduce", "theory", "--help"]],
+     ["show-tokens", "--help"], ["reproduce", "--help"], ["reproduce", "theory", "--help"]],
     ids=" ".join,
 )  # fmt: skip
 def test_what_runs_nothing_imports_no_torch(
@@ -79,7 +79,7 @@ print(sorted({{'torch', 'timm', 'torchvision', 'matplotlib'}} & set(sys.modules)
 
 def test_without_a_command_the_help_is_shown() -> None:
     assert "Commands:" in call().output
-    for name in ("run", "list", "show", "leaderboard", "reproduce", "env"):
+    for name in ("run", "list", "show", "show-tokens", "leaderboard", "reproduce", "env"):
         assert f"  {name} " in call("--help").output
         assert call(name, "--help").exit_code == 0
 

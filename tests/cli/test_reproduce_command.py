@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from sparsebench.cli import main
 from sparsebench.cli import reproduce as command
 from sparsebench.plugin.registry import Registry
-from sparsebench.reproduce import overfitting, spatial, theory
+from sparsebench.reproduce import images, overfitting, spatial, theory
 from sparsebench.reproduce.paper import Paper
 from sparsebench.sweep import store
 from sparsebench.sweep.expand import Request, expand
@@ -57,7 +57,9 @@ def refused(result: Result, *says: str) -> None:
         assert text in line
 
 
-@pytest.mark.parametrize("paper", [theory.PAPER, overfitting.PAPER, spatial.PAPER], ids=lambda paper: paper.name)
+@pytest.mark.parametrize(
+    "paper", [theory.PAPER, overfitting.PAPER, spatial.PAPER, images.PAPER], ids=lambda paper: paper.name
+)
 def test_the_choices_are_the_figures_and_presets_there_are(paper: Paper) -> None:
     assert command.PAPERS[paper.name] == (paper.title, paper.presets, tuple(paper.figures))
     made = command.reproduce.commands[paper.name]
@@ -68,7 +70,7 @@ def test_the_choices_are_the_figures_and_presets_there_are(paper: Paper) -> None
 def test_without_a_paper_the_papers_are_listed() -> None:
     result = CliRunner().invoke(main, ["reproduce"])
     assert result.exit_code == 2 and "Traceback" not in result.output
-    assert list(command.PAPERS) == ["theory", "overfitting", "spatial"]
+    assert list(command.PAPERS) == ["theory", "overfitting", "spatial", "images"]
     assert all(f"  {paper} " in result.output for paper in command.PAPERS)
 
 
@@ -76,7 +78,7 @@ def test_help_of_each_paper_names_its_figures_and_imports_nothing_large(tmp_path
     code = """
 import sys
 from sparsebench.cli import main
-for paper in ("overfitting", "spatial"):
+for paper in ("overfitting", "spatial", "images"):
     try:
         main(["reproduce", paper, "--help"])
     except SystemExit as leave:

@@ -41,6 +41,11 @@ def test_a_group_that_the_test_lacks_is_neither_the_worst_nor_weighed():
     assert found["average_train"] == pytest.approx((1 + 0.75) / 2)
 
 
+def test_where_training_has_none_of_the_groups_of_the_test_its_average_is_the_tests():
+    correct, groups = outcomes((3, 1), (0, 0))
+    assert summary(correct, groups, np.array([1, 1]), 2)["average_train"] == 0.75
+
+
 def test_one_group_has_no_gap():
     correct, groups = outcomes((7, 3))
     found = summary(correct, groups, np.zeros(5, dtype=int), 1)

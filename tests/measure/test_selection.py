@@ -37,6 +37,18 @@ def test_auroc_of_a_perfect_a_reversed_and_a_constant_score():
     assert auroc(np.zeros((1, 4)), relevant) == 0.5
 
 
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(2, 9))
+@settings(deadline=None)
+def test_auroc_is_of_the_tokens_that_are_there(seed, n, N):
+    rng = np.random.default_rng(seed)
+    scores, relevant = rng.integers(0, 4, (n, N)).astype(np.float32), rng.random((n, N)) < 0.4
+    there = rng.random((n, N)) < 0.7
+    each = [by_pairs(s[t], r[t]) for s, r, t in zip(scores, relevant, there, strict=True)]
+    each = [a for a in each if a is not None]
+    found = auroc(np.where(there, scores, np.nan), relevant)
+    assert found == pytest.approx(np.mean(each) if each else math.nan, nan_ok=True)
+
+
 def test_samples_without_two_kinds_of_tokens_say_nothing():
     scores = np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])
     relevant = np.array([[True, True], [True, False], [False, False]])

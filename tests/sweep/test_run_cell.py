@@ -146,6 +146,29 @@ def test_the_metrics_are_what_the_outcomes_say(image: Measure, plugin: str) -> N
     assert value(record, "average_train") == pytest.approx(np.average(each, weights=[18, 2, 2, 18]))
 
 
+GROUPS = [f"{c} on {k}" for c in "38" for k in ("flower", "china")]
+
+
+def test_the_record_has_the_size_of_each_group(image: Measure) -> None:
+    metrics = image("dense", SPURIOUS).metrics
+    assert [(metrics[f"train_samples: {name}"].value, metrics[f"train_samples: {name}"].unit) for name in GROUPS] == [
+        (18, "samples"), (2, "samples"), (2, "samples"), (18, "samples")
+    ]  # fmt: skip
+    assert [metrics[f"accuracy: {name}"].n for name in GROUPS] == [10, 10, 10, 10]
+
+
+def test_groups_that_training_or_test_lack_break_nothing(image: Measure) -> None:
+    record = image("dense", SPURIOUS.replace("test=40", "test=2,agreement=1"))
+    metrics = record.metrics
+    # 20 training images of each class, all on the background that fits; two test images, one of each class.
+    assert [metrics[f"train_samples: {name}"].value for name in GROUPS] == [20, 0, 0, 20]
+    there = [name for name in GROUPS if metrics[f"accuracy: {name}"].n]
+    assert len(there) == 2 and sum(metrics[f"accuracy: {name}"].n for name in GROUPS) == 2
+    assert all((metrics[f"accuracy: {name}"].value is None) == (name not in there) for name in GROUPS)
+    for average in ("average_test", "average_train"):
+        assert 0 <= value(record, average) <= 1
+
+
 def test_the_outcomes_of_a_theory_cell_give_its_accuracy(measured: Measure) -> None:
     record = measured("random")
     predicted, label, group = opened(record.outcomes)
@@ -286,7 +309,7 @@ def changed(pretrained: tuple[Path, Job, Record], tmp_path: Path, chosen: Callab
     path.parent.mkdir(parents=True)
     state = load_file(store.weights_path(out, job.after))
     assert any(map(chosen, state))
-    save_file({name: w * 1.5 + 0.5 if chosen(name) else w for name, w in state.items()}, path)
+    save_file({name: 2 * w + 0.5 if chosen(name) else w for name, w in state.items()}, path)
     (record,) = engine.inline([job], Registry(), tmp_path, "cpu", {})
     return record
 

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from sparsebench_plugins.random import Random
@@ -82,6 +83,63 @@ def test_a_fused_token_counts_as_no_patch(scripted, images):
     found = evaluate(network, actor_of(fuse, network), samples, recipe)
     assert found.kept.tolist() == [[True] * 7 + [False] * 9] * 8
     assert found.steps == [Step(8, 8)] * 4
+
+
+STAGES = {"keep_rate": 0.5, "blocks": (1, 2, 3)}
+
+
+def test_each_choice_is_told_block_by_block_with_the_scores_of_what_was_there(scripted, images):
+    network, samples, recipe = images
+    seen = []
+
+    def decide(view, keep):
+        seen.append((view.index, view.random()))
+        return Keep.top(seen[-1][1], keep)
+
+    strategy = scripted(decide, site="block", needs=())
+    found = evaluate(network, actor_of(strategy, network, **STAGES), samples, recipe)
+    assert [choice.block for choice in found.choices] == [1, 2, 3]
+    for choice, (index, scores), after in zip(found.choices, seen, [*(i for i, _ in seen[1:]), None], strict=True):
+        there = {(b, int(k)): float(x) for b in range(8) for k, x in zip(index[b], scores[b], strict=True)}
+        for place, score in np.ndenumerate(choice.scores):
+            assert score == there[place] if place in there else np.isnan(score)
+        if after is not None:
+            assert [set(np.flatnonzero(row)) for row in choice.kept] == [set(row.tolist()) for row in after]
+    assert (found.choices[-1].kept == found.kept).all() and (found.choices[0].scores == found.scores).all()
+
+
+def test_a_block_that_a_strategy_lets_pass_is_no_choice_and_samples_it_leaves_alone_keep_all(scripted, images):
+    network, samples, recipe = images
+
+    def decide(view, keep):
+        return None if view.block != 2 else Keep.top(view.random(), keep)
+
+    found = evaluate(network, actor_of(scripted(decide, site="block", needs=()), network, **STAGES), samples, recipe)
+    assert [choice.block for choice in found.choices] == [2]
+    assert not np.isnan(found.choices[0].scores).any() and found.choices[0].kept.sum() == 8 * 4
+    two, calls = Samples(*(torch.cat([x] * 25) for x in (samples.inputs, samples.labels, samples.relevance))), []
+    last = scripted(lambda view, keep: calls.append(1) or (None if len(calls) == 1 else decide_last(view, keep)))
+    (choice,) = evaluate(network, actor_of(last, network), two, recipe).choices
+    assert choice.kept[:100].all() and (choice.scores[:100] == 1).all()
+    assert (choice.kept[100:].sum(axis=1) == 8).all()
+
+
+def decide_last(view, keep):
+    return Keep(torch.arange(16 - keep, 16).expand(len(view.index), keep))
+
+
+def test_a_fused_token_has_no_score_of_a_patch(scripted, images):
+    network, samples, recipe = images
+
+    def decide(view, keep):
+        fuse = torch.ones(view.index.shape)
+        return Keep(torch.arange(keep - 1).expand(len(fuse), -1), fuse=fuse, scores=fuse.cumsum(dim=1))
+
+    fuse = scripted(decide, site="block", needs=())
+    first, second, _ = evaluate(network, actor_of(fuse, network, **STAGES), samples, recipe).choices
+    assert first.kept.tolist() == [[True] * 7 + [False] * 9] * 8
+    assert second.scores[0, :7].tolist() == [1, 2, 3, 4, 5, 6, 7] and np.isnan(second.scores[0, 7:]).all()
+    assert second.kept.tolist() == [[True] * 3 + [False] * 13] * 8
 
 
 def test_a_group_counts_as_its_first_patch(scripted, images):

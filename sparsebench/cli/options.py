@@ -1,0 +1,81 @@
+"""Options that several commands have: what to run, on which pictures, where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sparsebench.api import OUT
+
+
+class _Numbers(click.ParamType):
+    """One number, or several with commas between."""
+
+    def __init__(self, kind: type):
+        self.kind, self.name = kind, "NUMBER[,NUMBER...]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(self.kind(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"got '{value}', allowed: numbers with commas between", param, ctx)
+
+
+_PICTURES = (
+    click.option("--images", metavar="NAME|folder:DIR", help="Pictures of the image tasks; see sparsebench data."),
+    click.option("--backgrounds", metavar="NAME|DIR|FILE.npz", help="Backgrounds of the image tasks."),
+    click.option("--pretrain-images", metavar="NAME|folder:DIR", help="Pictures of pre-training. [the task's own]"),
+    click.option("--data-root", type=click.Path(path_type=Path), help="Where official data sets lie. [./data]"),
+    click.option("--download", is_flag=True, help="Fetch what torchvision can to --data-root if it is missing."),
+)
+
+_REQUEST = (
+    click.option(
+        "--plugin",
+        "plugins",
+        multiple=True,
+        metavar="NAME|FILE.py[:PARAM=V,V...]",
+        help="A strategy, or a file that brings some; keep_rate=... and macs=... set its budgets. Repeatable.",
+    ),
+    click.option("--suite", default="quick", show_default=True, help="A suite's name, or a .toml file."),
+    click.option(
+        "--model", metavar="NAME[:PARAM=V...]", help="The model for every task that it fits, e.g. vit:depth=5."
+    ),
+    *_PICTURES,
+    click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:i."),
+    click.option("--keep", type=_Numbers(float), default=(), help="Keep rates at every stage, in place of the budget."),
+    click.option(
+        "--macs", type=_Numbers(float), default=(), help="Fractions of the dense MACs, in place of the budget."
+    ),
+    click.option("--n-train", type=_Numbers(int), default=(), help="Training samples, in place of the suite's."),
+    click.option("--out", default=OUT, show_default=True, type=click.Path(path_type=Path), help="The run's folder."),
+    click.option(
+        "--rerun",
+        type=click.Choice(["missing", "failed", "always"]),
+        default="missing",
+        show_default=True,
+        help="What is run again of what the folder has.",
+    ),
+    click.option(
+        "--jobs", type=click.IntRange(min=0), help="Worker processes; 0 runs in this one. [one a core, or GPU]"
+    ),
+)
+
+
+def with_pictures(command: click.Command) -> click.Command:
+    """Give a command that is there the options that say where pictures come from, after its own."""
+    for option in _PICTURES:
+        option(command)
+    return command
+
+
+def request(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a request, in the order above."""
+    for option in reversed(_REQUEST):
+        command = option(command)
+    return command

@@ -1,0 +1,70 @@
+"""sparsebench show-tokens."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sparsebench.cli.options import request
+from sparsebench.cli.progress import Progress
+from sparsebench.errors import UserError
+
+
+@click.command("show-tokens")
+@request
+@click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task of pictures.")
+@click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to show.")
+@click.option("--file", type=click.Path(path_type=Path), help="The PNG to write.  [default: tokens.png in --out]")
+def show_tokens(
+    plugins: tuple[str, ...],
+    task: str,
+    out: Path,
+    device: str,
+    jobs: int | None,
+    rerun: Any,
+    samples: int,
+    file: Path | None,
+    **options: Any,
+) -> None:
+    """Draw which patches of test pictures the strategies keep, block by block, and what the network then says.
+
+    Each strategy is trained first, once, as `sparsebench run` would in the first repetition with the largest number of
+    training samples; the same command again only draws. The pictures are the first of each class, or of each group
+    where the task has some. Leaves with 0 if all is well, 1 if a strategy has no result, 2 if the command is wrong.
+    """
+    file = file or out / "tokens.png"
+    if file.suffix.lower() != ".png":
+        raise UserError("--file", got=str(file), allowed="a name that ends with .png")
+    from sparsebench.board.tokens import draw
+    from sparsebench.plugin.registry import Registry
+    from sparsebench.sweep import run as runs
+    from sparsebench.sweep import show_tokens as work
+    from sparsebench.sweep import store
+    from sparsebench.sweep.expand import Request
+    from sparsebench.sweep.prepare import Context
+
+    images = runs.Images(**{field.name: options.pop(field.name) for field in fields(runs.Images)})
+    asked, registry = Request(plugins=plugins, tasks=(task,), seeds=1, **options), Registry()
+    device = runs.resolve_device(device)
+    plan = work.narrowed(runs.plan(asked, images, registry, out, rerun), registry, out)
+    store.check_writable(out)
+    workers, progress = runs.workers_for(plan, device, jobs), Progress()
+    progress.begin(plan, workers)
+    try:
+        runs.execute(plan, registry, out, device, workers, progress.step)
+    except KeyboardInterrupt:
+        click.echo(f"\nstopped; what is done is kept in {out}: the same command goes on from there", err=True)
+        sys.exit(130)
+    finally:
+        progress.close()
+    pictures = work.look(plan.jobs, store.read(out), registry, Context(out, device, plan.locations), samples)
+    store.write_whole(file, draw(pictures))
+    lost = [shown for shown in pictures.shown if shown.why]
+    for shown in lost:
+        click.echo(f"{shown.label} has no result: {shown.why}", err=True)
+    click.echo(f"written: {file}", err=True)
+    sys.exit(int(bool(lost)))

@@ -1,0 +1,70 @@
+"""Discarding one token after the other, and seeing how far a trained network's answer moves."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsebench.models.acting import Actor, Replay
+from sparsebench.models.base import Network
+from sparsebench.strategy import Keep, Site
+from sparsebench.training.evaluate import BATCH, patches_in
+from sparsebench.training.steps import Samples
+
+TOGETHER = 256
+"""Disturbed images in one forward pass."""
+
+
+@torch.no_grad()
+def influences(network: Network, actor: Actor | None, samples: Samples, n: int) -> np.ndarray | None:
+    """Return (n, N) z = |p - p^(-k)| of the first n samples, or None where that cannot be told.
+
+    p is the probability of the class that the network predicts, with all tokens that the strategy lets through, and
+    p^(-k) that of the same class with token k discarded after the position embedding (arXiv 2509.04009, where only
+    images that are classified rightly count). The strategy does not choose anew without it: the same patches leave at
+    the same blocks. A token that it removes before the first block has z = 0. It can be told of strategies that keep
+    or remove tokens, and do not fuse, merge or mix any.
+    """
+    network.module.eval()
+    found = []
+    for rows in samples.items[:n].split(BATCH):
+        outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
+        decisions = [] if acting is None else acting.decisions
+        if not all(isinstance(decision.plan, Keep) and decision.plan.fuse is None for decision in decisions):
+            return None
+        site = "input" if acting is None else acting.site
+        found.append(_influences(network, samples, rows, outputs, site, [(d.block, d.after) for d in decisions]))
+    return torch.cat(found).cpu().numpy()
+
+
+_Stays = list[tuple[int, Tensor]]
+"""Each block in which tokens left, with the (B, M) patches that stayed."""
+
+
+def _influences(network: Network, samples: Samples, rows: Tensor, outputs: Tensor, site: Site, stays: _Stays) -> Tensor:
+    """Return (B, N) z of the samples `rows`, given the outputs of the undisturbed network and what stayed in it."""
+    p, predicted = outputs.softmax(dim=1).max(dim=1)
+    B, N = len(rows), network.cost.tokens
+    z = p.new_zeros(B, N)
+    every = torch.arange(N, device=rows.device).expand(B, N)
+    places: list[tuple[Site, int, Tensor]] = [(site, block, after) for block, after in stays]
+    if site != "input" or not stays:
+        places.insert(0, ("input", 0, every))
+    # Images that lose token k at the same place have as many tokens everywhere, and so go together.
+    left = sum((patches_in(stay, N).long() for _, _, stay in places), start=torch.zeros_like(every))
+    for seen in range(1, len(places) + 1):
+        for pairs in (left == seen).nonzero().split(TOGETHER):
+            image, token = pairs.unbind(dim=1)
+            script = [
+                (where, block, _without(stay[image], token) if place < seen else stay[image])
+                for place, (where, block, stay) in enumerate(places)
+            ]
+            disturbed = network(samples.inputs[rows[image]], Replay(N, script)).softmax(dim=1)
+            z[image, token] = (p[image] - disturbed.gather(1, predicted[image, None])[:, 0]).abs()
+    return z
+
+
+def _without(stay: Tensor, token: Tensor) -> Tensor:
+    """Return (R, M - 1), the (R, M) patches without the one token of each row."""
+    return stay[stay != token[:, None]].reshape(len(stay), -1)

@@ -1,0 +1,143 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sparsebench_plugins.attn_topk import AttnTopK
+from sparsebench_plugins.random import Random
+from sparsebench_plugins.random_inside import RandomInside
+from timm.layers import Attention
+
+from sparsebench.budget import Budget
+from sparsebench.models.acting import Actor
+from sparsebench.models.base import Vit
+from sparsebench.strategy import Keep, Merge
+from sparsebench.tasks.images import Composite
+from sparsebench.training.discard import influences
+from sparsebench.training.steps import Samples
+
+n, N = 5, 16
+TASK = Composite(canvas=16, foreground=10, test=n)
+DATA = TASK.draw(4, 0, {})
+
+
+def network_of(**options):
+    network = Vit(dim=16, depth=4, heads=2, patch=4, **options).build(DATA, 0)
+    with torch.no_grad():  # as built, all probabilities are nearly equal
+        for parameter in network.module.parameters():
+            parameter.mul_(3)
+    network.module.double()
+    return network
+
+
+@pytest.fixture(scope="module")
+def network():
+    return network_of()
+
+
+def samples():
+    split = DATA.test
+    return Samples(*(torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance_on((4, 4)))))
+
+
+def actor_of(strategy, network, **budget):
+    return Actor(strategy, Budget(**budget), network.cost, network.grid, 3)
+
+
+def mixed(attn, x, P):
+    """Return what attention makes of the (1, T, C) tokens, whose position embeddings are P."""
+    if type(attn) is Attention:
+        return attn(x)
+    q, k, v = (F.linear(y, w, b).unflatten(2, (2, 8)).transpose(1, 2) for y, w, b in
+               zip((P, P, x), attn.qkv.weight.chunk(3), attn.qkv.bias.chunk(3), strict=True))  # fmt: skip
+    return attn.proj((torch.softmax(q @ k.mT / 8**0.5, dim=-1) @ v).transpose(1, 2).flatten(2))
+
+
+@torch.no_grad()
+def by_hand(network, image, without, stays, site):
+    """Return the probabilities of one image, timm's blocks run one by one with the patches named by their numbers."""
+    vit = network.module.eval()
+    x = vit._pos_embed(vit.patch_embed((image[None].double() / 255 - 0.5) / 0.5))
+    there = list(range(N))
+
+    def only(x, wanted):
+        rows = [0] + [1 + place for place, patch in enumerate(there) if patch in wanted]
+        there[:] = [patch for patch in there if patch in wanted]
+        return x[:, rows]
+
+    x = only(x, set(there) - {without})
+    if site == "input" and stays:
+        x = only(x, stays[0])
+    for number, block in enumerate(vit.blocks):
+        if site == "block" and number in stays:
+            x = only(x, stays[number])
+        x = x + mixed(block.attn, block.norm1(x), vit.pos_embed[:, [0, *(1 + patch for patch in there)]])
+        if site == "attention" and number in stays:
+            x = only(x, stays[number])
+        x = x + block.mlp(block.norm2(x))
+    return vit.forward_head(vit.norm(x)).softmax(dim=1)[0]
+
+
+def expected(network, stays=None, site="input"):
+    """Return (n, N) z from the patches that stay, by block, of each image."""
+    z = np.zeros((n, N))
+    for i, image in enumerate(torch.from_numpy(DATA.test.inputs)):
+        own = {block: set(patches[i].tolist()) for block, patches in (stays or {}).items()}
+        p, c = by_hand(network, image, None, own, site).max(dim=0)
+        for k in range(N):
+            if site == "input" and own and k not in own[0]:
+                continue
+            z[i, k] = abs(float(p - by_hand(network, image, k, own, site)[c]))
+    return z
+
+
+@pytest.mark.parametrize("attention", ["content", "positional"])
+def test_without_a_strategy_each_token_is_discarded_after_the_position_embedding(attention):
+    network = network_of(attention=attention)
+    found = influences(network, None, samples(), n)
+    assert found.shape == (n, N) and found.max() > 0.01
+    np.testing.assert_allclose(found, expected(network), atol=1e-9)
+
+
+@pytest.mark.parametrize("strategy", [Random(), RandomInside(), AttnTopK()], ids=lambda s: s.site)
+@pytest.mark.parametrize("rate", [0.2, 0.7])
+def test_what_a_strategy_chose_is_replayed_without_each_token(network, strategy, rate):
+    own = {} if strategy.site == "input" else {"blocks": (0, 2, 3)}
+    actor = actor_of(strategy, network, keep_rate=rate, **own)
+    _, acting = samples().forward(network, actor, torch.arange(n), visit=0, training=False)
+    stays = {decision.block: decision.after for decision in acting.decisions}
+    assert len(stays) == (1 if strategy.site == "input" else 2 if rate == 0.2 else 3)
+    found = influences(network, actor, samples(), n)
+    np.testing.assert_allclose(found, expected(network, stays, strategy.site), atol=1e-9)
+    assert found.max() > 0.01
+    if strategy.site == "input":
+        assert ((found == 0).sum(axis=1) == N - int(rate * N)).all()
+
+
+def test_strategies_of_the_block_site_are_replayed_too(network, scripted):
+    strategy = scripted(lambda view, keep: Keep.top(view.random(), keep), site="block", needs=())
+    actor = actor_of(strategy, network, keep_rate=0.6, blocks=(1, 3))
+    _, acting = samples().forward(network, actor, torch.arange(n), visit=0, training=False)
+    stays = {decision.block: decision.after for decision in acting.decisions}
+    np.testing.assert_allclose(influences(network, actor, samples(), n), expected(network, stays, "block"), atol=1e-9)
+
+
+def test_a_strategy_that_keeps_everything_changes_nothing(network):
+    actor = actor_of(AttnTopK(), network, keep_rate=1.0)
+    np.testing.assert_array_equal(influences(network, actor, samples(), n), influences(network, None, samples(), n))
+
+
+def test_only_the_first_images_are_looked_at_and_each_alike_whatever_comes_with_it(network):
+    actor = actor_of(Random(), network, keep_rate=0.5)
+    every = influences(network, actor, samples(), 99)
+    assert every.shape == (n, N)
+    np.testing.assert_allclose(influences(network, actor, samples(), 2), every[:2], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [lambda v, keep: Keep(v.index[:, : keep - 1], fuse=torch.ones(v.index.shape)),
+     lambda v, keep: Merge(torch.arange(N).expand(v.index.shape) // 2)],
+    ids=["fuse", "merge"],
+)  # fmt: skip
+def test_tokens_that_are_not_only_removed_cannot_be_told_apart(network, scripted, decide):
+    assert influences(network, actor_of(scripted(decide), network, keep_rate=0.5), samples(), n) is None
