@@ -11,7 +11,7 @@ import click
 
 @click.command()
 @click.option("--data-root", default="data", show_default=True, type=click.Path(path_type=Path), help="Where to look.")
-@click.option("--verify", is_flag=True, help="Read the files and compare their checksums, not only names and sizes.")
+@click.option("--verify", is_flag=True, help="Read the files: checksums and tables, not only names and sizes.")
 @click.option("--clear-cache", is_flag=True, help="Remove the decoded pictures that are kept; they are made again.")
 @click.option("--json", "as_json", is_flag=True, help="An object with `sets` and `cache`.")
 def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> None:
@@ -40,11 +40,18 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
 
 
 def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
+    from sparsebench.errors import UserError
     from sparsebench.tasks.sources.known import KNOWN
+    from sparsebench.tasks.sources.labelled import DEFAULTS, read
 
     rows = []
     for known in KNOWN.values():
         state, note = known.look(root, verify)
+        if verify and state == "there" and known.name in DEFAULTS:
+            try:
+                read(root / known.folder, known.name, DEFAULTS[known.name])
+            except UserError as error:
+                state, note = "corrupt", str(error)
         rows.append(
             {
                 "name": known.name,

@@ -94,6 +94,11 @@ def test_a_set_in_its_own_layout_is_there_when_all_its_pictures_are(
     assert (rows()["celeba"]["state"], rows()["celeba"]["note"]) == ("corrupt", "celeba holds 1 of 2 pictures")
     Image.new("RGB", (2, 2)).save(folder / "2.JPG", format="JPEG")
     assert rows()["celeba"]["state"] == "there"
+    assert rows("--verify")["celeba"]["state"] == "corrupt"
+    assert "unknown column of" in rows("--verify")["celeba"]["note"]
+    (folder.parent / "list_attr_celeba.csv").write_text("image_id,Male,Blond_Hair\n1.jpg,1,-1\n2.JPG,-1,-1\n")
+    (folder.parent / "list_eval_partition.txt").write_text("1.jpg 0\n2.JPG 2\n")
+    assert rows("--verify")["celeba"]["state"] == "there"
 
 
 def test_the_cache_is_shown_and_emptied(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from sparsebench.tasks.sources.known import DIGITS, SVHN, named
 
 HELD_OUT = {DIGITS: ("3", "8"), SVHN: ("3", "8")}
 FOLDER = "folder"
+_in_a_class = re.compile("(train|test)/[^/]+/").match
 
 
 @dataclass(frozen=True)
@@ -86,18 +88,16 @@ def _official(name: str, root: Path, size: int) -> Foregrounds:
 
 def _from_folder(root: Path, size: int, content: str) -> Foregrounds:
     """Return train/<class>/* and test/<class>/* of a folder with that fingerprint."""
-    paths, squares = squares_in(root, size, content, _in_a_class)
+    names, squares = squares_in(root, size, content, _in_a_class)
     splits: dict[str, dict[str, np.ndarray]] = {"train": {}, "test": {}}
     start = 0
-    for (split, name), n in Counter(path.relative_to(root).parts[:2] for path in paths).items():
+    for (split, name), n in Counter(tuple(name.split("/")[:2]) for name in names).items():
         splits[split][name] = squares[start : start + n]  # sorted by path, those of a class are neighbours
         start += n
     classes = tuple(sorted(splits["train"]))
+    if odd := sorted(set(classes) ^ set(splits["test"])):
+        raise UserError(f"{root}: train or test has no pictures of a class", got=odd)
     return Foregrounds(classes, *({name: splits[split][name] for name in classes} for split in ("train", "test")))
-
-
-def _in_a_class(path: Path) -> bool:
-    return len(path.parts) > 2 and path.parts[0] in ("train", "test")
 
 
 def _resized(pixels: np.ndarray, size: int) -> Iterator[np.ndarray]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,17 +24,35 @@ DIGITS = 12
 
 def pictures_in(root: Path) -> list[Path]:
     """Return the pictures below a folder, sorted by their path in it."""
-    found = (p for p in root.rglob("*") if p.suffix.lower() in PICTURES and p.is_file())
-    return sorted(found, key=lambda p: p.as_posix())
+    return [root / name for name in names_in(root)]
 
 
-def fingerprint(root: Path, also: Iterable[Path] = ()) -> str:
+def names_in(root: Path) -> list[str]:
+    """Return the paths in a folder, "/" between their parts, of the pictures below it, sorted."""
+    found = []
+    for folder, _, names in os.walk(root):
+        within = os.path.relpath(folder, root).replace(os.sep, "/")
+        prefix = "" if within == "." else f"{within}/"
+        for name in names:
+            if os.path.splitext(name)[1].lower() in PICTURES and os.path.isfile(os.path.join(folder, name)):
+                found.append(prefix + name)
+    return sorted(found)
+
+
+def _some_names(root: Path) -> list[str]:
+    found = names_in(root)
+    if not found:
+        raise UserError(f"{root} holds no pictures", allowed=sorted(PICTURES))
+    return found
+
+
+def fingerprint(root: Path, also: Sequence[str] = ()) -> str:
     """Return a short hash of the names and contents of a folder's pictures, and of the files `also` in it.
 
     It is the same wherever the folder lies.
     """
     digest = hashlib.sha256()
-    for _ in _contents(root, [*also, *_some_pictures(root)], digest):
+    for _ in _contents(root, [*also, *_some_names(root)], digest):
         pass
     return digest.hexdigest()[:DIGITS]
 
@@ -48,46 +67,40 @@ def fingerprint_of(path: Path) -> str:
 
 
 def squares_in(
-    root: Path, size: int, content: str, wanted: Callable[[Path], bool] = lambda path: True
-) -> tuple[list[Path], np.ndarray]:
-    """Return the wanted pictures of a folder in the order of `pictures_in`, and (n, size, size, 3) uint8 of them.
+    root: Path, size: int, content: str, wanted: Callable[[str], object] = lambda name: True
+) -> tuple[list[str], np.ndarray]:
+    """Return the wanted pictures of a folder, sorted by their path in it, and (n, size, size, 3) uint8 of them.
 
     Args:
         root: the folder.
         size: side of the squares in pixels.
         content: the folder's fingerprint when the run began.
-        wanted: says of a path in the folder whether it is one of them.
+        wanted: says of a path in the folder, "/" between its parts, whether it is one of them.
 
     Raises:
         UserError: there are none, one cannot be read, or they are not those that the run began with.
     """
-    paths = [path for path in _some_pictures(root) if wanted(path.relative_to(root))]
-    names = hashlib.sha256("\n".join(path.relative_to(root).as_posix() for path in paths).encode()).hexdigest()
+    every = _some_names(root)
+    names = list(filter(wanted, every))
+    which = hashlib.sha256(os.fsencode("\n".join(names))).hexdigest()[:DIGITS]
 
     def rows() -> Iterator[np.ndarray]:
         digest = hashlib.sha256()
-        for path, data in _contents(root, _some_pictures(root), digest):
-            if wanted(path.relative_to(root)):
-                yield decode_square(data, size, path)
+        for name, data in _contents(root, every, digest):
+            if wanted(name):
+                yield decode_square(data, size, root / name)
         if digest.hexdigest()[:DIGITS] != content:
             raise UserError(f"the pictures in {root} changed while the run was under way", next_step="run it again")
 
-    return paths, cache.kept(f"{content}-{names[:DIGITS]}-{size}", (len(paths), size, size, 3), rows)
+    return names, cache.kept(f"{content}-{which}-{size}", (len(names), size, size, 3), rows)
 
 
-def _some_pictures(root: Path) -> list[Path]:
-    found = pictures_in(root)
-    if not found:
-        raise UserError(f"{root} holds no pictures", allowed=sorted(PICTURES))
-    return found
-
-
-def _contents(root: Path, paths: Sequence[Path], digest: Any) -> Iterator[tuple[Path, bytes]]:
-    """Yield each file with its bytes, and add it to the digest."""
-    for path in paths:
-        data = read_bytes(path)
-        digest.update(f"{path.relative_to(root).as_posix()}\0{hashlib.sha256(data).hexdigest()}\n".encode())
-        yield path, data
+def _contents(root: Path, names: Sequence[str], digest: Any) -> Iterator[tuple[str, bytes]]:
+    """Yield the path in the folder of each file, with its bytes, and add both to the digest."""
+    for name in names:
+        data = read_bytes(root / name)
+        digest.update(os.fsencode(f"{name}\0{hashlib.sha256(data).hexdigest()}\n"))
+        yield name, data
 
 
 def read_bytes(path: Path) -> bytes:

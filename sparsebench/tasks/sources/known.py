@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,9 @@ State = Literal["there", "missing", "corrupt"]
 
 SMALL = 100_000
 """Bytes up to which a file's checksum is looked at even where only a quick look is wanted."""
+
+
+_md5 = partial(hashlib.md5, usedforsecurity=False)
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class File:
             if self.size is not None and size != self.size:
                 return "corrupt", f"{self.path} has {size} bytes, not {self.size}"
             with path.open("rb") as file:
-                if (verify or size <= SMALL) and hashlib.file_digest(file, "md5").hexdigest() != self.md5:
+                if (verify or size <= SMALL) and hashlib.file_digest(file, _md5).hexdigest() != self.md5:
                     return "corrupt", f"{self.path} has another checksum than the official one"
         except (FileNotFoundError, NotADirectoryError):
             return "missing", f"{self.path} is not there"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +19,7 @@ import numpy as np
 from sparsebench.errors import UserError, unknown
 from sparsebench.tasks.base import Locations
 from sparsebench.tasks.sources import cache
-from sparsebench.tasks.sources.files import read_square
+from sparsebench.tasks.sources.files import names_in, read_square
 from sparsebench.tasks.sources.known import CELEBA, WATERBIRDS
 
 SPLITS = {"0": 0, "1": 1, "2": 2}
@@ -59,9 +58,9 @@ def layout_of(root: Path) -> str | None:
     return CELEBA if _table(root, ATTRIBUTES).is_file() else None
 
 
-def tables(root: Path, kind: str) -> list[Path]:
-    """Return the files beside the pictures that a set is made of."""
-    return [root / METADATA] if kind == WATERBIRDS else [_table(root, name) for name in (ATTRIBUTES, PARTITION)]
+def tables(root: Path, kind: str) -> list[str]:
+    """Return the names of the files beside the pictures that a set is made of."""
+    return [METADATA] if kind == WATERBIRDS else [_table(root, name).name for name in (ATTRIBUTES, PARTITION)]
 
 
 def labelled(kind: str, name: str, columns: tuple[str, str], locations: Locations) -> Labelled:
@@ -112,7 +111,8 @@ def read(root: Path, kind: str, columns: tuple[str, str], content: str = "") -> 
 
 def _table(root: Path, name: str) -> Path:
     """Return the .csv of that name if there is one, else the .txt."""
-    return next((path for path in (root / f"{name}.csv",) if path.is_file()), root / f"{name}.txt")
+    kaggle = root / f"{name}.csv"
+    return kaggle if kaggle.is_file() else root / f"{name}.txt"
 
 
 def _faces(root: Path) -> Path:
@@ -124,9 +124,7 @@ def _check_files(table: Path, below: Path, found: list[tuple[int, str, list[int]
     """Raise UserError for a table without rows, a row without its picture, and a picture with two rows."""
     if not found:
         raise UserError(f"{table} has no rows")
-    there = {
-        Path(folder, name).relative_to(below).as_posix() for folder, _, names in os.walk(below) for name in names
-    }  # fmt: skip
+    there = set(names_in(below))
     seen: dict[str, int] = {}
     for line, name, _ in found:
         if name not in there:

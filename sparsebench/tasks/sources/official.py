@@ -14,20 +14,18 @@ from sparsebench.tasks.sources.known import KNOWN
 
 
 def check(name: str, root: Path, *, download: bool) -> None:
-    """Raise UserError unless the files of a set are whole; fetch them first if asked to and if they are not."""
+    """Raise UserError unless the files of a set are the official ones; fetch them first if asked to and if not."""
     known = KNOWN[name]
-    state, note = known.look(root)
-    if state != "there" and not download:
+    if download:
+        for split in ("train", "test"):
+            dataset(name, root, split, download=True)
+    state, note = known.look(root, verify=True)
+    if state != "there":
         raise UserError(
             f"{name} is {state} in {root} ({note})",
             next_step=f"give --data-root DIR with {_places(name)} in it, or --download to fetch it "
             f"({known.megabytes} MB from {known.source})",
         )
-    for split in ("train", "test"):
-        dataset(name, root, split, download=download)
-    state, note = known.look(root)
-    if state != "there":
-        raise UserError(f"{name} is {state} in {root} ({note})", next_step=f"remove {_places(name)} and fetch it again")
 
 
 def _places(name: str) -> str:
