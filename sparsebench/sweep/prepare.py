@@ -20,6 +20,7 @@ from sparsebench.sweep import store
 from sparsebench.sweep.cell import Cell
 from sparsebench.sweep.job import Job
 from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task
+from sparsebench.training.augment import Augmentation
 from sparsebench.training.steps import Samples
 
 
@@ -88,6 +89,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     data = task.draw(cell.n_train, cell.repetition, context.locations)
     network = _network(cell, model, data, context)
     train, test = (_on_device(split, network.grid, context.device) for split in (data.train, data.test))
+    train.augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)
     return Prepared(cell, task, data, network, _actor(cell, strategy, network), train, test)
 
 
@@ -125,6 +127,16 @@ def _actor(cell: Cell, strategy: Strategy, network: Network) -> Actor | None:
         return None
     stream = seeds.seed_of("strategy", cell.task.name, cell.n_train, cell.repetition)
     return Actor(strategy, cell.budget, network.cost, network.grid, stream)
+
+
+def _augmentation(cell: Cell, recipe: Recipe, train: Split, network: Network, device: str) -> Augmentation | None:
+    """Return how the training images are flipped and shifted, the same for every strategy, or None if they are not."""
+    if not (recipe.flip or recipe.shift):
+        return None
+    assert train.boxes is not None and network.grid is not None
+    stream = seeds.seed_of("augment", cell.task.name, cell.n_train, cell.repetition)
+    boxes = torch.from_numpy(np.ascontiguousarray(train.boxes)).to(device)
+    return Augmentation(stream, recipe.flip, recipe.shift, boxes, network.grid)
 
 
 def _on_device(split: Split, grid: tuple[int, int] | None, device: str) -> Samples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +93,7 @@ class Recipe:
 
     Attributes:
         loss: "hinge" or "logistic" for (B,) margins, "cross-entropy" for (B, classes) logits.
-        optimizer: "sgd" without momentum, or "adamw" with cosine decay of the step size to 0.
+        optimizer: "sgd" without momentum, or "adamw" with cosine decay of the step size to 0, after its warm-up.
         batch: samples a step; 0 for all, which is gradient descent.
         steps: the most updates; `epochs` the most passes over the data; the first limit reached ends it.
         stop_at_zero_loss: stop when each sample of a whole pass had a loss of exactly 0. Gradients were then 0
@@ -102,6 +103,10 @@ class Recipe:
         rates: step sizes in place of `lr`, by the name of the parameter.
         watch: steps between looks at network and test split while training, the first before it and one at its end;
             0 for none. They change nothing.
+        warmup: share of the steps in which the step size of "adamw" rises linearly to `lr`.
+        smoothing: label smoothing of the cross-entropy in training (Szegedy et al. 2016), share given to all classes.
+        flip, shift: mirror training images at random; move them at random by so many pixels, zeros coming in.
+        accumulate: parts that a batch is cut into, which bounds the memory; the step is that of the whole batch.
     """
 
     loss: Literal["hinge", "logistic", "cross-entropy"]
@@ -116,6 +121,15 @@ class Recipe:
     fixed_selection: bool = False
     rates: Mapping[str, float] = field(default_factory=dict)
     watch: int = 0
+    warmup: float = 0.0
+    smoothing: float = 0.0
+    flip: bool = False
+    shift: int = 0
+    accumulate: int = 1
+
+    def total(self, n: int) -> int:
+        """Return the most steps that training on n samples takes."""
+        return min(self.steps, self.epochs * math.ceil(n / min(self.batch or n, n)))
 
 
 class Task(BaseModel):

@@ -68,6 +68,7 @@ class ImageTask(PictureTask):
 
     def check(self) -> None:
         """See `Task.check`."""
+        super().check()
         if self.foreground > self.canvas:
             raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
         if self.permuted and self.canvas % self.patch:

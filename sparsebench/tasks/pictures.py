@@ -6,11 +6,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from sparsebench.errors import UserError
 from sparsebench.tasks.base import Inputs, Recipe, Task
 
 
 class PictureTask(Task):
-    """Pictures with classes. Recipe: AdamW with cosine decay.
+    """Pictures with classes. Recipe: AdamW with warm-up and cosine decay; flipped and shifted pictures if asked.
 
     Attributes:
         training: names of the parameters that are about training: they do not touch what is drawn.
@@ -18,7 +19,9 @@ class PictureTask(Task):
 
     inputs: ClassVar[Inputs] = "images"
     default_model: ClassVar[str] = "vit"
-    training: ClassVar[frozenset[str]] = frozenset({"epochs", "batch", "lr", "weight_decay", "watch"})
+    training: ClassVar[frozenset[str]] = frozenset(
+        {"epochs", "batch", "lr", "weight_decay", "watch", "warmup", "smoothing", "flip", "shift", "accumulate"}
+    )
 
     test: int = Field(400, gt=0, description="test images")
     epochs: int = Field(5, gt=0, description="passes over the training images")
@@ -27,9 +30,24 @@ class PictureTask(Task):
     weight_decay: float = Field(0.05, ge=0, description="AdamW's weight decay")
     watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
 
+    warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps in which the step size rises to lr")
+    smoothing: float = Field(0.0, ge=0, lt=1, description="label smoothing, in the training loss alone")
+    flip: bool = Field(False, description="mirror every other training image, at random")
+    shift: int = Field(0, ge=0, description="move training images at random by up to so many pixels, zeros coming in")
+    accumulate: int = Field(1, gt=0, description="parts that a batch is cut into, for less memory; the same step")
+
+    def check(self) -> None:
+        """See `Task.check`."""
+        if (self.flip or self.shift) and self.bound_to() is not None:
+            raise UserError(
+                "images of permuted patches cannot be flipped or shifted", got=f"flip={self.flip}, shift={self.shift}",
+                allowed="flip=False, shift=0", next_step="or leave the patches in plain order",
+            )  # fmt: skip
+
     def recipe(self) -> Recipe:
         """See `Task.recipe`."""
-        steps = self.epochs * 10**9
         return Recipe(
-            "cross-entropy", "adamw", self.lr, self.batch, self.epochs, steps, self.weight_decay, watch=self.watch
-        )
+            "cross-entropy", "adamw", self.lr, self.batch, self.epochs, steps=self.epochs * 10**9,
+            weight_decay=self.weight_decay, watch=self.watch, warmup=self.warmup, smoothing=self.smoothing,
+            flip=self.flip, shift=self.shift, accumulate=self.accumulate,
+        )  # fmt: skip

@@ -64,8 +64,7 @@ class Course:
 
     def __init__(self, n: int, recipe: Recipe, order_seed: tuple[object, ...]):
         self.n, self.recipe, self.order_seed = n, recipe, order_seed
-        self.batch = min(recipe.batch or n, n)
-        self.total = min(recipe.steps, recipe.epochs * math.ceil(n / self.batch))
+        self.batch, self.total = min(recipe.batch or n, n), recipe.total(n)
         self.step, self.epoch, self.mean = 0, 0, math.nan
         self.fitted, self.finished = False, self.total == 0
         self._summed: Tensor | float = 0.0
