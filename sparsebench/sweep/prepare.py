@@ -45,7 +45,7 @@ class Prepared:
 
     Attributes:
         actor: the strategy on this network, or None for one that spends no budget.
-        train, test: the splits on the device.
+        train, test, validation: the splits on the device; there may be none to validate on.
     """
 
     cell: Cell
@@ -55,6 +55,7 @@ class Prepared:
     actor: Actor | None
     train: Samples
     test: Samples
+    validation: Samples | None
 
     @property
     def recipe(self) -> Recipe:
@@ -86,11 +87,23 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     cell, strategy = job.cell, _strategy(job, registry)
     task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
-    data = task.draw(cell.n_train, cell.repetition, context.locations)
+    data = _data(task, cell, context.locations)
     network = _network(cell, model, data, context)
     train, test = (_on_device(split, network.grid, context.device) for split in (data.train, data.test))
     train.augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)
-    return Prepared(cell, task, data, network, _actor(cell, strategy, network), train, test)
+    held = data.validation
+    validation = None if held is None else _on_device(held, network.grid, context.device)
+    return Prepared(cell, task, data, network, _actor(cell, strategy, network), train, test, validation)
+
+
+def _data(task: Task, cell: Cell, locations: Locations) -> Data:
+    """Draw the data, with a validation split if the recipe asks for one and none is drawn."""
+    data, recipe = task.draw(cell.n_train, cell.repetition, locations), task.recipe()
+    if recipe.validation and data.validation is None:
+        data = data.held_back(recipe.validation)
+    if recipe.patience and recipe.validate_by == "worst_group" and len(data.group_names) == 1:
+        raise UserError(f"task '{task.name}' has no groups", got="validate_by=worst_group", allowed="accuracy")
+    return data
 
 
 def _strategy(job: Job, registry: Registry) -> Strategy:

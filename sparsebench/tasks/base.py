@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench.errors import UserError
 
 Inputs = Literal["tokens", "images"]
+Validated = Literal["accuracy", "worst_group"]
 Locations = Mapping[str, Path]
 """Where each named image set lies on this machine. Names are in the cell, places are not."""
 
@@ -37,6 +38,11 @@ class Split:
     relevance: np.ndarray | None = None
     boxes: np.ndarray | None = None
     order: np.ndarray | None = None
+
+    def part(self, rows: slice) -> Split:
+        """Return the split of those samples alone."""
+        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "order"}
+        return replace(self, **{name: value[rows] for name, value in own.items() if value is not None})
 
     def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray:
         """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label.
@@ -78,6 +84,7 @@ class Data:
     Attributes:
         classes, group_names: their names.
         patterns: (d, M) for tasks whose tokens are patterns, else None.
+        validation: samples that are neither trained on nor tested on, or None.
     """
 
     train: Split
@@ -85,6 +92,23 @@ class Data:
     classes: tuple[str, ...]
     group_names: tuple[str, ...] = ("all",)
     patterns: np.ndarray | None = None
+    validation: Split | None = None
+
+    def held_back(self, share: float) -> Data:
+        """Return the data with the last of the training samples, that share of them rounded, as the validation split.
+
+        Raises:
+            UserError: no sample is left to train on, or to validate on.
+        """
+        n = len(self.train.labels)
+        count = round(share * n)
+        if not 0 < count < n:
+            raise UserError(
+                "validation must leave samples on both sides", got=f"{count} of {n} training samples held back",
+                next_step="change validation, or train on more samples",
+            )  # fmt: skip
+        cut = slice(n - count), slice(n - count, n)
+        return replace(self, train=self.train.part(cut[0]), validation=self.train.part(cut[1]))
 
 
 @dataclass(frozen=True)
@@ -107,6 +131,10 @@ class Recipe:
         smoothing: label smoothing of the cross-entropy in training (Szegedy et al. 2016), share given to all classes.
         flip, shift: mirror training images at random; move them at random by so many pixels, zeros coming in.
         accumulate: parts that a batch is cut into, which bounds the memory; the step is that of the whole batch.
+        validation: share of the training samples that is held back, where the data have no validation split.
+        patience: passes without a better validation result after which training ends, with the weights of the best
+            pass; 0 to train to the end.
+        validate_by: what that result is: the accuracy, or that of the worst group.
     """
 
     loss: Literal["hinge", "logistic", "cross-entropy"]
@@ -126,6 +154,9 @@ class Recipe:
     flip: bool = False
     shift: int = 0
     accumulate: int = 1
+    validation: float = 0.0
+    patience: int = 0
+    validate_by: Validated = "accuracy"
 
     def total(self, n: int) -> int:
         """Return the most steps that training on n samples takes."""

@@ -7,21 +7,38 @@ from typing import ClassVar
 from pydantic import Field
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.base import Inputs, Recipe, Task
+from sparsebench.tasks.base import Inputs, Recipe, Task, Validated
 
 
 class PictureTask(Task):
-    """Pictures with classes. Recipe: AdamW with warm-up and cosine decay; flipped and shifted pictures if asked.
+    """Pictures with classes. Recipe: AdamW with warm-up and cosine decay; flips, shifts and early stopping if asked.
 
     Attributes:
         training: names of the parameters that are about training: they do not touch what is drawn.
+        official: whether the data come with a validation split of their own.
     """
 
     inputs: ClassVar[Inputs] = "images"
     default_model: ClassVar[str] = "vit"
     training: ClassVar[frozenset[str]] = frozenset(
-        {"epochs", "batch", "lr", "weight_decay", "watch", "warmup", "smoothing", "flip", "shift", "accumulate"}
+        {
+            "epochs",
+            "batch",
+            "lr",
+            "weight_decay",
+            "watch",
+            "warmup",
+            "smoothing",
+            "flip",
+            "shift",
+            "accumulate",
+            "validation",
+            "patience",
+            "validate_by",
+        }
     )
+
+    official: ClassVar[bool] = False
 
     test: int = Field(400, gt=0, description="test images")
     epochs: int = Field(5, gt=0, description="passes over the training images")
@@ -35,6 +52,11 @@ class PictureTask(Task):
     flip: bool = Field(False, description="mirror every other training image, at random")
     shift: int = Field(0, ge=0, description="move training images at random by up to so many pixels, zeros coming in")
     accumulate: int = Field(1, gt=0, description="parts that a batch is cut into, for less memory; the same step")
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="share of the training images held back; where there is an official split, that"
+    )
+    patience: int = Field(0, ge=0, description="passes without a better validation result that end training; 0: none")
+    validate_by: Validated = Field("accuracy", description="the validation result: accuracy, or the worst group's")
 
     def check(self) -> None:
         """See `Task.check`."""
@@ -44,10 +66,17 @@ class PictureTask(Task):
                 allowed="flip=False, shift=0", next_step="or leave the patches in plain order",
             )  # fmt: skip
 
+        if self.patience and not (self.validation or self.official):
+            raise UserError(
+                "patience needs a validation split", got=f"patience={self.patience}, validation=0",
+                next_step="hold some training images back, as in validation=0.1",
+            )  # fmt: skip
+
     def recipe(self) -> Recipe:
         """See `Task.recipe`."""
         return Recipe(
             "cross-entropy", "adamw", self.lr, self.batch, self.epochs, steps=self.epochs * 10**9,
             weight_decay=self.weight_decay, watch=self.watch, warmup=self.warmup, smoothing=self.smoothing,
-            flip=self.flip, shift=self.shift, accumulate=self.accumulate,
+            flip=self.flip, shift=self.shift, accumulate=self.accumulate, validation=self.validation,
+            patience=self.patience, validate_by=self.validate_by,
         )  # fmt: skip

@@ -92,6 +92,36 @@ def test_a_model_of_fewer_blocks_than_the_suites_is_cut_where_it_can_be(image: M
     assert [(s.tokens_in, s.tokens_out) for s in record.trajectory] == [(64, 32), (32, 16)]
 
 
+def test_validation_samples_are_counted_and_neither_trained_nor_tested_on(image: Measure) -> None:
+    record = image("random", SPURIOUS + ",validation=0.25")
+    assert record.metrics["train_loss"].n == 30 and record.metrics["accuracy"].n == 40
+    assert record.metrics["validation_accuracy"].n == record.metrics["validation_worst_group_accuracy"].n == 10
+    assert value(record, "validation_worst_group_accuracy") <= value(record, "validation_accuracy")
+    assert "kept_epoch" not in record.metrics
+    plain = image("random", SPURIOUS)
+    assert value(plain, "train_loss") != value(record, "train_loss") and "validation_accuracy" not in plain.metrics
+
+
+def test_early_stopping_names_the_pass_that_the_weights_are_from(image: Measure) -> None:
+    record = image("random", SPURIOUS + ",validation=0.25,patience=2,validate_by=worst_group")
+    kept = value(record, "kept_epoch")
+    assert value(record, "epochs") == min(10, kept + 2)
+
+
+def test_the_strategy_validates_as_it_tests(measured: Measure) -> None:
+    """The weights are the same; only whether tokens are removed after training is not."""
+    task = SPURIOUS.replace("test=40", "test=100,validation=0.5")
+    both, trained = (measured("random:keep_rate=0.2", task, 200, model=VIT, where=where) for where in ("both", "train"))
+    assert value(both, "train_loss") == value(trained, "train_loss")
+    assert value(both, "test_loss") != value(trained, "test_loss")
+    assert value(both, "validation_accuracy") != value(trained, "validation_accuracy")
+
+
+def test_the_worst_of_one_group_is_no_validation_result(image: Measure) -> None:
+    record = image("random", COMPOSITE + ",validation=0.25,patience=2,validate_by=worst_group")
+    assert record.status == "failed" and "has no groups; got validate_by=worst_group" in reason(record)
+
+
 def test_training_that_diverges_is_a_failure(measured: Measure) -> None:
     record = measured("dense", THEORY.replace("steps=40", "steps=3,lr=1e30"))
     assert record.status == "failed" and "diverged" in reason(record)
@@ -292,7 +322,8 @@ def changed(pretrained: tuple[Path, Job, Record], tmp_path: Path, chosen: Callab
 
 
 def test_training_starts_from_the_initial_weights(pretrained: tuple[Path, Job, Record], tmp_path: Path) -> None:
-    record = changed(pretrained, tmp_path, lambda name: name == "pos_embed")
+    # What adds the same number to each channel would be taken away by the next layer norm.
+    record = changed(pretrained, tmp_path, lambda name: name == "blocks.0.mlp.fc1.bias")
     assert value(record, "train_loss") != value(pretrained[2], "train_loss")
 
 
