@@ -36,6 +36,7 @@ def run(
     out: str | os.PathLike[str] = OUT,
     rerun: Rerun = "missing",
     jobs: int | None = None,
+    checkpoint: float = 60.0,
     on_record: Callable[[Record], None] | None = None,
 ) -> pd.DataFrame:
     """Run what is missing and return the leaderboard of the request, one row a strategy and budget.
@@ -52,7 +53,8 @@ def run(
     finished = execute(
         plugins=plugins, suite=suite, tasks=tasks, model=model, images=images, backgrounds=backgrounds,
         data_root=data_root, download=download, device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train,
-        where=where, out=out, rerun=rerun, jobs=jobs, on_record=on_record,
+        where=where, out=out, rerun=rerun, jobs=jobs, checkpoint=checkpoint,
+        on_record=on_record,
     )  # fmt: skip
     return pd.DataFrame(build(finished), columns=list(COLUMNS))
 
@@ -76,6 +78,7 @@ def execute(
     out: str | os.PathLike[str],
     rerun: Rerun,
     jobs: int | None,
+    checkpoint: float,
     on_record: Callable[[Record], None] | None = None,
     on_plan: Callable[[Plan, int], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -102,7 +105,7 @@ def execute(
     workers = runs.workers_for(plan, device, jobs)
     if on_plan is not None:
         on_plan(plan, workers)
-    runs.execute(plan, registry, folder, device, workers, on_record)
+    runs.execute(plan, registry, folder, device, workers, on_record, checkpoint)
     known = store.read(folder)
     finished = [flatten(known[job.cell.id]) for job in plan.jobs]
     publish(finished, folder)

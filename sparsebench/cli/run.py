@@ -72,6 +72,14 @@ class _Numbers(click.ParamType):
     help="How the leaderboard is printed.",
 )
 @click.option("--jobs", type=click.IntRange(min=0), help="Worker processes; 0 runs in this one. [one a core, or GPU]")
+@click.option(
+    "--checkpoint",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often a training under way is saved, to be gone on with; 0 for never.",
+)
 def run(form: str, out: Path, **options: Any) -> None:  # fmt: skip
     """Run a suite with the strategies named beside the baselines, and print the leaderboard.
 

@@ -32,11 +32,13 @@ class Context:
         out: the run's folder, for initial weights.
         device: "cpu" or "cuda:i".
         locations: where the image sets lie.
+        checkpoint: seconds between checkpoints of a cell, 0 for none.
     """
 
     out: Path
     device: str
     locations: Locations
+    checkpoint: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -83,6 +83,7 @@ def execute(
     device: str,
     workers: int,
     on_record: Callable[[Record], None] | None = None,
+    checkpoint: float = engine.CHECKPOINT,
 ) -> None:
     """Run what is to do; each record is stored, and on the disk, before the next is waited for.
 
@@ -93,15 +94,23 @@ def execute(
         device: from `resolve_device`.
         workers: from `workers_for`.
         on_record: called with each stored record.
+        checkpoint: seconds between checkpoints of a cell, 0 for none; they go when the cell's record is there.
+
+    Raises:
+        UserError: the seconds are negative, or the folder cannot be written.
     """
+    if not checkpoint >= 0:
+        raise UserError("--checkpoint", got=checkpoint, allowed="seconds, or 0 for never")
     if not plan.todo:
         return
     writer = store.Writer(out)
     described = environment.describe()
     store.write_whole(out / "environments" / f"{environment.digest(described)}.json", canonical(described).encode())
     try:
-        for record in _records(plan.todo, registry, out, device, workers, plan.locations):
+        for record in _records(plan, registry, out, device, workers, checkpoint):
             writer.append(record)
+            if record.status != "crashed":  # which may go on from it
+                store.remove_checkpoint(out, record.cell_id)
             registry.observe(record)
             if on_record is not None:
                 on_record(record)
@@ -110,11 +119,11 @@ def execute(
 
 
 def _records(
-    jobs: Sequence[Job], registry: Registry, out: Path, device: str, workers: int, locations: Mapping[str, Path]
+    plan: Plan, registry: Registry, out: Path, device: str, workers: int, checkpoint: float
 ) -> Iterator[Record]:
     if workers == 0:
-        return engine.inline(jobs, registry, out, device, locations)
-    return engine.local(jobs, workers, out, device, locations)
+        return engine.inline(plan.todo, registry, out, device, plan.locations, checkpoint)
+    return engine.local(plan.todo, workers, out, device, plan.locations, checkpoint)
 
 
 def workers_for(plan: Plan, device: str, asked: int | None) -> int:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 from scipy.stats import binomtest
 
-from sparsebench import seeds
+from sparsebench import __version__, seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.measure import groups, selection
 from sparsebench.models.acting import Actor
@@ -23,6 +23,7 @@ from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import environment, store
+from sparsebench.sweep.checkpoint import Checkpoint
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, Status, TokenStep, pack
@@ -30,6 +31,7 @@ from sparsebench.tasks.base import Data, Task
 from sparsebench.training.early import EarlyStopping
 from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
 from sparsebench.training.loop import Course, Training, steps_for
+from sparsebench.training.state import can_be_resumed
 from sparsebench.training.steps import Autograd, Samples
 from sparsebench.training.trials import Trial, fits, train_together
 from sparsebench.training.watch import Watch
@@ -151,12 +153,28 @@ class _Run:
         if cell.recipe.watch:
             train_, test = (cell.train, cell.in_training), (cell.test, cell.in_test)
             watch = Watch(cell.recipe, steps, cell.network, train_, test)
-        course = Course(len(cell.train.labels), cell.recipe, cell.order)
-        self.trained = Training(steps, course, _early(cell)).run(on_step=watch)
+        training = Training(steps, Course(len(cell.train.labels), cell.recipe, cell.order), _early(cell))
+        checkpoint = self._checkpoint(training)
+        if checkpoint is not None:
+            checkpoint.resume()
+        self.trained = training.run(on_step=watch or checkpoint)
+        if checkpoint is not None and checkpoint.resumed:
+            self.result.notes["resumed"] = str(checkpoint.resumed)
         if isinstance(steps, Autograd) and steps.parts > cell.recipe.accumulate:
             self.result.notes["memory"] = f"batches in {steps.parts} parts: the memory holds no larger ones"
         if watch is not None:
             _add_watched(self.result, watch, int(self.trained["steps"]), cell.task)
+
+    def _checkpoint(self, training: Training) -> Checkpoint | None:
+        """Return the cell's checkpoint, or None: what was seen while training is in none."""
+        every, job = self.context.checkpoint, self.job
+        if not every or training.course.recipe.watch or not can_be_resumed(training):
+            return None
+        made_by = {
+            "cell": job.cell.id, "source of the strategy": job.origin.sha256, "torch": torch.__version__,
+            "device": torch.device(self.context.device).type, "sparsebench": __version__,
+        }  # fmt: skip
+        return Checkpoint(store.checkpoint_path(self.context.out, job.cell.id), made_by, every, training)
 
     def measure(self) -> None:
         """Test it and fill the result; keep the weights if others start from them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sparsebench.measure.groups import group_accuracies
@@ -10,7 +11,7 @@ from sparsebench.models.acting import Actor
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.evaluate import evaluate
-from sparsebench.training.steps import Samples
+from sparsebench.training.steps import Samples, under
 
 
 class EarlyStopping:
@@ -44,6 +45,15 @@ class EarlyStopping:
     def restore(self) -> None:
         """Put the weights of the best pass into the network."""
         self.network.module.load_state_dict(self.weights)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what its decisions depend on."""
+        weights = {f"weights.{name}": value for name, value in self.weights.items()}
+        return weights | {"best": torch.tensor(self.best, dtype=torch.float64), "kept": torch.tensor(self.kept)}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from that state."""
+        self.best, self.kept, self.weights = float(state["best"]), int(state["kept"]), under("weights.", state)
 
     def _result(self) -> float:
         evaluation = evaluate(self.network, self.actor, self.samples, self.recipe)

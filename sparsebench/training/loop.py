@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sparsebench import seeds
@@ -102,6 +103,19 @@ class Course:
         self.fitted = (still or self.mean < self.recipe.stop_below) and self._seen == self.n
         self.finished = self.finished or self.fitted
         self._summed, self._seen = 0.0, 0
+
+    def state(self) -> dict[str, Tensor]:
+        """Return where it is."""
+        whole = {"step": self.step, "epoch": self.epoch, "seen": self._seen}
+        mean = torch.tensor(self.mean, dtype=torch.float64)
+        return {name: torch.tensor(n) for name, n in whole.items()} | {
+            "mean": mean, "summed": torch.as_tensor(self._summed),
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from that state, which is not the end."""
+        self.step, self.epoch, self._seen = int(state["step"]), int(state["epoch"]), int(state["seen"])
+        self.mean, self._summed = float(state["mean"]), state["summed"]
 
     def outcome(self) -> dict[str, float]:
         """Return steps and passes done, the last pass's mean loss, and 1 if that was low enough to end, else 0.
