@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from sparsebench import seeds
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Model, Network
+from sparsebench.models.base import Network
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import fill
 from sparsebench.strategy import Strategy
@@ -48,6 +50,7 @@ class Prepared:
     Attributes:
         actor: the strategy on this network, or None for one that spends no budget.
         train, test, validation: the splits on the device; there may be none to validate on.
+        initial: SHA-256 of the file of weights that it starts from, or "".
     """
 
     cell: Cell
@@ -58,6 +61,7 @@ class Prepared:
     train: Samples
     test: Samples
     validation: Samples | None
+    initial: str
 
     @property
     def recipe(self) -> Recipe:
@@ -90,12 +94,14 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
     data = _data(task, cell, context.locations)
-    network = _network(cell, model, data, context)
+    network = model.build(data, cell.repetition)
+    initial = "" if cell.init is None else _load_initial(network, store.weights_path(context.out, cell.init.id))
+    network.module.to(context.device)
     train, test = (_on_device(split, network.grid, context.device) for split in (data.train, data.test))
     train.augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)
     held = data.validation
     validation = None if held is None else _on_device(held, network.grid, context.device)
-    return Prepared(cell, task, data, network, _actor(cell, strategy, network), train, test, validation)
+    return Prepared(cell, task, data, network, _actor(cell, strategy, network), train, test, validation, initial)
 
 
 def _data(task: Task, cell: Cell, locations: Locations) -> Data:
@@ -120,20 +126,31 @@ def _strategy(job: Job, registry: Registry) -> Strategy:
     return fill(found.cls, job.cell.strategy.params, f"strategy '{found.cls.name}'")
 
 
-def _network(cell: Cell, model: Model, data: Data, context: Context) -> Network:
-    """Return the network on its device: with the initial weights of the repetition, or those of `cell.init`.
+HEADS = ("head.", "head_dist.")
+"""What a pre-trained start has afresh, as in Li et al. 2023: output layers."""
 
-    A pre-trained start gets a fresh output layer, as in Li et al. 2023.
+
+def _load_initial(network: Network, path: Path) -> str:
+    """Put the weights of a file into the network, but for its output layers; return the file's SHA-256.
+
+    Raises:
+        UserError: the file is missing, torn, or holds the weights of another network.
     """
-    network = model.build(data, cell.repetition)
-    if cell.init is not None:
-        path = store.weights_path(context.out, cell.init.id)
-        if not path.exists():
-            raise UserError(f"the initial weights of this cell are missing ({path.name}): their cell did not succeed")
-        state = {k: v for k, v in load_file(path).items() if not k.startswith(("head.", "head_dist."))}
-        network.module.load_state_dict(state, strict=False)
-    network.module.to(context.device)
-    return network
+    again = "run again, with --rerun failed: they are made anew"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        what = f"the initial weights of this cell are missing ({path.name}): their cell did not succeed"
+        raise UserError(what) from error
+    try:
+        state = {k: v for k, v in load(content).items() if not k.startswith(HEADS)}
+    except SafetensorError as error:
+        raise UserError(f"the initial weights of this cell are torn ({path.name}: {error})", next_step=again) from error
+    own = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(HEADS)}
+    if own != {name: value.shape for name, value in state.items()}:
+        raise UserError(f"the initial weights of this cell are another network's ({path.name})", next_step=again)
+    network.module.load_state_dict(state, strict=False)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _actor(cell: Cell, strategy: Strategy, network: Network) -> Actor | None:

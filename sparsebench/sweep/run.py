@@ -63,9 +63,15 @@ def plan(request: Request, images: Images, registry: Registry, out: Path, rerun:
     jobs = expand(replace(request, **names), registry)
     known = {} if rerun == "always" else store.read(out)
     todo = [job for job in jobs if _is_missing(job, known, rerun)]
-    needed = {job.after for job in todo if job.after and not store.weights_path(out, job.after).exists()}
+    needed = {first for first in {job.after for job in todo} if first and not _has_weights(out, first, known)}
     again = {job.cell.id for job in todo}
     return Plan(jobs, [job for job in jobs if job.cell.id in again | needed], locations)
+
+
+def _has_weights(out: Path, cell_id: str, known: Mapping[str, Record]) -> bool:
+    """Say whether the weights of a cell are there as its record says that they were written."""
+    written = known[cell_id].notes.get("weights") if cell_id in known else None
+    return written is not None and written == store.content_hash(store.weights_path(out, cell_id))
 
 
 def _is_missing(job: Job, known: Mapping[str, Record], rerun: Rerun) -> bool:

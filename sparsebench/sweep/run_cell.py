@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -183,7 +184,9 @@ class _Run:
         if self.job.keep_weights:
             state = self.cell.network.module.state_dict()
             weights = {name: value.cpu().contiguous() for name, value in state.items()}
-            store.write_whole(store.weights_path(self.context.out, self.job.cell.id), save(weights))
+            content = save(weights)
+            store.write_whole(store.weights_path(self.context.out, self.job.cell.id), content)
+            self.result.notes["weights"] = hashlib.sha256(content).hexdigest()
 
     def record(self, share: int) -> Record:
         """Return the record; `share` runs divide the time between them."""
@@ -259,6 +262,8 @@ def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None
         _add_timing(result, network, cell.in_test, cell.test)
     if (n := len(cell.train.labels)) < recipe.batch:
         result.notes["batch"] = f"all {n} samples; the task's batch of {recipe.batch} is larger"
+    if cell.initial:
+        result.notes["initial_weights"] = cell.initial
     if actor is not None and (scoring := network.cost.scoring(actor.requires)):
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
 

@@ -8,6 +8,7 @@ OUT/checkpoints/<cell id>.safetensors               a training under way, until 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -29,6 +30,15 @@ log = logging.getLogger(__name__)
 def weights_path(out: Path, cell_id: str) -> Path:
     """Return where the trained weights of a cell lie."""
     return out / "weights" / f"{cell_id}.safetensors"
+
+
+def content_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, or "" if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def checkpoint_path(out: Path, cell_id: str) -> Path:
