@@ -37,6 +37,7 @@ def run(
     out: str | os.PathLike[str] = OUT,
     rerun: Rerun = "missing",
     jobs: int | None = None,
+    checkpoint: float = 60.0,
     on_record: Callable[[Record], None] | None = None,
 ) -> pd.DataFrame:
     """Run what is missing and return the leaderboard of the request, one row a strategy and budget.
@@ -54,7 +55,8 @@ def run(
         plugins=plugins, suite=suite, tasks=tasks, model=model, images=images, backgrounds=backgrounds,
         pretrain_images=pretrain_images,
         data_root=data_root, download=download, device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train,
-        where=where, out=out, rerun=rerun, jobs=jobs, on_record=on_record,
+        where=where, out=out, rerun=rerun, jobs=jobs, checkpoint=checkpoint,
+        on_record=on_record,
     )  # fmt: skip
     return pd.DataFrame(build(finished), columns=list(COLUMNS))
 
@@ -79,6 +81,7 @@ def execute(
     out: str | os.PathLike[str],
     rerun: Rerun,
     jobs: int | None,
+    checkpoint: float,
     on_record: Callable[[Record], None] | None = None,
     on_plan: Callable[[Plan, int], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -107,7 +110,7 @@ def execute(
     workers = runs.workers_for(plan, device, jobs)
     if on_plan is not None:
         on_plan(plan, workers)
-    runs.execute(plan, registry, folder, device, workers, on_record)
+    runs.execute(plan, registry, folder, device, workers, on_record, checkpoint)
     known = store.read(folder)
     finished = [flatten(known[job.cell.id]) for job in plan.jobs]
     publish(finished, folder)

@@ -62,6 +62,14 @@ _REQUEST = (
         help="What is run again of what the folder has.",
     ),
     click.option(
+        "--checkpoint",
+        type=click.FloatRange(min=0),
+        default=60.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How often a training under way is saved, to be gone on with; 0 for never.",
+    ),
+    click.option(
         "--jobs", type=click.IntRange(min=0), help="Worker processes; 0 runs in this one. [one a core, or GPU]"
     ),
 )

@@ -23,11 +23,21 @@ from sparsebench.tasks.base import Locations
 
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
+CHECKPOINT = 60.0
+"""Seconds between checkpoints of a cell."""
+
 TOGETHER = 1000
 """Cells given to a worker on a GPU at once; it trains as many at a time as its memory holds."""
 
 
-def inline(jobs: Sequence[Job], registry: Registry, out: Path, device: str, locations: Locations) -> Iterator[Record]:
+def inline(
+    jobs: Sequence[Job],
+    registry: Registry,
+    out: Path,
+    device: str,
+    locations: Locations,
+    checkpoint: float = CHECKPOINT,
+) -> Iterator[Record]:
     """Yield the record of each job, run one after the other in this process: for debugging."""
     from sparsebench.sweep.prepare import Context
     from sparsebench.sweep.run_cell import run_cells
@@ -36,7 +46,7 @@ def inline(jobs: Sequence[Job], registry: Registry, out: Path, device: str, loca
     several = most_together(device)
     with one_thread():
         for batch in _batches(jobs, several):
-            yield from run_cells(batch, registry, Context(out, device, locations))
+            yield from run_cells(batch, registry, Context(out, device, locations, checkpoint))
 
 
 def most_together(device: str) -> int:
@@ -56,7 +66,14 @@ def _batches(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
         yield batch
 
 
-def local(jobs: Sequence[Job], workers: int, out: Path, device: str, locations: Locations) -> Iterator[Record]:
+def local(
+    jobs: Sequence[Job],
+    workers: int,
+    out: Path,
+    device: str,
+    locations: Locations,
+    checkpoint: float = CHECKPOINT,
+) -> Iterator[Record]:
     """Yield the record of each job as it comes, run by worker processes of one thread each.
 
     A worker that dies costs the cell it was at, whose record says `crashed`; a fresh worker takes the next one.
@@ -67,6 +84,7 @@ def local(jobs: Sequence[Job], workers: int, out: Path, device: str, locations: 
     setting = {
         "out": str(out),
         "device": device,
+        "checkpoint": checkpoint,
         "locations": {name: str(path) for name, path in locations.items()},
     }
     slots = [_Slot(queue_, records, setting, out / "logs" / f"worker-{i}.log") for i in range(workers)]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from sparsebench import seeds
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Model, Network
+from sparsebench.models.base import Network
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import fill
 from sparsebench.strategy import Strategy
@@ -20,6 +22,7 @@ from sparsebench.sweep import store
 from sparsebench.sweep.cell import Cell
 from sparsebench.sweep.job import Job
 from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task
+from sparsebench.training.augment import Augmentation
 from sparsebench.training.steps import Samples
 
 SHARE = 0.25
@@ -34,11 +37,13 @@ class Context:
         out: the run's folder, for initial weights.
         device: "cpu" or "cuda:i".
         locations: where the image sets lie.
+        checkpoint: seconds between checkpoints of a cell, 0 for none.
     """
 
     out: Path
     device: str
     locations: Locations
+    checkpoint: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class Prepared:
 
     Attributes:
         actor: the strategy on this network, or None for one that spends no budget.
-        train, test: the splits on the device.
+        train, test, validation: the splits on the device; there may be none to validate on.
+        initial: SHA-256 of the file of weights that it starts from, or "".
     """
 
     cell: Cell
@@ -57,6 +63,8 @@ class Prepared:
     actor: Actor | None
     train: Samples
     test: Samples
+    validation: Samples | None
+    initial: str
 
     @property
     def recipe(self) -> Recipe:
@@ -88,10 +96,25 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     cell, strategy = job.cell, _strategy(job, registry)
     task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
-    data = task.draw(cell.n_train, cell.repetition, context.locations)
-    network = _network(cell, model, data, context)
+    data = _data(task, cell, context.locations)
+    network = model.build(data, cell.repetition)
+    initial = "" if cell.init is None else _load_initial(network, store.weights_path(context.out, cell.init.id))
+    network.module.to(context.device)
     train, test = (_on_device(split, network.grid, context.device) for split in (data.train, data.test))
-    return Prepared(cell, task, data, network, _actor(cell, strategy, network), train, test)
+    train.augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)
+    held = data.validation
+    validation = None if held is None else _on_device(held, network.grid, context.device)
+    return Prepared(cell, task, data, network, _actor(cell, strategy, network), train, test, validation, initial)
+
+
+def _data(task: Task, cell: Cell, locations: Locations) -> Data:
+    """Draw the data, with a validation split if the recipe asks for one and none is drawn."""
+    data, recipe = task.draw(cell.n_train, cell.repetition, locations), task.recipe()
+    if recipe.validation and data.validation is None:
+        data = data.held_back(recipe.validation)
+    if recipe.patience and recipe.validate_by == "worst_group" and len(data.group_names) == 1:
+        raise UserError(f"task '{task.name}' has no groups", got="validate_by=worst_group", allowed="accuracy")
+    return data
 
 
 def _strategy(job: Job, registry: Registry) -> Strategy:
@@ -106,20 +129,31 @@ def _strategy(job: Job, registry: Registry) -> Strategy:
     return fill(found.cls, job.cell.strategy.params, f"strategy '{found.cls.name}'")
 
 
-def _network(cell: Cell, model: Model, data: Data, context: Context) -> Network:
-    """Return the network on its device: with the initial weights of the repetition, or those of `cell.init`.
+HEADS = ("head.", "head_dist.")
+"""What a pre-trained start has afresh, as in Li et al. 2023: output layers."""
 
-    A pre-trained start gets a fresh output layer, as in Li et al. 2023.
+
+def _load_initial(network: Network, path: Path) -> str:
+    """Put the weights of a file into the network, but for its output layers; return the file's SHA-256.
+
+    Raises:
+        UserError: the file is missing, torn, or holds the weights of another network.
     """
-    network = model.build(data, cell.repetition)
-    if cell.init is not None:
-        path = store.weights_path(context.out, cell.init.id)
-        if not path.exists():
-            raise UserError(f"the initial weights of this cell are missing ({path.name}): their cell did not succeed")
-        state = {k: v for k, v in load_file(path).items() if not k.startswith(("head.", "head_dist."))}
-        network.module.load_state_dict(state, strict=False)
-    network.module.to(context.device)
-    return network
+    again = "run again, with --rerun failed: they are made anew"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        what = f"the initial weights of this cell are missing ({path.name}): their cell did not succeed"
+        raise UserError(what) from error
+    try:
+        state = {k: v for k, v in load(content).items() if not k.startswith(HEADS)}
+    except SafetensorError as error:
+        raise UserError(f"the initial weights of this cell are torn ({path.name}: {error})", next_step=again) from error
+    own = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(HEADS)}
+    if own != {name: value.shape for name, value in state.items()}:
+        raise UserError(f"the initial weights of this cell are another network's ({path.name})", next_step=again)
+    network.module.load_state_dict(state, strict=False)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _actor(cell: Cell, strategy: Strategy, network: Network) -> Actor | None:
@@ -128,6 +162,16 @@ def _actor(cell: Cell, strategy: Strategy, network: Network) -> Actor | None:
         return None
     stream = seeds.seed_of("strategy", cell.task.name, cell.n_train, cell.repetition)
     return Actor(strategy, cell.budget, network.cost, network.grid, stream)
+
+
+def _augmentation(cell: Cell, recipe: Recipe, train: Split, network: Network, device: str) -> Augmentation | None:
+    """Return how the training images are flipped and shifted, the same for every strategy, or None if they are not."""
+    if not (recipe.flip or recipe.shift):
+        return None
+    assert network.grid is not None
+    stream = seeds.seed_of("augment", cell.task.name, cell.n_train, cell.repetition)
+    boxes = None if train.boxes is None else torch.from_numpy(np.ascontiguousarray(train.boxes)).to(device)
+    return Augmentation(stream, recipe.flip, recipe.shift, boxes, network.grid)
 
 
 def _on_device(split: Split, grid: tuple[int, int] | None, device: str) -> Samples:

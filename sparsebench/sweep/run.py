@@ -93,10 +93,16 @@ def plan(request: Request, images: Images, registry: Registry, out: Path, rerun:
     jobs = expand(replace(request, **images.locate()[0]), registry)
     known = {} if rerun == "always" else store.read(out)
     todo = [job for job in jobs if _is_missing(job, known, rerun)]
-    needed = {job.after for job in todo if job.after and not store.weights_path(out, job.after).exists()}
+    needed = {first for first in {job.after for job in todo} if first and not _has_weights(out, first, known)}
     again = {job.cell.id for job in todo}
     todo = [job for job in jobs if job.cell.id in again | needed]
     return Plan(jobs, todo, images.places(todo))
+
+
+def _has_weights(out: Path, cell_id: str, known: Mapping[str, Record]) -> bool:
+    """Say whether the weights of a cell are there as its record says that they were written."""
+    written = known[cell_id].notes.get("weights") if cell_id in known else None
+    return written is not None and written == store.content_hash(store.weights_path(out, cell_id))
 
 
 def _is_missing(job: Job, known: Mapping[str, Record], rerun: Rerun) -> bool:
@@ -114,6 +120,7 @@ def execute(
     device: str,
     workers: int,
     on_record: Callable[[Record], None] | None = None,
+    checkpoint: float = engine.CHECKPOINT,
 ) -> None:
     """Run what is to do; each record is stored, and on the disk, before the next is waited for.
 
@@ -124,15 +131,23 @@ def execute(
         device: from `resolve_device`.
         workers: from `workers_for`.
         on_record: called with each stored record.
+        checkpoint: seconds between checkpoints of a cell, 0 for none; they go when the cell's record is there.
+
+    Raises:
+        UserError: the seconds are negative, or the folder cannot be written.
     """
+    if not checkpoint >= 0:
+        raise UserError("--checkpoint", got=checkpoint, allowed="seconds, or 0 for never")
     if not plan.todo:
         return
     writer = store.Writer(out)
     described = environment.describe()
     store.write_whole(out / "environments" / f"{environment.digest(described)}.json", canonical(described).encode())
     try:
-        for record in _records(plan.todo, registry, out, device, workers, plan.locations):
+        for record in _records(plan, registry, out, device, workers, checkpoint):
             writer.append(record)
+            if record.status != "crashed":  # which may go on from it
+                store.remove_checkpoint(out, record.cell_id)
             registry.observe(record)
             if on_record is not None:
                 on_record(record)
@@ -141,11 +156,11 @@ def execute(
 
 
 def _records(
-    jobs: Sequence[Job], registry: Registry, out: Path, device: str, workers: int, locations: Mapping[str, Path]
+    plan: Plan, registry: Registry, out: Path, device: str, workers: int, checkpoint: float
 ) -> Iterator[Record]:
     if workers == 0:
-        return engine.inline(jobs, registry, out, device, locations)
-    return engine.local(jobs, workers, out, device, locations)
+        return engine.inline(plan.todo, registry, out, device, plan.locations, checkpoint)
+    return engine.local(plan.todo, workers, out, device, plan.locations, checkpoint)
 
 
 def workers_for(plan: Plan, device: str, asked: int | None) -> int:

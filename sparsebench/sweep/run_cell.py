@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import save
 from scipy.stats import binomtest
 
-from sparsebench import seeds
+from sparsebench import __version__, seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.measure import groups, selection
 from sparsebench.measure.spuriosity import token_spuriosity
@@ -24,15 +25,18 @@ from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import environment, store
+from sparsebench.sweep.checkpoint import Checkpoint
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, Status, TokenStep, pack
 from sparsebench.tasks.base import Data, Mask, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
 from sparsebench.training.discard import influences
+from sparsebench.training.early import EarlyStopping
 from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
-from sparsebench.training.loop import Course, steps_for, train
-from sparsebench.training.steps import Samples
+from sparsebench.training.loop import Course, Training, steps_for
+from sparsebench.training.state import can_be_resumed
+from sparsebench.training.steps import Autograd, Samples
 from sparsebench.training.trials import Trial, fits, train_together
 from sparsebench.training.watch import Watch
 
@@ -141,7 +145,7 @@ class _Run:
         """Return it as a trial among others."""
         cell = self.cell
         assert cell is not None and isinstance(cell.network, ShallowViT | TwoLayerViT)
-        course = Course(cell.cell.n_train, cell.recipe, cell.order)
+        course = Course(len(cell.train.labels), cell.recipe, cell.order)
         return Trial(cell.network, cell.in_training, cell.train, cell.recipe, course)
 
     def train(self) -> None:
@@ -153,10 +157,28 @@ class _Run:
         if cell.recipe.watch:
             train_, test = (cell.train, cell.in_training), (cell.test, cell.in_test)
             watch = Watch(cell.recipe, steps, cell.network, train_, test)
-        self.trained = train(steps, cell.cell.n_train, cell.recipe, cell.order, on_step=watch)
-        steps.store()
+        training = Training(steps, Course(len(cell.train.labels), cell.recipe, cell.order), _early(cell))
+        checkpoint = self._checkpoint(training)
+        if checkpoint is not None:
+            checkpoint.resume()
+        self.trained = training.run(on_step=watch or checkpoint)
+        if checkpoint is not None and checkpoint.resumed:
+            self.result.notes["resumed"] = str(checkpoint.resumed)
+        if isinstance(steps, Autograd) and steps.parts > cell.recipe.accumulate:
+            self.result.notes["memory"] = f"batches in {steps.parts} parts: the memory holds no larger ones"
         if watch is not None:
             _add_watched(self.result, watch, int(self.trained["steps"]), cell.task)
+
+    def _checkpoint(self, training: Training) -> Checkpoint | None:
+        """Return the cell's checkpoint, or None: what was seen while training is in none."""
+        every, job = self.context.checkpoint, self.job
+        if not every or training.course.recipe.watch or not can_be_resumed(training):
+            return None
+        made_by = {
+            "cell": job.cell.id, "source of the strategy": job.origin.sha256, "torch": torch.__version__,
+            "device": torch.device(self.context.device).type, "sparsebench": __version__,
+        }  # fmt: skip
+        return Checkpoint(store.checkpoint_path(self.context.out, job.cell.id), made_by, every, training)
 
     def measure(self) -> None:
         """Test it and fill the result; keep the weights if others start from them."""
@@ -165,7 +187,9 @@ class _Run:
         if self.job.keep_weights:
             state = self.cell.network.module.state_dict()
             weights = {name: value.cpu().contiguous() for name, value in state.items()}
-            store.write_whole(store.weights_path(self.context.out, self.job.cell.id), save(weights))
+            content = save(weights)
+            store.write_whole(store.weights_path(self.context.out, self.job.cell.id), content)
+            self.result.notes["weights"] = hashlib.sha256(content).hexdigest()
 
     def record(self, share: int) -> Record:
         """Return the record; `share` runs divide the time between them."""
@@ -181,6 +205,14 @@ class _Run:
             environment=environment.digest(environment.describe()), device=_device_name(self.context.device),
             started=self.started, seconds=round(seconds, 3),
         )  # fmt: skip
+
+
+def _early(cell: Prepared) -> EarlyStopping | None:
+    """Return what ends the cell's training early, if anything does."""
+    if not cell.recipe.patience:
+        return None
+    assert cell.validation is not None and cell.data.validation is not None
+    return EarlyStopping(cell.network, cell.in_test, cell.validation, cell.data.validation.groups, cell.recipe)
 
 
 def _device_name(device: str) -> str:
@@ -224,7 +256,8 @@ def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None
     evaluation = evaluate(network, cell.in_test, cell.test, recipe)
     if not np.isfinite(evaluation.loss):
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
-    _add_training(result, trained, cell.cell.n_train)
+    _add_training(result, trained, len(cell.train.labels))
+    _add_validation(result, cell)
     _add_outcomes(result, cell.task, cell.data, evaluation)
     _add_selection(result, evaluation, cell.test, cell.data.test.mask, network.cost.depth)
     if isinstance(cell.task, PictureTask) and cell.task.spuriosity and cell.test.relevance is not None:
@@ -232,8 +265,10 @@ def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None
     _add_cost(result, network, actor, evaluation)
     if cell.task.inputs == "images":
         _add_timing(result, network, cell.in_test, cell.test)
-    if cell.cell.n_train < recipe.batch:
-        result.notes["batch"] = f"all {cell.cell.n_train} samples; the task's batch of {recipe.batch} is larger"
+    if (n := len(cell.train.labels)) < recipe.batch:
+        result.notes["batch"] = f"all {n} samples; the task's batch of {recipe.batch} is larger"
+    if cell.initial:
+        result.notes["initial_weights"] = cell.initial
     if actor is not None and (scoring := network.cost.scoring(actor.requires)):
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
 
@@ -251,9 +286,21 @@ def _add_watched(result: _Result, watch: Watch, steps: int, task: Task) -> None:
 
 
 def _add_training(result: _Result, trained: dict[str, float], n: int) -> None:
-    units = {"train_loss": "loss", "fitted": "0 or 1"}
+    units = {"train_loss": "loss", "fitted": "0 or 1", "kept_epoch": "epochs"}
     for name, value in trained.items():
         result.add(name, value, units.get(name, name), n)
+
+
+def _add_validation(result: _Result, cell: Prepared) -> None:
+    """Add the validation accuracy of the weights that are tested."""
+    split = cell.data.validation
+    if split is None or cell.validation is None:
+        return
+    correct = evaluate(cell.network, cell.in_test, cell.validation, cell.recipe).predicted == split.labels
+    result.add_share("validation_accuracy", correct)
+    if len(cell.data.group_names) > 1:
+        worst = np.nanmin(groups.group_accuracies(correct, split.groups, len(cell.data.group_names)))
+        result.add("validation_worst_group_accuracy", float(worst), "fraction", len(correct))
 
 
 def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluation) -> None:

@@ -3,10 +3,12 @@
 OUT/records/<utc>-<host>-<pid>-<random>.jsonl      one record a line, one fsynced write a record
 OUT/environments/<hash>.json                        machine and libraries, once each
 OUT/weights/<cell id>.safetensors                   weights that other cells start from
+OUT/checkpoints/<cell id>.safetensors               a training under way, until its record is there
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -14,6 +16,7 @@ import secrets
 import socket
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,6 +30,28 @@ log = logging.getLogger(__name__)
 def weights_path(out: Path, cell_id: str) -> Path:
     """Return where the trained weights of a cell lie."""
     return out / "weights" / f"{cell_id}.safetensors"
+
+
+def content_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, or "" if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def checkpoint_path(out: Path, cell_id: str) -> Path:
+    """Return where the checkpoint of a cell lies while it is trained."""
+    return out / "checkpoints" / f"{cell_id}.safetensors"
+
+
+def remove_checkpoint(out: Path, cell_id: str) -> None:
+    """Remove the checkpoint of a cell, and what a process that was killed left of one."""
+    path = checkpoint_path(out, cell_id)
+    with suppress(OSError):
+        for found in (path, *path.parent.glob(f".{path.name}.*.part")):
+            found.unlink(missing_ok=True)
 
 
 def check_writable(out: Path) -> None:
@@ -142,9 +167,9 @@ def _parse(line: bytes) -> Record:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is there either whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
         with part.open("wb") as file:
             file.write(content)
             file.flush()
@@ -152,3 +177,6 @@ def write_whole(path: Path, content: bytes) -> None:
         os.replace(part, path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()

@@ -57,7 +57,8 @@ def main(setting: dict[str, Any]) -> None:
     from sparsebench.sweep.run_cell import run_cells
 
     locations = {name: Path(path) for name, path in setting["locations"].items()}
-    registry, context = Registry(), Context(Path(setting["out"]), setting["device"], locations)
+    registry = Registry()
+    context = Context(Path(setting["out"]), setting["device"], locations, setting["checkpoint"])
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         while True:

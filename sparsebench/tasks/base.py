@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -15,6 +16,7 @@ from sparsebench.errors import UserError
 Inputs = Literal["tokens", "images"]
 Mask = Literal["any", "half", "inside", "top"]
 """Which tokens matter, by the share of each that does: see `relevant`."""
+Validated = Literal["accuracy", "worst_group"]
 Locations = Mapping[str, Path]
 """Where each named image set lies on this machine. Names are in the cell, places are not."""
 
@@ -41,6 +43,11 @@ class Split:
     boxes: np.ndarray | None = None
     order: np.ndarray | None = None
     mask: Mask = "half"
+
+    def part(self, rows: slice) -> Split:
+        """Return the split of those samples alone."""
+        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "order"}
+        return replace(self, **{name: value[rows] for name, value in own.items() if isinstance(value, np.ndarray)})
 
     def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray | None:
         """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label.
@@ -101,7 +108,7 @@ class Data:
     Attributes:
         classes, group_names: their names.
         patterns: (d, M) for tasks whose tokens are patterns, else None.
-        validation: a split to choose by, for tasks that come with one.
+        validation: samples to choose by, neither trained on nor tested on, or None.
     """
 
     train: Split
@@ -111,6 +118,22 @@ class Data:
     patterns: np.ndarray | None = None
     validation: Split | None = None
 
+    def held_back(self, share: float) -> Data:
+        """Return the data with the last of the training samples, that share of them rounded, as the validation split.
+
+        Raises:
+            UserError: no sample is left to train on, or to validate on.
+        """
+        n = len(self.train.labels)
+        count = round(share * n)
+        if not 0 < count < n:
+            raise UserError(
+                "validation must leave samples on both sides", got=f"{count} of {n} training samples held back",
+                next_step="change validation, or train on more samples",
+            )  # fmt: skip
+        cut = slice(n - count), slice(n - count, n)
+        return replace(self, train=self.train.part(cut[0]), validation=self.train.part(cut[1]))
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -118,7 +141,7 @@ class Recipe:
 
     Attributes:
         loss: "hinge" or "logistic" for (B,) margins, "cross-entropy" for (B, classes) logits.
-        optimizer: "sgd" without momentum, or "adamw" with cosine decay of the step size to 0.
+        optimizer: "sgd" without momentum, or "adamw" with cosine decay of the step size to 0, after its warm-up.
         batch: samples a step; 0 for all, which is gradient descent.
         steps: the most updates; `epochs` the most passes over the data; the first limit reached ends it.
         stop_at_zero_loss: stop when each sample of a whole pass had a loss of exactly 0. Gradients were then 0
@@ -128,6 +151,14 @@ class Recipe:
         rates: step sizes in place of `lr`, by the name of the parameter.
         watch: steps between looks at network and test split while training, the first before it and one at its end;
             0 for none. They change nothing.
+        warmup: share of the steps in which the step size of "adamw" rises linearly to `lr`.
+        smoothing: label smoothing of the cross-entropy in training (Szegedy et al. 2016), share given to all classes.
+        flip, shift: mirror training images at random; move them at random by so many pixels, zeros coming in.
+        accumulate: parts that a batch is cut into, which bounds the memory; the step is that of the whole batch.
+        validation: share of the training samples that is held back, where the data have no validation split.
+        patience: passes without a better validation result after which training ends, with the weights of the best
+            pass; 0 to train to the end.
+        validate_by: what that result is: the accuracy, or that of the worst group.
     """
 
     loss: Literal["hinge", "logistic", "cross-entropy"]
@@ -142,6 +173,18 @@ class Recipe:
     fixed_selection: bool = False
     rates: Mapping[str, float] = field(default_factory=dict)
     watch: int = 0
+    warmup: float = 0.0
+    smoothing: float = 0.0
+    flip: bool = False
+    shift: int = 0
+    accumulate: int = 1
+    validation: float = 0.0
+    patience: int = 0
+    validate_by: Validated = "accuracy"
+
+    def total(self, n: int) -> int:
+        """Return the most steps that training on n samples takes."""
+        return min(self.steps, self.epochs * math.ceil(n / min(self.batch or n, n)))
 
 
 class Task(BaseModel):

@@ -25,6 +25,7 @@ class GroupTask(PictureTask):
     """
 
     default_model: ClassVar[str] = "timm"
+    official: ClassVar[bool] = True
 
     images: str = Field("", description="the set, as --images locates it")
     canvas: int = Field(224, gt=0, description="side of the image in pixels")
@@ -40,6 +41,7 @@ class GroupTask(PictureTask):
 
     def check(self) -> None:
         """See `Task.check`."""
+        super().check()
         if not self.images.startswith(f"{self.name}-"):
             raise UserError(
                 f"task '{self.name}' has images of its own", got=f"'{self.images}'" if self.images else None,

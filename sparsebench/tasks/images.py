@@ -92,8 +92,15 @@ class ImageTask(PictureTask):
 
     def check(self) -> None:
         """See `Task.check`."""
+        super().check()
         if self.foreground > self.canvas:
             raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
+        if (self.shift and self.placement == "grid") or (self.permuted and (self.shift or self.flip)):
+            raise UserError(
+                "on the patch grid images cannot be shifted, nor permuted patches flipped",
+                got=f"placement={self.placement}, permuted={self.permuted}, flip={self.flip}, shift={self.shift}",
+                next_step="give placement=anywhere and permuted=False, or train without",
+            )  # fmt: skip
         if self.bound_to() is not None and self.canvas % self.patch:
             raise UserError("patch must divide the canvas", got=f"patch={self.patch}, canvas={self.canvas}")
         if self.held_out and len(set(self.held_out)) != 2:
@@ -109,7 +116,8 @@ class ImageTask(PictureTask):
         """See `Task.initial`: the foregrounds of the classes not held out, on a clean canvas, patches in this order."""
         if self.pretrain_epochs == 0:
             return None
-        shared = self.model_dump(include={"canvas", "foreground", "held_out", "batch", "lr", "weight_decay",
+        shared = self.model_dump(include={"canvas", "foreground", "held_out", "batch", "lr", "weight_decay", "warmup",
+                                          "smoothing", "flip", "shift", "accumulate",
                                           "permuted", "patch", "placement"})  # fmt: skip
         images, other = self.pretrain_images or self.images, self.pretrain_images not in ("", self.images)
         if other:

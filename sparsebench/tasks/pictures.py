@@ -6,19 +6,25 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from sparsebench.tasks.base import Inputs, Recipe, Task
+from sparsebench.errors import UserError
+from sparsebench.tasks.base import Inputs, Recipe, Task, Validated
 
 
 class PictureTask(Task):
-    """Pictures with classes. Recipe: AdamW with cosine decay.
+    """Pictures with classes. Recipe: AdamW with warm-up and cosine decay; flips, shifts and early stopping if asked.
 
     Attributes:
         training: names of the parameters that are about training and measuring: they do not touch what is drawn.
+        official: whether the data come with a validation split of their own.
     """
 
     inputs: ClassVar[Inputs] = "images"
     default_model: ClassVar[str] = "vit"
-    training: ClassVar[frozenset[str]] = frozenset({"epochs", "batch", "lr", "weight_decay", "watch", "spuriosity"})
+    training: ClassVar[frozenset[str]] = frozenset(
+        {"epochs", "batch", "lr", "weight_decay", "watch", "spuriosity", "warmup", "smoothing", "flip", "shift",
+         "accumulate", "validation", "patience", "validate_by"}
+    )  # fmt: skip
+    official: ClassVar[bool] = False
 
     test: int = Field(400, gt=0, description="test images")
     epochs: int = Field(5, gt=0, description="passes over the training images")
@@ -28,9 +34,30 @@ class PictureTask(Task):
     watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
     spuriosity: int = Field(0, ge=0, description="test images on which each token's influence is measured; 0 for none")
 
+    warmup: float = Field(0.0, ge=0, lt=1, description="share of the steps in which the step size rises to lr")
+    smoothing: float = Field(0.0, ge=0, lt=1, description="label smoothing, in the training loss alone")
+    flip: bool = Field(False, description="mirror every other training image, at random")
+    shift: int = Field(0, ge=0, description="move training images at random by up to so many pixels, zeros coming in")
+    accumulate: int = Field(1, gt=0, description="parts that a batch is cut into, for less memory; the same step")
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="share of the training images held back; where there is an official split, that"
+    )
+    patience: int = Field(0, ge=0, description="passes without a better validation result that end training; 0: none")
+    validate_by: Validated = Field("accuracy", description="the validation result: accuracy, or the worst group's")
+
+    def check(self) -> None:
+        """See `Task.check`."""
+        if self.patience and not (self.validation or self.official):
+            raise UserError(
+                "patience needs a validation split", got=f"patience={self.patience}, validation=0",
+                next_step="hold some training images back, as in validation=0.1",
+            )  # fmt: skip
+
     def recipe(self) -> Recipe:
         """See `Task.recipe`."""
-        steps = self.epochs * 10**9
         return Recipe(
-            "cross-entropy", "adamw", self.lr, self.batch, self.epochs, steps, self.weight_decay, watch=self.watch
-        )
+            "cross-entropy", "adamw", self.lr, self.batch, self.epochs, steps=self.epochs * 10**9,
+            weight_decay=self.weight_decay, watch=self.watch, warmup=self.warmup, smoothing=self.smoothing,
+            flip=self.flip, shift=self.shift, accumulate=self.accumulate, validation=self.validation,
+            patience=self.patience, validate_by=self.validate_by,
+        )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sparsebench import seeds
@@ -17,6 +18,7 @@ from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.tasks.base import Recipe
 from sparsebench.training import gram
+from sparsebench.training.early import EarlyStopping
 from sparsebench.training.steps import Autograd, Samples, Steps
 
 
@@ -64,24 +66,24 @@ class Course:
 
     def __init__(self, n: int, recipe: Recipe, order_seed: tuple[object, ...]):
         self.n, self.recipe, self.order_seed = n, recipe, order_seed
-        self.batch = min(recipe.batch or n, n)
-        self.total = min(recipe.steps, recipe.epochs * math.ceil(n / self.batch))
+        self.batch, self.total = min(recipe.batch or n, n), recipe.total(n)
         self.step, self.epoch, self.mean = 0, 0, math.nan
         self.fitted, self.finished = False, self.total == 0
         self._summed: Tensor | float = 0.0
         self._seen = 0
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches in their order, whatever the losses."""
-        step, epoch = 0, 0
-        while step < self.total:
-            order = seeds.generator(*self.order_seed, epoch).permutation(self.n)
-            for start in range(0, min(self.n, (self.total - step) * self.batch), self.batch):
-                rows = order[start : start + self.batch]
-                ends = start + self.batch >= self.n or step + 1 == self.total
-                yield Batch(rows, 0 if self.recipe.fixed_selection else epoch, step / self.total, ends)
-                step += 1
-            epoch += 1
+        """Yield the batches that are left in their order, whatever the losses."""
+        passed = math.ceil(self.n / self.batch)
+        order = np.empty(0, dtype=np.int64)
+        for step in range(self.step, self.total):
+            epoch, place = divmod(step, passed)
+            if place == 0 or not len(order):
+                order = seeds.generator(*self.order_seed, epoch).permutation(self.n)
+            end = (place + 1) * self.batch
+            ends = end >= self.n or step + 1 == self.total
+            visit = 0 if self.recipe.fixed_selection else epoch
+            yield Batch(order[end - self.batch : end], visit, step / self.total, ends)
 
     def tell(self, batch: Batch, loss: Tensor | float) -> None:
         """Take note of the summed loss of the next batch.
@@ -102,6 +104,19 @@ class Course:
         self.finished = self.finished or self.fitted
         self._summed, self._seen = 0.0, 0
 
+    def state(self) -> dict[str, Tensor]:
+        """Return where it is."""
+        whole = {"step": self.step, "epoch": self.epoch, "seen": self._seen}
+        mean = torch.tensor(self.mean, dtype=torch.float64)
+        return {name: torch.tensor(n) for name, n in whole.items()} | {
+            "mean": mean, "summed": torch.as_tensor(self._summed),
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from that state, which is not the end."""
+        self.step, self.epoch, self._seen = int(state["step"]), int(state["epoch"]), int(state["seen"])
+        self.mean, self._summed = float(state["mean"]), state["summed"]
+
     def outcome(self) -> dict[str, float]:
         """Return steps and passes done, the last pass's mean loss, and 1 if that was low enough to end, else 0.
 
@@ -112,6 +127,49 @@ class Course:
         return out | ({"fitted": float(self.fitted)} if ends else {})
 
 
+class Training:
+    """A training under way.
+
+    Args:
+        steps: what is trained.
+        course: where it is.
+        early: what ends it early, or None.
+    """
+
+    def __init__(self, steps: Steps, course: Course, early: EarlyStopping | None = None):
+        self.steps, self.course, self.early = steps, course, early
+
+    def run(self, on_step: Callable[[int], None] | None = None) -> dict[str, float]:
+        """Train to the end of the course; the weights are in the network then.
+
+        Args:
+            on_step: called with the number of steps done, before the first and after each.
+
+        Returns:
+            see `Course.outcome`; with early stopping the pass too that the weights are from.
+
+        Raises:
+            DivergedError: the loss became NaN or infinite.
+        """
+        course = self.course
+        if on_step is not None and course.step == 0:
+            on_step(0)
+        for batch in course.batches():
+            course.tell(batch, self.steps.step(batch.rows, batch.visit, batch.done))
+            if batch.ends_pass and self.early is not None:
+                self.steps.store()
+                course.finished |= self.early.over(course.epoch)
+            if on_step is not None:
+                on_step(course.step)
+            if course.finished:
+                break
+        self.steps.store()
+        if self.early is None:
+            return course.outcome()
+        self.early.restore()
+        return course.outcome() | {"kept_epoch": float(self.early.kept)}
+
+
 def train(
     steps: Steps,
     n: int,
@@ -119,26 +177,5 @@ def train(
     order_seed: tuple[object, ...],
     on_step: Callable[[int], None] | None = None,
 ) -> dict[str, float]:
-    """Train to the end of the course.
-
-    Args:
-        steps: what is trained.
-        n, recipe, order_seed: see `Course`.
-        on_step: called with the number of steps done, before the first and after each.
-
-    Returns:
-        see `Course.outcome`.
-
-    Raises:
-        DivergedError: the loss became NaN or infinite.
-    """
-    course = Course(n, recipe, order_seed)
-    if on_step is not None:
-        on_step(0)
-    for batch in course.batches():
-        course.tell(batch, steps.step(batch.rows, batch.visit, batch.done))
-        if on_step is not None:
-            on_step(course.step)
-        if course.finished:
-            break
-    return course.outcome()
+    """Train to the end; see `Course` and `Training.run`."""
+    return Training(steps, Course(n, recipe, order_seed)).run(on_step)

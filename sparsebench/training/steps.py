@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from functools import reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch import Tensor
 from sparsebench.models.acting import Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
+from sparsebench.training.augment import Augmentation
 
 FIXED = frozenset({"tokens", "pixels", "relevance"})
 """What a strategy may look at for its choice to be the same in every step."""
@@ -23,14 +26,15 @@ def chooses_once(actor: Actor | None, recipe: Recipe) -> bool:
     return actor is None or (actor.requires <= FIXED and recipe.fixed_selection)
 
 
-def losses(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the (B,) losses: hinge, logistic or cross-entropy.
+def losses(recipe: Recipe, outputs: Tensor, labels: Tensor, *, training: bool = False) -> Tensor:
+    """Return the (B,) losses: hinge, logistic or cross-entropy; in training with the recipe's label smoothing.
 
     Hinge is max(0, 1 - yF) and logistic log(1 + e^(-yF)), with y = -1 for class 0 and +1 for class 1. For outputs
     (B, 2) hinge is summed over both, with y = (-1,-1), (-1,+1), (+1,-1), (+1,+1) for classes 0 to 3.
     """
     if recipe.loss == "cross-entropy":
-        return F.cross_entropy(outputs, labels, reduction="none")
+        smoothing = recipe.smoothing if training else 0.0
+        return F.cross_entropy(outputs, labels, reduction="none", label_smoothing=smoothing)
     if recipe.loss == "logistic":
         return F.softplus((1 - 2 * labels) * outputs)
     if outputs.ndim == 1:
@@ -59,17 +63,31 @@ def optimiser(recipe: Recipe, module: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=recipe.weight_decay)
 
 
+def step_size(recipe: Recipe, done: float, total: int) -> float:
+    """Return AdamW's step size when the share `done` of `total` steps is done.
+
+    It rises linearly, from more than 0, in the share `warmup` of the steps, and then falls to 0 by a cosine.
+    """
+    if done < recipe.warmup:
+        return recipe.lr * (done * total + 1) / (recipe.warmup * total + 1)
+    return recipe.lr * 0.5 * (1 + math.cos(math.pi * (done - recipe.warmup) / (1 - recipe.warmup)))
+
+
 class Samples:
     """A split on the device, with what a pass over it needs.
 
     Args:
         inputs: on the device, or images in the memory of the host, from where batches are moved.
         labels: (n,) class numbers.
-        relevance: (n, N), or None where nobody knows it.
+        relevance: (n, N) share of each token that matters, or None where nobody knows it.
+        augmentation: how the samples are changed in training, or None.
     """
 
-    def __init__(self, inputs: Tensor, labels: Tensor, relevance: Tensor | None):
+    def __init__(
+        self, inputs: Tensor, labels: Tensor, relevance: Tensor | None, augmentation: Augmentation | None = None
+    ):
         self.inputs, self.labels, self.relevance = inputs, labels, relevance
+        self.augmentation = augmentation
         self.items = torch.arange(len(labels), device=labels.device)
 
     def forward(
@@ -78,14 +96,18 @@ class Samples:
         """Return the network's outputs for those rows, and the pass (None where nothing acts)."""
         inputs = self.inputs if rows is self.items else self.inputs[rows.to(self.inputs.device)]  # all: no copy
         inputs = inputs.to(rows.device)
+        relevance = None
+        if training and self.augmentation is not None:
+            inputs, relevance = self.augmentation(inputs, rows, visit)
         if actor is None:
             return network(inputs), None
-        acting = self.begin(actor, rows, visit=visit, training=training)
+        acting = self.begin(actor, rows, visit=visit, training=training, relevance=relevance)
         return network(inputs, acting), acting
 
-    def begin(self, actor: Actor, rows: Tensor, *, visit: int, training: bool) -> Pass:
-        """Return the strategy's pass over those rows."""
-        relevance = self.relevance if rows is self.items or self.relevance is None else self.relevance[rows]
+    def begin(self, actor: Actor, rows: Tensor, *, visit: int, training: bool, relevance: Tensor | None = None) -> Pass:
+        """Return the strategy's pass over those rows; `relevance` replaces the split's own."""
+        if relevance is None and self.relevance is not None:
+            relevance = self.relevance if rows is self.items else self.relevance[rows]
         return actor.begin(self.items[rows], visit, relevance, tokens=actor.tokens, training=training)
 
 
@@ -106,26 +128,74 @@ class Steps(Protocol):
 
 
 class Autograd:
-    """Steps by automatic differentiation: any network, any strategy, any device."""
+    """Steps by automatic differentiation: any network, any strategy, any device.
+
+    Attributes:
+        parts: parts that a batch is cut into: the recipe's number, or more where the memory was too small.
+    """
 
     def __init__(self, network: Network, actor: Actor | None, samples: Samples, recipe: Recipe):
         self.network, self.actor, self.samples, self.recipe = network, actor, samples, recipe
+        self.parts, self.total = recipe.accumulate, recipe.total(len(samples.labels))
         self.opt = optimiser(recipe, network.module)
         network.module.train()
 
     def step(self, rows: np.ndarray, visit: int, done: float) -> Tensor:
-        """See `Steps.step`."""
+        """See `Steps.step`.
+
+        Raises:
+            torch.OutOfMemoryError: not even one sample fits. Until then a step that does not fit is taken again in
+                twice as many parts, and so are those after it.
+        """
         samples = self.samples
         chosen = samples.items if self.recipe.batch == 0 else torch.from_numpy(rows).to(samples.labels.device)
         if self.recipe.optimizer == "adamw":
             for group in self.opt.param_groups:
-                group["lr"] = self.recipe.lr * 0.5 * (1 + math.cos(math.pi * done))
-        outputs, _ = samples.forward(self.network, self.actor, chosen, visit=visit, training=True)
-        loss = losses(self.recipe, outputs, samples.labels[chosen])
-        self.opt.zero_grad(set_to_none=True)
-        loss.mean().backward()
+                group["lr"] = step_size(self.recipe, done, self.total)
+        while True:
+            try:
+                loss = self._gradients(chosen, visit)
+                break
+            except torch.OutOfMemoryError:
+                if self.parts >= len(chosen):
+                    raise
+            self.parts *= 2  # when the error, which holds on to the memory of the step, is gone
         self.opt.step()
-        return loss.detach().sum()
+        return loss
+
+    def _gradients(self, chosen: Tensor, visit: int) -> Tensor:
+        """Set the gradients to those of the mean loss of the chosen samples; return the sum of their losses."""
+        self.opt.zero_grad(set_to_none=True)
+        parts = min(self.parts, len(chosen))
+        summed = []
+        for rows in (chosen,) if parts == 1 else chosen.tensor_split(parts):
+            outputs, _ = self.samples.forward(self.network, self.actor, rows, visit=visit, training=True)
+            loss = losses(self.recipe, outputs, self.samples.labels[rows], training=True).sum()
+            (loss / len(chosen)).backward()
+            summed.append(loss.detach())
+        return reduce(operator.add, summed)
 
     def store(self) -> None:
         """See `Steps.store`: they are there."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the next steps depend on: weights, what the optimiser remembers, parts."""
+        state = {f"weights.{name}": value for name, value in self.network.module.state_dict().items()}
+        for index, remembered in self.opt.state_dict()["state"].items():
+            state |= {f"optimiser.{index}.{key}": value for key, value in remembered.items() if value is not None}
+        return state | {"parts": torch.tensor(self.parts)}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from that state."""
+        self.parts = int(state["parts"])
+        remembered: dict[int, dict[str, Tensor]] = {}
+        for name, value in under("optimiser.", state).items():
+            index, key = name.split(".")
+            remembered.setdefault(int(index), {})[key] = value
+        self.network.module.load_state_dict(under("weights.", state))
+        self.opt.load_state_dict({"state": remembered, "param_groups": self.opt.state_dict()["param_groups"]})
+
+
+def under(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what is under a prefix, by the rest of its name."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -132,6 +132,21 @@ def test_a_lost_initial_model_is_made_again_before_the_cells_that_need_it(tmp_pa
     assert {record.status for record in run(tmp_path, **options, seeds=2)} == {"ok"}
 
 
+@pytest.mark.parametrize("flaw", ["torn", "changed"])
+def test_initial_weights_that_are_not_as_they_were_written_are_made_again(tmp_path: Path, flaw: str) -> None:
+    task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
+    options = {"tasks": (task,), "model": "vit:dim=16,depth=2,heads=2", "n_train": (20,)}
+    run(tmp_path, **options)
+    (path,) = (tmp_path / "weights").iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4] if flaw == "torn" else whole[:-4] + b"\0\0\0\0")
+    assert planned(tmp_path, **options).todo == []
+    more = planned(tmp_path, **options | {"seeds": 2})
+    assert [job.keep_weights for job in more.todo] == [True] + [False] * 4
+    assert {record.status for record in run(tmp_path, **options, seeds=2)} == {"ok"}
+    assert path.read_bytes() == whole
+
+
 def test_records_are_stored_before_they_are_shown(tmp_path: Path) -> None:
     stored: list[bool] = []
     plan = planned(tmp_path)

@@ -6,13 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from sparsebench.measure.cost import Step
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import fill
-from sparsebench.sweep import engine, store
-from sparsebench.sweep.job import Job
+from sparsebench.sweep import engine
 from sparsebench.sweep.record import Outcomes, Record, unpack
 
 THEORY = "theory:steps=40,test=20,tokens=20"
@@ -90,6 +88,36 @@ def test_a_strategy_that_cannot_act_here_is_unsupported_and_not_failed(samples: 
 def test_a_model_of_fewer_blocks_than_the_suites_is_cut_where_it_can_be(image: Measure) -> None:
     record = image("attn_topk:keep_rate=0.5", model="vit:dim=16,depth=2,heads=2")
     assert [(s.tokens_in, s.tokens_out) for s in record.trajectory] == [(64, 32), (32, 16)]
+
+
+def test_validation_samples_are_counted_and_neither_trained_nor_tested_on(image: Measure) -> None:
+    record = image("random", SPURIOUS + ",validation=0.25")
+    assert record.metrics["train_loss"].n == 30 and record.metrics["accuracy"].n == 40
+    assert record.metrics["validation_accuracy"].n == record.metrics["validation_worst_group_accuracy"].n == 10
+    assert value(record, "validation_worst_group_accuracy") <= value(record, "validation_accuracy")
+    assert "kept_epoch" not in record.metrics
+    plain = image("random", SPURIOUS)
+    assert value(plain, "train_loss") != value(record, "train_loss") and "validation_accuracy" not in plain.metrics
+
+
+def test_early_stopping_names_the_pass_that_the_weights_are_from(image: Measure) -> None:
+    record = image("random", SPURIOUS + ",validation=0.25,patience=2,validate_by=worst_group")
+    kept = value(record, "kept_epoch")
+    assert value(record, "epochs") == min(10, kept + 2)
+
+
+def test_the_strategy_validates_as_it_tests(measured: Measure) -> None:
+    """The weights are the same; only whether tokens are removed after training is not."""
+    task = SPURIOUS.replace("test=40", "test=100,validation=0.5")
+    both, trained = (measured("random:keep_rate=0.2", task, 200, model=VIT, where=where) for where in ("both", "train"))
+    assert value(both, "train_loss") == value(trained, "train_loss")
+    assert value(both, "test_loss") != value(trained, "test_loss")
+    assert value(both, "validation_accuracy") != value(trained, "validation_accuracy")
+
+
+def test_the_worst_of_one_group_is_no_validation_result(image: Measure) -> None:
+    record = image("random", COMPOSITE + ",validation=0.25,patience=2,validate_by=worst_group")
+    assert record.status == "failed" and "has no groups; got validate_by=worst_group" in reason(record)
 
 
 def test_training_that_diverges_is_a_failure(measured: Measure) -> None:
@@ -291,60 +319,6 @@ def test_the_record_says_which_attention_was_seen(measured: Measure, image: Meas
     assert "attention" not in image("random").notes
 
 
-@pytest.fixture(scope="module")
-def pretrained(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Job, Record]:
-    """Return the folder with initial weights, the job that starts from them, and its record."""
-    out = tmp_path_factory.mktemp("pretrained")
-    task = "composite:epochs=1,test=40,pretrain_epochs=1,pretrain_samples=80"
-    first, job = job_of("random", task, n_train=40, model=VIT)
-    start, record = engine.inline([first, job], Registry(), out, "cpu", {})
-    assert start.status == record.status == "ok" and start.cell_id == first.cell.id
-    return out, job, record
-
-
-def changed(pretrained: tuple[Path, Job, Record], tmp_path: Path, chosen: Callable[[str], bool]) -> Record:
-    """Return the record that comes out when the chosen initial weights are others."""
-    out, job, _ = pretrained
-    path = store.weights_path(tmp_path, job.after)
-    path.parent.mkdir(parents=True)
-    state = load_file(store.weights_path(out, job.after))
-    assert any(map(chosen, state))
-    save_file({name: 2 * w + 0.5 if chosen(name) else w for name, w in state.items()}, path)
-    (record,) = engine.inline([job], Registry(), tmp_path, "cpu", {})
-    return record
-
-
-def test_training_starts_from_the_initial_weights(pretrained: tuple[Path, Job, Record], tmp_path: Path) -> None:
-    record = changed(pretrained, tmp_path, lambda name: name == "pos_embed")
-    assert value(record, "train_loss") != value(pretrained[2], "train_loss")
-
-
-def test_the_output_layer_is_fresh(pretrained: tuple[Path, Job, Record], tmp_path: Path) -> None:
-    record = changed(pretrained, tmp_path, lambda name: name.startswith("head."))
-    for metric in ("train_loss", "test_loss", "accuracy"):
-        assert value(record, metric) == value(pretrained[2], metric)
-
-
-def test_a_start_from_initial_weights_is_not_a_start_at_random(
-    pretrained: tuple[Path, Job, Record], image: Measure
-) -> None:
-    assert value(pretrained[2], "train_loss") != value(image("random"), "train_loss")
-
-
-def test_a_cell_without_its_initial_weights_has_failed(pretrained: tuple[Path, Job, Record], tmp_path: Path) -> None:
-    (record,) = engine.inline([pretrained[1]], Registry(), tmp_path, "cpu", {})
-    assert record.status == "failed" and pretrained[1].after in reason(record)
-
-
-def test_a_cell_with_torn_initial_weights_has_failed(pretrained: tuple[Path, Job, Record], tmp_path: Path) -> None:
-    out, job, _ = pretrained
-    path = store.weights_path(tmp_path, job.after)
-    path.parent.mkdir(parents=True)
-    path.write_bytes(store.weights_path(out, job.after).read_bytes()[:1000])
-    (record,) = engine.inline([job], Registry(), tmp_path, "cpu", {})
-    assert record.status == "failed"
-
-
 def test_a_plugin_file_that_changed_since_the_run_began_is_not_run(samples: Path, job_of: Any, tmp_path: Path) -> None:
     path = Path(shutil.copy(samples / "good.py", tmp_path / "mine.py"))
     (job,) = job_of(str(path), THEORY, n_train=8)
@@ -366,6 +340,27 @@ def test_a_cell_that_runs_out_of_memory_says_so(samples: Path, job_of: Any, tmp_
     (job,) = job_of(str(path), THEORY, n_train=8)
     (record,) = engine.inline([job], Registry(), tmp_path, "cpu", {})
     assert record.status == "oom"
+
+
+def test_a_step_that_does_not_fit_the_memory_is_taken_in_parts(samples: Path, job_of: Any, tmp_path: Path) -> None:
+    path, fits = tmp_path / "greedy.py", tmp_path / "fits.py"
+    text = (samples / "good.py").read_text()
+    line = "        return (1 if self.largest"
+    refuse = """        if view.training and len(view.tokens) > MOST:
+            import torch
+
+            raise torch.OutOfMemoryError("no memory left")
+"""
+    task, found = COMPOSITE + ",batch=20", []
+    for where, most in ((path, 6), (fits, 20), (tmp_path / "never.py", 0)):
+        where.write_text(text.replace(line, refuse.replace("MOST", str(most)) + line))
+        (job,) = job_of(str(where), task, n_train=40, model=VIT)
+        found += engine.inline([job], Registry(), tmp_path, "cpu", {})
+    parts, whole, never = found
+    assert parts.notes["memory"].startswith("batches in 4 parts") and "memory" not in whole.notes
+    assert value(parts, "train_loss") == pytest.approx(value(whole, "train_loss"), rel=1e-5)
+    assert value(parts, "test_loss") == pytest.approx(value(whole, "test_loss"), rel=1e-4)
+    assert never.status == "oom"
 
 
 def test_the_label_and_kind_of_a_record_are_its_jobs(measured: Measure) -> None:

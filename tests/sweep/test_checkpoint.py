@@ -1,0 +1,224 @@
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import processes_of
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from sparsebench import api
+from sparsebench.errors import UserError
+from sparsebench.plugin.registry import Registry
+from sparsebench.sweep import engine, store
+from sparsebench.sweep import run as runs
+from sparsebench.sweep.checkpoint import Checkpoint
+from sparsebench.sweep.expand import Request
+from sparsebench.sweep.job import Job
+from sparsebench.sweep.record import Record
+
+TASK = "composite:epochs=4,test=40,pretrain_epochs=0,flip=True,shift=2,validation=0.25,patience=3,batch=10"
+VIT = "vit:dim=16,depth=2,heads=2"
+OFTEN = 1e-9
+
+
+class Killed(BaseException):
+    """As good as a signal: nobody handles it."""
+
+
+@pytest.fixture
+def job(job_of: Any) -> Job:
+    (job,) = job_of("random", TASK, n_train=40, model=VIT)
+    return job
+
+
+def run(job: Job, out: Path, every: float = OFTEN) -> Record:
+    (record,) = engine.inline([job], Registry(), out, "cpu", {}, every)
+    return record
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch, job: Job) -> Callable[[Path, int], Path]:
+    """Return a function that runs the job until a checkpoint was written so many times, and its path."""
+
+    def kill(out: Path, times: int) -> Path:
+        written = 0
+
+        def write(self: Checkpoint) -> None:
+            nonlocal written
+            whole(self)
+            written += 1
+            if written == times:
+                raise Killed
+
+        whole = Checkpoint.write
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Checkpoint, "write", write)
+            run(job, out)
+        return store.checkpoint_path(out, job.cell.id)
+
+    return kill
+
+
+def measured(record: Record) -> dict[str, Any]:
+    """Return what must not depend on the way there."""
+    return {
+        "metrics": {name: metric for name, metric in record.metrics.items() if name != "images_per_s"},
+        "outcomes": record.outcomes, "trajectory": record.trajectory, "status": record.status,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Record:
+    (job,) = job_of("random", TASK, n_train=40, model=VIT)
+    return run(job, tmp_path_factory.mktemp("whole"), 0)
+
+
+@pytest.mark.parametrize("times", [1, 4, 7])
+def test_a_cell_goes_on_from_its_checkpoint(
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[[Path, int], Path], times: int
+) -> None:
+    path = killed(tmp_path, times)
+    assert path.exists()
+    record = run(job, tmp_path)
+    assert record.notes["resumed"] == "1" and "resumed" not in whole.notes
+    assert measured(record) == measured(whole)
+
+
+def test_a_cell_may_be_killed_more_than_once(
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[[Path, int], Path]
+) -> None:
+    for _ in range(3):
+        killed(tmp_path, 2)
+    record = run(job, tmp_path)
+    assert record.notes["resumed"] == "3" and measured(record) == measured(whole)
+
+
+def test_a_checkpoint_says_what_it_is_good_for(tmp_path: Path, job: Job, killed: Callable[[Path, int], Path]) -> None:
+    with safe_open(killed(tmp_path, 2), "pt") as file:
+        said = file.metadata()
+    assert said["cell"] == job.cell.id and said["source of the strategy"] == job.origin.sha256
+    assert said["device"] == "cpu" and {"torch", "sparsebench"} <= set(said)
+
+
+@pytest.mark.parametrize("what", ["cell", "source of the strategy", "torch", "device", "sparsebench"])
+def test_a_checkpoint_made_by_something_else_is_not_used(
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[[Path, int], Path], caplog: Any, what: str
+) -> None:
+    path = killed(tmp_path, 2)
+    with safe_open(path, "pt") as file:
+        said = file.metadata()
+    save_file(load_file(path), path, said | {what: "other"})
+    record = run(job, tmp_path, 60)
+    assert "resumed" not in record.notes and measured(record) == measured(whole)
+    assert f"it was made with another {what}" in caplog.text
+
+
+@pytest.mark.parametrize("left", [0, 5, 100, -1])
+def test_a_torn_checkpoint_is_not_used(
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[[Path, int], Path], caplog: Any, left: int
+) -> None:
+    path = killed(tmp_path, 2)
+    path.write_bytes(path.read_bytes()[:left])
+    record = run(job, tmp_path, 60)
+    assert "resumed" not in record.notes and measured(record) == measured(whole)
+    assert "starts anew" in caplog.text
+
+
+def test_a_checkpoint_without_its_tensors_is_not_used(
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[[Path, int], Path], caplog: Any
+) -> None:
+    path = killed(tmp_path, 2)
+    with safe_open(path, "pt") as file:
+        said = file.metadata()
+    save_file({name: value for name, value in load_file(path).items() if name != "course.step"}, path, said)
+    assert measured(run(job, tmp_path, 60)) == measured(whole)
+    assert "'course.step' does not fit" in caplog.text
+
+
+@pytest.mark.parametrize("every", [0, 60])
+def test_none_is_written_when_none_is_due(tmp_path: Path, job: Job, every: float) -> None:
+    assert run(job, tmp_path, every).status == "ok"
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_cells_that_are_watched_or_not_by_autograd_have_none(tmp_path: Path, job_of: Any) -> None:
+    watched = job_of("random", "composite:epochs=1,test=20,pretrain_epochs=0,watch=2", n_train=20,
+                     model=VIT + ",attention=positional")  # fmt: skip
+    theory = job_of("random", "theory:steps=40,test=20,tokens=20", n_train=8)
+    records = list(engine.inline([*watched, *theory], Registry(), tmp_path, "cpu", {}, OFTEN))
+    assert {record.status for record in records} == {"ok"} and not (tmp_path / "checkpoints").exists()
+
+
+def test_a_disk_that_is_full_is_said_once_and_does_not_end_the_cell(
+    tmp_path: Path, job: Job, whole: Record, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "checkpoints").write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        record = run(job, tmp_path)
+    assert measured(record) == measured(whole)
+    assert len([m for m in caplog.messages if "no checkpoint" in m]) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_what_was_not_written_whole_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "checkpoints" / "a.safetensors"
+    store.write_whole(path, b"before")
+    real = Path.open
+    full = lambda self, *mode, **named: real(Path("/dev/full") if self.suffix == ".part" else self, *mode, **named)  # noqa: E731
+    (path.parent / f".{path.name}.{os.getpid()}.part").write_bytes(b"of this process, begun")
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(UserError, match="No space left"):
+        store.write_whole(path, b"x" * 10**6)
+    assert path.read_bytes() == b"before" and [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_checkpoints_go_when_the_record_is_there(tmp_path: Path, job: Job, killed: Callable[[Path, int], Path]) -> None:
+    path = killed(tmp_path, 2)
+    path.with_name(f".{path.name}.123.part").write_bytes(b"torn")
+    path.with_name("other.safetensors").write_bytes(b"another cell's")
+    store.remove_checkpoint(tmp_path, job.cell.id)
+    assert [p.name for p in path.parent.iterdir()] == ["other.safetensors"]
+    store.remove_checkpoint(tmp_path, job.cell.id)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_seconds_that_are_none_are_refused(tmp_path: Path, seconds: float) -> None:
+    with pytest.raises(UserError, match=r"--checkpoint.*0 for never"):
+        api.run(tasks="theory:steps=4,test=4,tokens=20", n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=seconds)
+
+
+LONG = "composite:epochs=12,test=20,pretrain_epochs=1,pretrain_samples=60,flip=True,validation=0.2,patience=11,batch=10"
+
+
+def test_a_run_killed_in_the_middle_of_a_cell_goes_on_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sparsebench", "run", "--task", LONG, "--model", VIT, "--n-train", "100",
+               "--seeds", "1", "--jobs", "1", "--checkpoint", "0.05", "--out", str(tmp_path)]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        # A cell of the comparison: pre-training, which is the first, has a record by then.
+        while not (list(tmp_path.glob("records/*.jsonl")) and list(tmp_path.glob("checkpoints/*.safetensors"))):
+            assert time.monotonic() < end and process.poll() is None
+            time.sleep(0.002)
+    finally:
+        process.kill()
+        process.wait()
+    while processes_of(tmp_path):
+        time.sleep(0.01)
+    assert list(tmp_path.glob("checkpoints/*.safetensors"))
+    request = Request(tasks=(LONG,), model=VIT, n_train=(100,), seeds=1)
+    plan = runs.plan(request, runs.Images(), Registry(), tmp_path, "missing")
+    new: list[Record] = []
+    runs.execute(plan, Registry(), tmp_path, "cpu", 0, new.append)
+    (resumed,) = (record for record in new if "resumed" in record.notes)
+    assert resumed.notes["resumed"] == "1" and list((tmp_path / "checkpoints").iterdir()) == []
+    (job,) = (job for job in plan.todo if job.cell.id == resumed.cell_id)
+    shutil.copytree(tmp_path / "weights", tmp_path / "undisturbed" / "weights")
+    assert measured(resumed) == measured(run(job, tmp_path / "undisturbed", 0))

@@ -1,0 +1,115 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sparsebench_plugins.random import Random
+from torch import nn
+
+from sparsebench.budget import Budget
+from sparsebench.models.acting import Actor
+from sparsebench.models.base import Vit
+from sparsebench.tasks.base import Recipe
+from sparsebench.tasks.images import Spurious
+from sparsebench.training.early import EarlyStopping
+from sparsebench.training.evaluate import evaluate
+from sparsebench.training.loop import Course, Training
+from sparsebench.training.steps import Autograd, Samples
+
+RECIPE = Recipe("cross-entropy", "adamw", lr=0.1, batch=0, epochs=50, steps=10**9, patience=2)
+
+
+class Scripted:
+    """A network that is right on as many of 10 samples after each pass as it is told to be, whatever it learns."""
+
+    def __init__(self, right):
+        self.module, self.right, self.looks, self.acted = nn.Linear(2, 2), right, 0, []
+
+    def __call__(self, inputs, acting=None):
+        if self.module.training:
+            return self.module(inputs)
+        self.acted.append(acting)
+        right = torch.arange(len(inputs)) < self.right[self.looks]
+        self.looks += 1
+        return nn.functional.one_hot(1 - right.long(), 2).float()
+
+
+def ten():
+    generator = torch.Generator().manual_seed(0)
+    return Samples(torch.randn(10, 2, generator=generator), torch.zeros(10, dtype=torch.long), torch.ones(10, 1))
+
+
+def run(right, patience, epochs=50, groups=None, by="accuracy"):
+    """Return the outcome, the weights after each pass, and those in the end."""
+    recipe = replace(RECIPE, patience=patience, epochs=epochs, validate_by=by)
+    network, weights = Scripted(right), []
+    early = EarlyStopping(network, None, ten(), np.zeros(10, int) if groups is None else groups, recipe)
+    training = Training(Autograd(network, None, ten(), recipe), Course(10, recipe, ("order",)), early)
+    done = training.run(lambda step: weights.append(network.module.weight.detach().clone()))
+    return done, weights, network.module.weight.detach()
+
+
+@pytest.mark.parametrize(
+    ("right", "patience", "passes", "kept"),
+    [
+        ([5, 6, 4, 4, 9], 2, 4, 2),
+        ([5, 6, 4, 7, 4, 4], 2, 6, 4),
+        ([5, 6, 6, 6, 9], 2, 4, 2),
+        ([0, 0, 9, 0, 0], 2, 5, 3),
+        ([0, 0, 0, 9], 2, 3, 1),
+        ([9, 8], 1, 2, 1),
+    ],
+)
+def test_training_ends_when_the_validation_result_gets_no_better(right, patience, passes, kept):
+    done, weights, last = run(right, patience)
+    assert (done["epochs"], done["kept_epoch"]) == (passes, kept)
+    assert torch.equal(last, weights[kept]) and not torch.equal(last, weights[passes])
+
+
+def test_training_to_the_end_has_the_weights_of_the_best_pass():
+    done, weights, last = run([3, 8, 5, 5], 10, epochs=4)
+    assert (done["epochs"], done["kept_epoch"]) == (4, 2) and torch.equal(last, weights[2])
+
+
+def test_the_worst_group_may_be_the_result():
+    groups = np.array([0] * 4 + [2] * 6)  # nobody is in group 1; samples that are right come first
+    done, *_ = run([4, 9, 5, 5], 2, groups=groups, by="worst_group")
+    assert done["kept_epoch"] == 2
+    done, *_ = run([2, 3, 4, 4], 2, groups=groups, by="worst_group")
+    assert done["kept_epoch"] == 1  # none of group 2 is right in any pass
+
+
+TASK = Spurious(canvas=16, foreground=10, test=8, batch=8, epochs=2, pretrain_epochs=0, validation=0.25, patience=5)
+
+
+def samples_of(split):
+    return Samples(*map(torch.from_numpy, (split.inputs, split.labels, split.relevance_on((4, 4)))))
+
+
+def test_looking_changes_nothing():
+    data, found = TASK.draw(24, 0, {}).held_back(0.25), []
+    for looks in (True, False):
+        network = Vit(dim=16, depth=2, heads=2, patch=4).build(data, 0)
+        network.module.blocks[0].mlp.drop1.p = 0.3
+        torch.manual_seed(0)
+        actor = Actor(Random(), Budget(keep_rate=0.5), network.cost, network.grid, 3)
+        early = EarlyStopping(network, actor, samples_of(data.validation), data.validation.groups, TASK.recipe())
+        steps = Autograd(network, actor, samples_of(data.train), TASK.recipe())
+        course = Course(18, TASK.recipe(), ("order",))
+        last = []
+        keep = lambda step, network=network, last=last: last.append(  # noqa: E731
+            torch.cat([p.detach().flatten() for p in network.module.parameters()])
+        )
+        Training(steps, course, early if looks else None).run(keep)
+        found.append(last[-1])
+    assert torch.equal(*found)
+
+
+def test_the_kept_weights_have_the_best_result():
+    data = TASK.draw(24, 0, {}).held_back(0.25)
+    network = Vit(dim=16, depth=2, heads=2, patch=4).build(data, 0)
+    validation = samples_of(data.validation)
+    early = EarlyStopping(network, None, validation, data.validation.groups, TASK.recipe())
+    Training(Autograd(network, None, samples_of(data.train), TASK.recipe()), Course(18, TASK.recipe(), ()), early).run()
+    predicted = evaluate(network, None, validation, TASK.recipe()).predicted
+    assert (predicted == data.validation.labels).mean() == early.best

@@ -1,0 +1,169 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebench.budget import Budget
+from sparsebench.models.acting import Actor
+from sparsebench.models.base import Vit
+from sparsebench.strategy import Keep
+from sparsebench.tasks.images import Composite
+from sparsebench.training.augment import Augmentation
+from sparsebench.training.loop import train
+from sparsebench.training.steps import Autograd, Samples, losses, step_size
+
+TASK = Composite(canvas=16, foreground=10, test=2, epochs=2, batch=10, lr=0.01)
+DATA = TASK.draw(23, 0, {})
+RECIPE = TASK.recipe()
+
+
+def vit():
+    return Vit(dim=16, depth=2, heads=2, patch=4).build(DATA, 0)
+
+
+def samples(augmentation=None):
+    split = DATA.train
+    parts = split.inputs, split.labels, split.relevance_on((4, 4))
+    return Samples(*map(torch.from_numpy, parts), augmentation)
+
+
+def augmentation(flip=True, shift=3):
+    return Augmentation(5, flip, shift, torch.from_numpy(DATA.train.boxes), (4, 4))
+
+
+def gradients(recipe, rows, given=None):
+    network = vit()
+    steps = Autograd(network, None, given or samples(), recipe)
+    loss = steps._gradients(torch.from_numpy(rows), 0)
+    return float(loss), torch.cat([p.grad.flatten() for p in network.module.parameters()])
+
+
+def weights(network):
+    return torch.cat([p.detach().flatten() for p in network.module.parameters()])
+
+
+def test_a_step_in_one_part_is_that_of_the_mean_loss_to_the_bit():
+    rows, network = np.arange(23)[::2], vit()
+    given = samples()
+    F.cross_entropy(network(given.inputs[rows]), given.labels[rows]).backward()
+    expected = torch.cat([p.grad.flatten() for p in network.module.parameters()])
+    assert torch.equal(gradients(RECIPE, rows)[1], expected)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5, 7, 100])
+def test_the_parts_of_a_batch_give_the_gradients_of_the_whole(parts):
+    rows = np.arange(13)
+    loss, whole = gradients(RECIPE, rows)
+    cut_loss, cut = gradients(replace(RECIPE, accumulate=parts), rows)
+    assert cut_loss == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(cut, whole, atol=1e-6, rtol=1e-4)
+
+
+def test_the_parts_of_a_batch_are_flipped_and_shifted_as_the_whole():
+    rows, given = np.arange(13), samples(augmentation())
+    whole = gradients(RECIPE, rows, given)[1]
+    torch.testing.assert_close(gradients(replace(RECIPE, accumulate=4), rows, given)[1], whole, atol=1e-6, rtol=1e-4)
+    assert not torch.allclose(whole, gradients(RECIPE, rows)[1], atol=1e-4)
+
+
+def test_without_a_warm_up_the_step_size_is_the_cosine():
+    for step in range(7):
+        expected = RECIPE.lr * 0.5 * (1 + math.cos(math.pi * (step / 7)))
+        assert step_size(RECIPE, step / 7, 7) == expected
+
+
+@given(st.floats(0.01, 0.9), st.integers(10, 500))
+def test_a_warm_up_rises_linearly_to_the_largest_step_size_and_then_falls_to_zero(warmup, total):
+    recipe = replace(RECIPE, warmup=warmup)
+    sizes = np.array([step_size(recipe, step / total, total) for step in range(total)])
+    rising = np.arange(total) / total < warmup
+    assert (sizes > 0).all() and (sizes <= recipe.lr * (1 + 1e-9)).all()
+    np.testing.assert_allclose(np.diff(sizes[rising]), recipe.lr / (warmup * total + 1), rtol=1e-6)
+    assert (np.diff(sizes[~rising]) < 0).all()
+    assert step_size(recipe, 1.0, total) == pytest.approx(0, abs=1e-12)
+    assert step_size(recipe, warmup, total) == pytest.approx(recipe.lr)
+
+
+def test_a_training_has_its_warm_up():
+    sizes = []
+    network = vit()
+    recipe = replace(RECIPE, warmup=0.5)
+    steps = Autograd(network, None, samples(), recipe)
+    train(steps, 23, recipe, ("order",), lambda step: sizes.append(steps.opt.param_groups[0]["lr"]))
+    assert sizes[1:] == [step_size(recipe, step / 6, 6) for step in range(6)]
+    assert sizes[1] == pytest.approx(0.0025) and max(sizes[1:]) == pytest.approx(0.01)
+
+
+def test_labels_are_smoothed_in_training_alone():
+    recipe = replace(RECIPE, smoothing=0.3)
+    logits, labels = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 3])
+    target = 0.7 * F.one_hot(labels, 4) + 0.3 / 4
+    smooth = -(target * logits.log_softmax(1)).sum(1)
+    torch.testing.assert_close(losses(recipe, logits, labels, training=True), smooth)
+    torch.testing.assert_close(losses(recipe, logits, labels), F.cross_entropy(logits, labels, reduction="none"))
+    told = gradients(recipe, np.arange(5))[0]
+    network, given = vit(), samples()
+    with torch.no_grad():
+        outputs = network(given.inputs[:5])
+    assert told == pytest.approx(float(losses(recipe, outputs, given.labels[:5], training=True).sum()), rel=1e-6)
+    assert told != pytest.approx(float(losses(recipe, outputs, given.labels[:5]).sum()), rel=1e-3)
+
+
+def test_a_strategy_sees_the_moved_pixels_with_the_moved_relevance(scripted):
+    """The picture is white where it matters, so what a patch shows is what its relevance must be."""
+    boxes = DATA.train.boxes
+    white = np.zeros_like(DATA.train.inputs)
+    for image, (top, left, height, width) in zip(white, boxes, strict=True):
+        image[:, top : top + height, left : left + width] = 255
+    seen = []
+
+    def decide(view, keep):
+        shown = view.pixels.mean(dim=(2, 3, 4))
+        torch.testing.assert_close(view.relevance, shown, atol=1e-6, rtol=0)
+        seen.append(view.relevance.clone())
+        return Keep.top(view.relevance, keep)
+
+    network = vit()
+    strategy = scripted(decide, needs=("pixels", "relevance"), kind="oracle")
+    actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, 3)
+    given = Samples(torch.from_numpy(white), torch.from_numpy(DATA.train.labels), samples().relevance, augmentation())
+    train(Autograd(network, actor, given, RECIPE), 23, RECIPE, ("order",))
+    assert len(seen) == 6 and not torch.equal(torch.cat(seen[:3]).sort(0).values, torch.cat(seen[3:]).sort(0).values)
+    given.forward(network, actor, given.items, visit=0, training=False)
+    assert torch.equal(seen[-1], given.relevance)
+
+
+class Small:
+    """A network that runs out of memory when it is given more than `most` samples, as a device does."""
+
+    def __init__(self, most):
+        self.network, self.most = vit(), most
+        self.module, self.grid, self.cost, self.sizes = self.network.module, self.network.grid, self.network.cost, []
+
+    def __call__(self, inputs, acting=None):
+        self.sizes.append(len(inputs))
+        if len(inputs) > self.most:
+            raise torch.OutOfMemoryError("out of memory")
+        return self.network(inputs, acting)
+
+
+@pytest.mark.parametrize("most", [1, 3, 7, 10])
+def test_a_step_that_does_not_fit_is_taken_in_parts(most):
+    whole, small = vit(), Small(most)
+    train(Autograd(whole, None, samples(), RECIPE), 23, RECIPE, ("order",))
+    steps = Autograd(small, None, samples(), RECIPE)
+    done = train(steps, 23, RECIPE, ("order",))
+    assert math.isfinite(done["train_loss"]) and done["steps"] == 6
+    torch.testing.assert_close(weights(small), weights(whole), atol=1e-4, rtol=1e-3)
+    assert steps.parts == {1: 16, 3: 4, 7: 2, 10: 1}[most]
+    assert sum(size > most for size in small.sizes) == math.log2(steps.parts)
+
+
+def test_a_sample_that_does_not_fit_ends_it():
+    with pytest.raises(torch.OutOfMemoryError):
+        train(Autograd(Small(0), None, samples(), RECIPE), 23, RECIPE, ("order",))
