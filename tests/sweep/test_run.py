@@ -166,6 +166,17 @@ def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path) -> None:
     assert len(planned(tmp_path).todo) == len(plan.todo) - 1
 
 
+def test_a_crashed_cell_keeps_its_checkpoint_to_go_on_from(samples: Path, tmp_path: Path) -> None:
+    plan = planned(tmp_path, str(samples / "segfaults.py"), n_train=(4,))
+    paths = {job.cell.id: store.checkpoint_path(tmp_path, job.cell.id) for job in plan.todo}
+    for path in paths.values():
+        store.write_whole(path, b"begun")
+    new: list[Record] = []
+    runs.execute(plan, Registry(), tmp_path, "cpu", 1, new.append)
+    crashed = {record.cell_id for record in new if record.status == "crashed"}
+    assert len(crashed) == 1 and {id_ for id_, path in paths.items() if path.exists()} == crashed
+
+
 def test_the_environment_lies_beside_the_records_that_name_it(done: Path) -> None:
     (path,) = (done / "environments").iterdir()
     named = {record.environment for record in store.read(done).values() if record.status == "ok"}
