@@ -46,8 +46,9 @@ class Split:
 
     def part(self, rows: slice) -> Split:
         """Return the split of those samples alone."""
-        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "order"}
-        return replace(self, **{name: value[rows] for name, value in own.items() if isinstance(value, np.ndarray)})
+        arrays = ("inputs", "labels", "groups", "relevance", "boxes")
+        own: dict[str, Any] = {name: getattr(self, name) for name in arrays}
+        return replace(self, **{name: value[rows] for name, value in own.items() if value is not None})
 
     def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray | None:
         """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label.

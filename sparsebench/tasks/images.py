@@ -116,9 +116,10 @@ class ImageTask(PictureTask):
         """See `Task.initial`: the foregrounds of the classes not held out, on a clean canvas, patches in this order."""
         if self.pretrain_epochs == 0:
             return None
-        shared = self.model_dump(include={"canvas", "foreground", "held_out", "batch", "lr", "weight_decay", "warmup",
-                                          "smoothing", "flip", "shift", "accumulate",
-                                          "permuted", "patch", "placement"})  # fmt: skip
+        shared = self.model_dump(include={
+            "canvas", "foreground", "held_out", "permuted", "patch", "placement", "batch", "lr", "weight_decay",
+            "warmup", "smoothing", "flip", "shift", "accumulate",
+        })  # fmt: skip
         images, other = self.pretrain_images or self.images, self.pretrain_images not in ("", self.images)
         if other:
             shared["held_out"] = ()

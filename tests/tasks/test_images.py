@@ -182,7 +182,7 @@ def test_plain_has_a_clean_canvas_and_no_held_out_class():
 def test_pre_training_is_on_the_other_classes_with_the_same_sizes():
     task, n = Spurious(**SMALL, held_out=("1", "7"), pretrain_epochs=3, pretrain_samples=50, lr=0.01).initial()
     assert isinstance(task, Plain) and n == 50
-    assert (task.canvas, task.foreground, task.test, task.epochs, task.lr) == (16, 10, 40, 3, 0.01)
+    assert (task.canvas, task.foreground, task.epochs, task.lr) == (16, 10, 3, 0.01)
     assert task.draw(8, 0, {}).classes == tuple("02345689")
     assert task.initial() is None and Spurious(pretrain_epochs=0).initial() is None
 
