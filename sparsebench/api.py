@@ -23,6 +23,8 @@ def run(
     suite: str = "quick",
     tasks: Sequence[str] | str = (),
     model: str | None = None,
+    pretrained: bool = False,
+    weights: str | os.PathLike[str] | None = None,
     images: str | None = None,
     backgrounds: str | None = None,
     data_root: str | os.PathLike[str] | None = None,
@@ -50,9 +52,9 @@ def run(
     from sparsebench.board.build import COLUMNS, build
 
     finished = execute(
-        plugins=plugins, suite=suite, tasks=tasks, model=model, images=images, backgrounds=backgrounds,
-        data_root=data_root, download=download, device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train,
-        where=where, out=out, rerun=rerun, jobs=jobs, on_record=on_record,
+        plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights, images=images,
+        backgrounds=backgrounds, data_root=data_root, download=download, device=device, seeds=seeds, keep=keep,
+        macs=macs, n_train=n_train, where=where, out=out, rerun=rerun, jobs=jobs, on_record=on_record,
     )  # fmt: skip
     return pd.DataFrame(build(finished), columns=list(COLUMNS))
 
@@ -63,6 +65,8 @@ def execute(
     suite: str,
     tasks: Sequence[str] | str,
     model: str | None,
+    pretrained: bool,
+    weights: str | os.PathLike[str] | None,
     images: str | None,
     backgrounds: str | None,
     data_root: str | os.PathLike[str] | None,
@@ -92,12 +96,13 @@ def execute(
 
     folder, registry = Path(out), Registry()
     request = Request(
-        plugins=_several(plugins), suite=suite, tasks=_several(tasks), model=model, seeds=seeds, keep=tuple(keep),
-        macs=tuple(macs), n_train=tuple(n_train), where=where,
+        plugins=_several(plugins), suite=suite, tasks=_several(tasks), model=model, pretrained=pretrained, seeds=seeds,
+        keep=tuple(keep), macs=tuple(macs), n_train=tuple(n_train), where=where,
     )  # fmt: skip
-    pictures = runs.Images(images, backgrounds, None if data_root is None else Path(data_root), download)
+    root, own = (None if path is None else Path(path) for path in (data_root, weights))
+    files = runs.Files(images, backgrounds, root, download, own)
     device = runs.resolve_device(device)
-    plan = runs.plan(request, pictures, registry, folder, rerun)
+    plan = runs.plan(request, files, registry, folder, rerun)
     store.check_writable(folder)
     workers = runs.workers_for(plan, device, jobs)
     if on_plan is not None:

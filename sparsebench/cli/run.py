@@ -39,6 +39,10 @@ class _Numbers(click.ParamType):
 @click.option("--suite", default="quick", show_default=True, help="A suite's name, or a .toml file.")
 @click.option("--task", "tasks", multiple=True, metavar="NAME[:PARAM=V...]", help="Only this task. Repeatable.")
 @click.option("--model", metavar="NAME[:PARAM=V...]", help="The model for every task that it fits, e.g. vit:depth=5.")
+@click.option("--pretrained", is_flag=True, help="Begin with the trained weights that timm fetches for the model.")
+@click.option(
+    "--weights", type=click.Path(path_type=Path), metavar="FILE.safetensors", help="Begin with the weights of a file."
+)
 @click.option("--images", metavar="digits|cifar10|folder:DIR", help="Foregrounds of the image tasks.")
 @click.option("--backgrounds", metavar="photos|DIR", help="Backgrounds of the image tasks.")
 @click.option("--data-root", type=click.Path(path_type=Path), help="Where torchvision's CIFAR-10 files lie. [./data]")

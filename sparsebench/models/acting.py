@@ -30,7 +30,7 @@ class Actor:
 
     def __init__(self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int):
         self.strategy, self.grid, self.stream = strategy, grid, stream
-        self.depth = cost.depth
+        self.depth, self.tokens = cost.depth, cost.tokens
         self.requires = strategy.requires()
         if "relevance" in self.requires and strategy.kind != "oracle":
             raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
@@ -146,12 +146,13 @@ class Look:
     """A split as a network is shown it to tell of itself: inputs (n, ..), labels (n,), relevance (n, N), and the pass.
 
     Attributes:
+        relevance: None where nobody knows it.
         acting: a pass over the whole split of the strategy that acts on it, or None.
     """
 
     inputs: Tensor
     labels: Tensor
-    relevance: Tensor
+    relevance: Tensor | None
     acting: Pass | None
 
 

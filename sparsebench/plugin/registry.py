@@ -24,6 +24,7 @@ from sparsebench.plugin.hooks import PROJECT, Hooks
 from sparsebench.plugin.origin import Origin
 from sparsebench.strategy import Strategy, complaint
 from sparsebench.tasks.base import Task
+from sparsebench.tasks.folder import Folder
 from sparsebench.tasks.images import SHIPPED as IMAGE_TASKS
 from sparsebench.tasks.overfitting import Overfitting
 from sparsebench.tasks.spatial import Spatial
@@ -64,7 +65,9 @@ class Registry:
         self.entries = _entries()
         self._files: dict[Path, list[str]] = {}
         self._strategies: dict[str, Found] = {}
-        self._tasks: dict[str, type[Task]] = {cls.name: cls for cls in (Theory, Overfitting, Spatial, *IMAGE_TASKS)}
+        self._tasks: dict[str, type[Task]] = {
+            cls.name: cls for cls in (Theory, Overfitting, Spatial, Folder, *IMAGE_TASKS)
+        }
         self._models: dict[str, type[Model]] = {cls.name: cls for cls in MODELS}
 
     def strategy(self, name: str) -> Found:

@@ -55,7 +55,7 @@ def reproduce(
     for figure in figures:
         if figure not in paper.figures:
             raise unknown("figure", figure, paper.figures)
-    pictures = runs.Images(images)
+    pictures = runs.Files(images)
     registry, request = Registry(), Request(suite=paper.suite(preset), **pictures.locate()[0])
     device = runs.resolve_device(device)
     plan = runs.plan(replace(request, figures=tuple(figures)), pictures, registry, out, rerun)

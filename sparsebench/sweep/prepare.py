@@ -45,6 +45,7 @@ class Prepared:
     Attributes:
         actor: the strategy on this network, or None for one that spends no budget.
         train, test: the splits on the device.
+        weights: which trained weights it starts from, or "".
     """
 
     cell: Cell
@@ -54,6 +55,7 @@ class Prepared:
     actor: Actor | None
     train: Samples
     test: Samples
+    weights: str = ""
 
     @property
     def recipe(self) -> Recipe:
@@ -86,9 +88,9 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
     data = task.draw(cell.n_train, cell.repetition, context.locations)
-    network = _network(cell, model, data, context)
+    network, weights = _network(cell, model, task, data, context)
     train, test = (_on_device(split, network.grid, context.device) for split in (data.train, data.test))
-    return Prepared(cell, task, data, network, _actor(cell, strategy, network), train, test)
+    return Prepared(cell, task, data, network, _actor(cell, strategy, network), train, test, weights)
 
 
 def _strategy(job: Job, registry: Registry) -> Strategy:
@@ -103,12 +105,15 @@ def _strategy(job: Job, registry: Registry) -> Strategy:
     return fill(found.cls, job.cell.strategy.params, f"strategy '{found.cls.name}'")
 
 
-def _network(cell: Cell, model: Model, data: Data, context: Context) -> Network:
+def _network(cell: Cell, model: Model, task: Task, data: Data, context: Context) -> tuple[Network, str]:
     """Return the network on its device: with the initial weights of the repetition, or those of `cell.init`.
 
-    A pre-trained start gets a fresh output layer, as in Li et al. 2023.
+    A pre-trained start gets a fresh output layer, as in Li et al. 2023. Trained weights that the model itself brings
+    are named beside it.
     """
-    network = model.build(data, cell.repetition)
+    network, weights = model.build(data, cell.repetition), ""
+    if cell.init is None:
+        weights = model.start(network, task, context.locations)
     if cell.init is not None:
         path = store.weights_path(context.out, cell.init.id)
         if not path.exists():
@@ -116,7 +121,7 @@ def _network(cell: Cell, model: Model, data: Data, context: Context) -> Network:
         state = {k: v for k, v in load_file(path).items() if not k.startswith(("head.", "head_dist."))}
         network.module.load_state_dict(state, strict=False)
     network.module.to(context.device)
-    return network
+    return network, weights
 
 
 def _actor(cell: Cell, strategy: Strategy, network: Network) -> Actor | None:
@@ -129,7 +134,8 @@ def _actor(cell: Cell, strategy: Strategy, network: Network) -> Actor | None:
 
 def _on_device(split: Split, grid: tuple[int, int] | None, device: str) -> Samples:
     inputs, labels, relevance = (
-        torch.from_numpy(np.ascontiguousarray(x)).to(device)
+        None if x is None else torch.from_numpy(np.ascontiguousarray(x)).to(device)
         for x in (split.inputs, split.labels, split.relevance_on(grid))
     )
+    assert inputs is not None and labels is not None
     return Samples(inputs, labels, relevance)

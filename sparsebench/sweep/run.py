@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparsebench.errors import UserError
+from sparsebench.models import weights
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, environment, store
 from sparsebench.sweep.cell import canonical
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.expand import Request, expand, trains
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
-from sparsebench.tasks import sources
+from sparsebench.tasks import folder, sources
 
 Rerun = Literal["missing", "failed", "always"]
 RERUN: tuple[Rerun, ...] = ("missing", "failed", "always")
@@ -23,19 +24,27 @@ MOST_WORKERS = 16
 
 
 @dataclass(frozen=True)
-class Images:
-    """Where pictures come from, as a user says it; None leaves the suite's."""
+class Files:
+    """Where pictures and trained weights come from, as a user says it; None leaves the suite's."""
 
     images: str | None = None
     backgrounds: str | None = None
     data_root: Path | None = None
     download: bool = False
+    weights: Path | None = None
 
-    def locate(self) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Return the names for the cells by parameter, and the places by name."""
-        found = {}
-        if self.images is not None:
+    def locate(self, trains: bool = True) -> tuple[dict[str, Any], dict[str, Path]]:
+        """Return the names for the cells by parameter, and the places by name.
+
+        Where nothing is trained, a folder of pictures needs no part for that.
+        """
+        found: dict[str, tuple[str, Path | None]] = {}
+        if self.images is not None and trains:
             found["images"] = sources.locate_images(self.images, self.data_root, self.download)
+        elif self.images is not None:
+            found["images"] = folder.locate(self.images)
+        if self.weights is not None:
+            found["weights"] = weights.locate(self.weights)
         if self.backgrounds is not None:
             found["backgrounds"] = sources.locate_backgrounds(self.backgrounds)
         names = {key: name for key, (name, _) in found.items()}
@@ -55,12 +64,12 @@ class Plan:
     locations: Mapping[str, Path]
 
 
-def plan(request: Request, images: Images, registry: Registry, out: Path, rerun: Rerun) -> Plan:
+def plan(request: Request, files: Files, registry: Registry, out: Path, rerun: Rerun) -> Plan:
     """Return the plan of a request. Nothing is written and no network is built."""
     if rerun not in RERUN:
         raise UserError("rerun", got=f"'{rerun}'", allowed=RERUN)
-    names, locations = images.locate()
-    jobs = expand(replace(request, **names), registry)
+    names, locations = files.locate(trains(request, registry))
+    jobs = expand(replace(request, **names), registry, locations)
     known = {} if rerun == "always" else store.read(out)
     todo = [job for job in jobs if _is_missing(job, known, rerun)]
     needed = {job.after for job in todo if job.after and not store.weights_path(out, job.after).exists()}

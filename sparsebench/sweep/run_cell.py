@@ -27,7 +27,7 @@ from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, Status, TokenStep, pack
 from sparsebench.tasks.base import Data, Task
-from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
+from sparsebench.training.evaluate import Evaluation, evaluate, first_batch, seconds_per_batch
 from sparsebench.training.loop import Course, steps_for, train
 from sparsebench.training.steps import Samples
 from sparsebench.training.trials import Trial, fits, train_together
@@ -35,6 +35,10 @@ from sparsebench.training.watch import Watch
 
 RELEVANT = 0.5
 """A patch counts as relevant when at least this share of it matters (theory tokens are 0 or 1)."""
+
+
+TOP_5_FROM = 10
+"""With fewer classes it says little that the label is among the five that the network finds likeliest."""
 
 
 def run_cell(job: Job, registry: Registry, context: Context) -> Record:
@@ -142,9 +146,12 @@ class _Run:
         return Trial(cell.network, cell.in_training, cell.train, cell.recipe, course)
 
     def train(self) -> None:
-        """Train it alone."""
+        """Train it alone, if its task trains at all."""
         cell = self.cell
         assert cell is not None
+        if not cell.task.trains:
+            self.trained = {}
+            return
         steps = steps_for(cell.network, cell.in_training, cell.train, cell.recipe)
         watch = None
         if cell.recipe.watch:
@@ -223,11 +230,16 @@ def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
     _add_training(result, trained, cell.cell.n_train)
     _add_outcomes(result, cell.task, cell.data, evaluation)
-    _add_selection(result, evaluation, cell.test)
+    if cell.test.relevance is not None:
+        _add_selection(result, evaluation, cell.test.relevance)
     _add_cost(result, network, actor, evaluation)
     if cell.task.inputs == "images":
-        _add_timing(result, network, cell.in_test, cell.test)
-    if cell.cell.n_train < recipe.batch:
+        _add_timing(result, network, cell.in_test, cell.test, evaluation.batch)
+    if cell.weights:
+        result.notes["weights"] = cell.weights
+    if (first := first_batch(network, cell.test)) > evaluation.batch:
+        result.notes["test_batch"] = f"{evaluation.batch}; the device had no memory for {first}"
+    if 0 < cell.cell.n_train < recipe.batch:
         result.notes["batch"] = f"all {cell.cell.n_train} samples; the task's batch of {recipe.batch} is larger"
     if actor is not None and (scoring := network.cost.scoring(actor.requires)):
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
@@ -257,6 +269,8 @@ def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluatio
     n, correct = len(test.labels), evaluation.predicted == test.labels
     accuracy = float(correct.mean())
     result.add_share("accuracy", correct)
+    if len(data.classes) >= TOP_5_FROM:
+        result.add_share("accuracy_top5", evaluation.rank < 5)
     result.add("test_loss", evaluation.loss, "loss", n)
     success = task.success(evaluation.loss, accuracy)
     if success is not None:
@@ -271,8 +285,8 @@ def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluatio
     )
 
 
-def _add_selection(result: _Result, evaluation: Evaluation, samples: Samples) -> None:
-    relevant = samples.relevance.cpu().numpy() >= RELEVANT
+def _add_selection(result: _Result, evaluation: Evaluation, relevance: torch.Tensor) -> None:
+    relevant = relevance.cpu().numpy() >= RELEVANT
     precision, recall = selection.precision_recall(evaluation.kept, relevant)
     n = len(relevant)
     result.add("selection_precision", precision, "fraction", n)
@@ -294,7 +308,7 @@ def _add_cost(result: _Result, network: Network, actor: Actor | None, evaluation
     result.add("macs_ratio_planned", planned / dense, "fraction", n)
 
 
-def _add_timing(result: _Result, network: Network, actor: Actor | None, samples: Samples) -> None:
-    batch, seconds = seconds_per_batch(network, actor, samples)
+def _add_timing(result: _Result, network: Network, actor: Actor | None, samples: Samples, batch: int) -> None:
+    batch, seconds = seconds_per_batch(network, actor, samples, batch)
     result.samples["seconds_per_batch"] = tuple(round(s, 6) for s in seconds)
     result.add("images_per_s", batch / float(np.median(seconds)), "images/s", len(seconds))

@@ -25,7 +25,7 @@ class Split:
         inputs: (n, L, d) float32 tokens, or (n, 3, height, width) uint8 images.
         labels: (n,) class numbers.
         groups: (n,) group numbers; all 0 where the task has no groups.
-        relevance: (n, N) share of each token that matters to the label, or None for images.
+        relevance: (n, N) share of each token that matters to the label, or None for images and where nobody knows.
         boxes: for images (n, 4): top, left, height, width of what matters, before any permutation.
         order: for images of permuted patches (N,): the place in plain order of the patch that each position shows.
     """
@@ -37,14 +37,13 @@ class Split:
     boxes: np.ndarray | None = None
     order: np.ndarray | None = None
 
-    def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray:
-        """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label.
+    def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray | None:
+        """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label, if known.
 
         Raises:
             UserError: patches are permuted, and the grid's are others.
         """
         if self.boxes is None or grid is None:
-            assert self.relevance is not None
             return self.relevance
         height, width = self.inputs.shape[-2:]
         rows = _overlap(self.boxes[:, 0], self.boxes[:, 2], height, grid[0])
@@ -125,6 +124,7 @@ class Task(BaseModel):
         name: what users type.
         inputs: "tokens" or "images"; models say which they take.
         default_model: the model it is run with unless another is named.
+        trains: False for one that only tests the weights that a model brings, with 0 training samples.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -132,6 +132,7 @@ class Task(BaseModel):
     name: ClassVar[str]
     inputs: ClassVar[Inputs]
     default_model: ClassVar[str]
+    trains: ClassVar[bool] = True
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """Return the data of one repetition; the same for every strategy and model."""
@@ -142,6 +143,10 @@ class Task(BaseModel):
 
     def bound_to(self) -> int | None:
         """Return the side in pixels of the patches that its pictures are made of, or None where any will do."""
+        return None
+
+    def known_classes(self, locations: Locations) -> tuple[str, ...] | None:
+        """Return the names of its classes, or None where only the data that are drawn have them."""
         return None
 
     def recipe(self) -> Recipe:

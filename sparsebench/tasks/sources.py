@@ -277,15 +277,22 @@ def read_square(path: Path, size: int) -> np.ndarray:
     """Return the middle square of a picture as (size, size, 3) uint8; grey and palette pictures become RGB."""
     from PIL import Image
 
-    try:
-        with Image.open(path) as picture:
-            rgb = _rgb(picture)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path} cannot be read as a picture ({error})", next_step="mend or remove it") from error
+    rgb = read_rgb(path)
     side = min(rgb.size)
     left, top = (rgb.width - side) // 2, (rgb.height - side) // 2
     square = rgb.crop((left, top, left + side, top + side))
     return np.asarray(square.resize((size, size), Image.Resampling.BILINEAR))
+
+
+def read_rgb(path: Path) -> Any:
+    """Return a picture of any size in RGB, see `_rgb`; UserError names one that cannot be read."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return _rgb(picture)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"{path} cannot be read as a picture ({error})", next_step="mend or remove it") from error
 
 
 def _rgb(picture: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsebench.measure.cost import Step
 from sparsebench.models.acting import Actor
@@ -15,6 +16,8 @@ from sparsebench.tasks.base import Recipe
 from sparsebench.training.steps import Samples, losses, predictions
 
 BATCH = 100
+CPU_MACS = 2e11
+"""On a CPU a batch makes no more products than these: a few seconds of one core, tens of megabytes of activations."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Evaluation:
         kept: (n, N) which input patches were still there at the end.
         scores: (n, N) of the strategy's first decision; constant where it made none; `kept` where it gave no scores.
         steps: realised token counts, block by block, mean over samples; empty where nothing acted.
+        rank: (n,) how many classes come before the sample's own: 0 where it is the predicted one.
+        batch: how many samples came at a time.
     """
 
     predicted: np.ndarray
@@ -34,18 +39,44 @@ class Evaluation:
     kept: np.ndarray
     scores: np.ndarray
     steps: list[Step]
+    rank: np.ndarray
+    batch: int
+
+
+def first_batch(network: Network, samples: Samples) -> int:
+    """Return how many samples are tried at a time: `BATCH`, or fewer of those that are much work for a CPU."""
+    if samples.labels.device.type != "cpu":
+        return BATCH
+    cost = network.cost
+    return max(1, min(BATCH, int(CPU_MACS / cost.macs(cost.steps("input", (), (cost.tokens,), ())))))
+
+
+def evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe) -> Evaluation:
+    """Return the evaluation of all samples. A sample's result does not depend on the batch it comes in.
+
+    The batch is halved for as long as the device has no memory for it.
+    """
+    batch = first_batch(network, samples)
+    while True:
+        try:
+            return _evaluate(network, actor, samples, recipe, batch)
+        except torch.OutOfMemoryError:
+            if batch == 1:
+                raise
+        batch //= 2
+        torch.cuda.empty_cache()
 
 
 @torch.no_grad()
-def evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe) -> Evaluation:
-    """Return the evaluation of all samples. A sample's result does not depend on the batch it comes in."""
+def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, batch: int) -> Evaluation:
     network.module.eval()
-    predicted, loss, kept, scores, steps = [], [], [], [], []
-    for rows in samples.items.split(BATCH):
+    predicted, loss, kept, scores, steps, rank = [], [], [], [], [], []
+    for rows in samples.items.split(batch):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
         predicted.append(predictions(recipe, outputs))
         loss.append(losses(recipe, outputs, samples.labels[rows]).double())
-        there = torch.ones(len(rows), samples.relevance.shape[1], dtype=torch.bool, device=rows.device)
+        rank.append(ranks(recipe, outputs, samples.labels[rows]))
+        there = torch.ones(len(rows), network.cost.tokens, dtype=torch.bool, device=rows.device)
         if acting is None:
             kept.append(there)
             scores.append(there.float())
@@ -61,7 +92,21 @@ def evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Re
         torch.cat(kept).cpu().numpy(),
         torch.cat(scores).cpu().numpy(),
         _mean_steps(steps),
+        torch.cat(rank).cpu().numpy(),
+        batch,
     )
+
+
+def ranks(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return (B,), how many classes come before the label: by their logits (B, classes), of equal ones the first.
+
+    Networks that tell classes apart by signs do not order them: there it is 0 or 1.
+    """
+    if recipe.loss != "cross-entropy":
+        return (predictions(recipe, outputs) != labels).long()
+    own = outputs.gather(1, labels[:, None])
+    before = torch.arange(outputs.shape[1], device=labels.device) < labels[:, None]
+    return ((outputs > own) | ((outputs == own) & before)).sum(dim=1)
 
 
 def _mean_steps(batches: list[tuple[int, list[Step]]]) -> list[Step]:
@@ -82,11 +127,14 @@ def _mean_steps(batches: list[tuple[int, list[Step]]]) -> list[Step]:
 
 @torch.no_grad()
 def seconds_per_batch(
-    network: Network, actor: Actor | None, samples: Samples, repeats: int = 7
+    network: Network, actor: Actor | None, samples: Samples, batch: int = BATCH, repeats: int = 7
 ) -> tuple[int, list[float]]:
-    """Return the batch size and the wall seconds of each of `repeats` forward passes, after one that is not counted."""
+    """Return the batch size and the wall seconds of each of `repeats` forward passes, after one that is not counted.
+
+    The batch has `batch` samples, or all there are.
+    """
     network.module.eval()
-    rows = samples.items[:BATCH]
+    rows = samples.items[:batch]
     cuda = rows.device.type == "cuda"
     seconds = []
     for repeat in range(repeats + 1):

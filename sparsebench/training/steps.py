@@ -60,9 +60,9 @@ def optimiser(recipe: Recipe, module: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 class Samples:
-    """A split on the device, with what a pass over it needs."""
+    """A split on the device, with what a pass over it needs; relevance is None where nobody knows it."""
 
-    def __init__(self, inputs: Tensor, labels: Tensor, relevance: Tensor):
+    def __init__(self, inputs: Tensor, labels: Tensor, relevance: Tensor | None):
         self.inputs, self.labels, self.relevance = inputs, labels, relevance
         self.items = torch.arange(len(labels), device=labels.device)
 
@@ -78,8 +78,8 @@ class Samples:
 
     def begin(self, actor: Actor, rows: Tensor, *, visit: int, training: bool) -> Pass:
         """Return the strategy's pass over those rows."""
-        relevance = self.relevance if rows is self.items else self.relevance[rows]
-        return actor.begin(self.items[rows], visit, relevance, tokens=relevance.shape[1], training=training)
+        relevance = self.relevance if rows is self.items or self.relevance is None else self.relevance[rows]
+        return actor.begin(self.items[rows], visit, relevance, tokens=actor.tokens, training=training)
 
 
 class Steps(Protocol):
