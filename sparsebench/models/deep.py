@@ -331,7 +331,7 @@ def _obstacle(model: Any) -> str:
     relative = ("relative_position_bias_table", "rel_pos", "rel_pos_bias")
     if any(getattr(part, key, None) is not None for part in model.modules() for key in relative):
         return "its relative positions are bound to the full token grid"
-    return "its tokens do not go through one plain sequence of blocks"
+    return "only of that class is it known here how tokens are dropped"
 
 
 def linear_macs(module: nn.Module | None) -> int:

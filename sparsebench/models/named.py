@@ -114,7 +114,7 @@ def matched(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor]:
     if not fits:
         state = {key: value for key, value in state.items() if key not in heads} | {key: own[key] for key in heads}
     if problems := _problems(state, own):
-        arch = vit.pretrained_cfg.get("architecture", type(vit).__name__)
+        arch = getattr(vit, "pretrained_cfg", {}).get("architecture", type(vit).__name__)
         raise UserError(
             f"{path.name} holds the weights of another architecture than {arch}: {'; '.join(problems)}",
             next_step="name the model they were made with",

@@ -34,7 +34,7 @@ def lines(out: Path) -> list[bytes]:
 
 
 def planned(
-    out: Path, *plugins: str, rerun: Any = "missing", images: runs.Images | None = None, **options: Any
+    out: Path, *plugins: str, rerun: Any = "missing", images: runs.Files | None = None, **options: Any
 ) -> runs.Plan:
     options = {"tasks": (THEORY,), "n_train": (4, 8), "seeds": 1} | options
     return runs.plan(Request(plugins=plugins, **options), images or runs.Files(), Registry(), out, rerun)
@@ -204,7 +204,7 @@ def test_pictures_are_named_by_their_content_and_not_by_their_place(tmp_path: Pa
     ],
 )
 def test_pictures_that_are_not_there_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: runs.Images
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: runs.Files
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"nowhere|cats|folder"):

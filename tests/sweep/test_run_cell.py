@@ -286,7 +286,7 @@ def changed(pretrained: tuple[Path, Job, Record], tmp_path: Path, chosen: Callab
     path.parent.mkdir(parents=True)
     state = load_file(store.weights_path(out, job.after))
     assert any(map(chosen, state))
-    save_file({name: w + 0.5 if chosen(name) else w for name, w in state.items()}, path)
+    save_file({name: 1.5 * w + 0.5 if chosen(name) else w for name, w in state.items()}, path)
     (record,) = engine.inline([job], Registry(), tmp_path, "cpu", {})
     return record
 
