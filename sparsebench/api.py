@@ -23,6 +23,8 @@ def run(
     suite: str = "quick",
     tasks: Sequence[str] | str = (),
     model: str | None = None,
+    pretrained: bool = False,
+    weights: str | os.PathLike[str] | None = None,
     images: str | None = None,
     backgrounds: str | None = None,
     pretrain_images: str | None = None,
@@ -52,11 +54,10 @@ def run(
     from sparsebench.board.build import COLUMNS, build
 
     finished = execute(
-        plugins=plugins, suite=suite, tasks=tasks, model=model, images=images, backgrounds=backgrounds,
-        pretrain_images=pretrain_images,
-        data_root=data_root, download=download, device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train,
-        where=where, out=out, rerun=rerun, jobs=jobs, checkpoint=checkpoint,
-        on_record=on_record,
+        plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights, images=images,
+        backgrounds=backgrounds, pretrain_images=pretrain_images, data_root=data_root, download=download,
+        device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=out, rerun=rerun, jobs=jobs,
+        checkpoint=checkpoint, on_record=on_record,
     )  # fmt: skip
     return pd.DataFrame(build(finished), columns=list(COLUMNS))
 
@@ -67,6 +68,8 @@ def execute(
     suite: str,
     tasks: Sequence[str] | str,
     model: str | None,
+    pretrained: bool,
+    weights: str | os.PathLike[str] | None,
     images: str | None,
     backgrounds: str | None,
     pretrain_images: str | None,
@@ -98,14 +101,13 @@ def execute(
 
     folder, registry = Path(out), Registry()
     request = Request(
-        plugins=_several(plugins), suite=suite, tasks=_several(tasks), model=model, seeds=seeds, keep=tuple(keep),
-        macs=tuple(macs), n_train=tuple(n_train), where=where,
+        plugins=_several(plugins), suite=suite, tasks=_several(tasks), model=model, pretrained=pretrained, seeds=seeds,
+        keep=tuple(keep), macs=tuple(macs), n_train=tuple(n_train), where=where,
     )  # fmt: skip
-    pictures = runs.Images(
-        images, backgrounds, pretrain_images, None if data_root is None else Path(data_root), download
-    )
+    root, own = (None if path is None else Path(path) for path in (data_root, weights))
+    files = runs.Files(images, backgrounds, pretrain_images, root, download, own)
     device = runs.resolve_device(device)
-    plan = runs.plan(request, pictures, registry, folder, rerun)
+    plan = runs.plan(request, files, registry, folder, rerun)
     store.check_writable(folder)
     workers = runs.workers_for(plan, device, jobs)
     if on_plan is not None:

@@ -46,6 +46,10 @@ _REQUEST = (
     click.option(
         "--model", metavar="NAME[:PARAM=V...]", help="The model for every task that it fits, e.g. vit:depth=5."
     ),
+    click.option("--pretrained", is_flag=True, help="Begin with the trained weights that timm fetches for the model."),
+    click.option(
+        "--weights", type=click.Path(path_type=Path), metavar="FILE.safetensors", help="Begin with a file's weights."
+    ),
     *_PICTURES,
     click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:i."),
     click.option("--keep", type=_Numbers(float), default=(), help="Keep rates at every stage, in place of the budget."),

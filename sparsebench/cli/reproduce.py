@@ -96,7 +96,7 @@ def _make(
     **pictures: Any,
 ) -> None:
     from sparsebench.reproduce.run import reproduce as make
-    from sparsebench.sweep.run import Images
+    from sparsebench.sweep.run import Files
 
     module = importlib.import_module(f"sparsebench.reproduce.{paper}")
     folder, progress = out or Path(f"sparsebench-{paper}-{preset}"), Progress()
@@ -111,7 +111,7 @@ def _make(
             rerun,
             progress.begin,
             progress.step,
-            Images(**pictures),
+            Files(**pictures),
         )
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what is done is kept in {folder}: the same command goes on from there", err=True)

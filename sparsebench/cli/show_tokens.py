@@ -26,6 +26,7 @@ def show_tokens(
     device: str,
     jobs: int | None,
     rerun: Any,
+    checkpoint: float,
     samples: int,
     file: Path | None,
     **options: Any,
@@ -47,15 +48,15 @@ def show_tokens(
     from sparsebench.sweep.expand import Request
     from sparsebench.sweep.prepare import Context
 
-    images = runs.Images(**{field.name: options.pop(field.name) for field in fields(runs.Images)})
+    files = runs.Files(**{field.name: options.pop(field.name) for field in fields(runs.Files) if field.init})
     asked, registry = Request(plugins=plugins, tasks=(task,), seeds=1, **options), Registry()
     device = runs.resolve_device(device)
-    plan = work.narrowed(runs.plan(asked, images, registry, out, rerun), registry, out)
+    plan = work.narrowed(runs.plan(asked, files, registry, out, rerun), registry, out)
     store.check_writable(out)
     workers, progress = runs.workers_for(plan, device, jobs), Progress()
     progress.begin(plan, workers)
     try:
-        runs.execute(plan, registry, out, device, workers, progress.step)
+        runs.execute(plan, registry, out, device, workers, progress.step, checkpoint)
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what is done is kept in {out}: the same command goes on from there", err=True)
         sys.exit(130)

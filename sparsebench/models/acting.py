@@ -198,13 +198,13 @@ class Look:
     """A split as a network is shown it to tell of itself: inputs (n, ..), labels (n,), relevance (n, N), and the pass.
 
     Attributes:
-        relevance: (n, 0) where nobody knows it.
+        relevance: None where nobody knows it.
         acting: a pass over the whole split of the strategy that acts on it, or None.
     """
 
     inputs: Tensor
     labels: Tensor
-    relevance: Tensor
+    relevance: Tensor | None
     acting: Pass | None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from sparsebench import seeds
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.tasks.base import Data, Inputs, Task
+from sparsebench.tasks.base import Data, Inputs, Locations, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,6 +90,17 @@ class Model(BaseModel):
     def build(self, data: Data, repetition: int) -> Network:
         """Return the network for that data with the initial weights of that repetition."""
         raise NotImplementedError(f"model '{self.name}' must define build(data, repetition)")
+
+    def check_weights(self, task: Task, locations: Locations) -> None:
+        """Raise UserError if trained weights that it starts from are not to be had, or do not fit it and the task."""
+
+    def start(self, network: Network, task: Task, locations: Locations) -> str:
+        """Put the trained weights that it starts from into the built network; return which they are, "" for none.
+
+        Raises:
+            UserError: they are missing or do not fit.
+        """
+        return ""
 
 
 class Shallow(Model):
@@ -187,24 +199,29 @@ class Positional(Model):
 
 
 class _Deep(Model):
-    """A timm VisionTransformer."""
+    """A timm VisionTransformer.
+
+    Attributes:
+        later: the parameters that do not change the random weights it begins with.
+    """
 
     inputs: ClassVar[Inputs] = "images"
+    later: ClassVar[frozenset[str]] = frozenset({"attention", "precision", "pretrained", "weights"})
+
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="of products; bfloat16 by autocast")
 
     def _vit(self, canvas: int, classes: int) -> Any:
         raise NotImplementedError
 
     def _network(self, vit: Any, data: Data) -> Network:
         """Return what acts on the timm model."""
-        from sparsebench.models.deep import DeepViT
-
-        return DeepViT(vit)
+        raise NotImplementedError
 
     def build(self, data: Data, repetition: int) -> Network:
-        """See `Model.build`. The kind of attention does not change the first weights."""
+        """See `Model.build`. The kind of attention and the precision do not change the first weights."""
         import torch
 
-        law = self.model_dump_json(exclude={"attention"})
+        law = self.model_dump_json(exclude=set(self.later))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.seed_of("init", self.name, law, repetition))
             return self._network(self._vit(data.train.inputs.shape[-1], len(data.classes)), data)
@@ -237,6 +254,11 @@ class Vit(_Deep):
         """See `Model.check`."""
         if self.dim % self.heads:
             raise UserError("vit: heads must divide dim", got=f"dim={self.dim}, heads={self.heads}")
+        if not task.trains:
+            raise UserError(
+                f"task '{task.name}' tests trained weights, and model 'vit' has none",
+                next_step="name a timm model, as in --model timm:deit_tiny_patch16_224 --pretrained",
+            )
         canvas = getattr(task, "canvas", self.patch)
         if canvas % self.patch:
             raise UserError("vit: patch must divide the image", got=f"patch={self.patch}, image={canvas}")
@@ -245,39 +267,103 @@ class Vit(_Deep):
     def _vit(self, canvas: int, classes: int) -> Any:
         from sparsebench.models.deep import small_vit
 
-        return small_vit(canvas, classes, **self.model_dump())
+        return small_vit(canvas, classes, **self.model_dump(exclude={"precision"}))
 
     def _network(self, vit: Any, data: Data) -> Network:
         """See `_Deep._network`."""
-        from sparsebench.models.deep import PositionalDeepViT
+        from sparsebench.models.deep import DeepViT, PositionalDeepViT
 
         if self.attention == "content":
-            return super()._network(vit, data)
-        return PositionalDeepViT(vit, data.train.order)
+            return DeepViT(vit, precision=self.precision)
+        return PositionalDeepViT(vit, data.train.order, precision=self.precision)
 
 
 class Timm(_Deep):
-    """Any timm VisionTransformer by name, with random weights, at the task's image size."""
+    """Any timm VisionTransformer by name, at the task's image size: random weights, timm's trained ones, or a file's.
+
+    Pixels are normalised as timm has it for that model. A head of as many classes as the task has comes with the
+    weights; where the numbers differ it is a fresh one, which only a task that trains can have.
+    """
 
     name: ClassVar[str] = "timm"
     positional: ClassVar[str | None] = "arch"
 
     arch: str = Field("vit_tiny_patch16_224", description="a name that timm.list_models() gives")
+    pretrained: bool = Field(False, description="begin with the weights that timm fetches for that name")
+    weights: str = Field(
+        "", pattern=r"^(weights-[0-9a-f]{12})?$", description="begin with those of a file: given by --weights FILE"
+    )
 
     def check(self, task: Task) -> None:
         """See `Model.check`."""
-        from sparsebench.models.deep import DeepViT, named_vit
+        if self.pretrained and self.weights:
+            raise UserError("weights are either timm's or a file's", next_step="leave --pretrained or --weights out")
+        if not task.trains and not (self.pretrained or self.weights):
+            raise UserError(
+                f"task '{task.name}' tests trained weights", next_step="give --pretrained or --weights FILE.safetensors"
+            )
+        vit = self._empty(task, 2)
+        self._check_patch(task, vit.patch_embed.patch_size[0])
+
+    def check_weights(self, task: Task, locations: Locations) -> None:
+        """See `Model.check_weights`. What timm has to fetch is fetched here, once for all cells."""
+        from sparsebench.models.named import check_head, matched, named_vit
+
+        classes = task.known_classes(locations)
+        vit = self._empty(task, 2 if classes is None else len(classes))
+        if self.weights:
+            matched(vit, self._file(locations), fresh_head=task.trains)
+        if self.pretrained:
+            if not task.trains:
+                check_head(vit, f"timm's '{self.arch}'")
+            named_vit(self.arch, _canvas(task), vit.num_classes, pretrained=True)
+
+    def start(self, network: Network, task: Task, locations: Locations) -> str:
+        """See `Model.start`. What timm fetches is in the built network already."""
+        from sparsebench.models.named import check_head, load_weights
+
+        cfg = network.module.pretrained_cfg
+        if self.weights:
+            load_weights(network.module, self._file(locations), fresh_head=task.trains)
+        elif self.pretrained and not task.trains:
+            check_head(network.module, f"timm's '{self.arch}'")
+        return self.weights or (f"timm {cfg['hf_hub_id'] or cfg['url']}" if self.pretrained else "")
+
+    def _file(self, locations: Locations) -> Path:
+        if self.weights not in locations:
+            raise UserError(
+                f"the weights '{self.weights}' of this cell are not on this machine", next_step="give --weights"
+            )
+        return locations[self.weights]
+
+    def _empty(self, task: Task, classes: int) -> Any:
+        """Return the timm model without numbers, if it can be acted on."""
+        import torch
+
+        from sparsebench.models.deep import DeepViT
+        from sparsebench.models.named import named_vit
 
         try:
-            network = DeepViT(named_vit(self.arch, getattr(task, "canvas", 224), 2))
+            with torch.device("meta"):
+                return DeepViT(named_vit(self.arch, _canvas(task), classes)).module
         except UnsupportedError as error:
             raise UserError(f"model 'timm:{self.arch}' is not supported: {error}") from error
-        self._check_patch(task, network.patch[0])
 
     def _vit(self, canvas: int, classes: int) -> Any:
-        from sparsebench.models.deep import named_vit
+        from sparsebench.models.named import named_vit
 
-        return named_vit(self.arch, canvas, classes)
+        return named_vit(self.arch, canvas, classes, pretrained=self.pretrained)
+
+    def _network(self, vit: Any, data: Data) -> Network:
+        """See `_Deep._network`."""
+        from sparsebench.models.deep import DeepViT
+
+        cfg = vit.pretrained_cfg
+        return DeepViT(vit, mean=cfg["mean"], std=cfg["std"], precision=self.precision)
+
+
+def _canvas(task: Task) -> int:
+    return getattr(task, "canvas", 224)
 
 
 SHIPPED = (Shallow, TwoLayer, Positional, Vit, Timm)

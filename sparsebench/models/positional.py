@@ -123,6 +123,7 @@ class PositionalViT(nn.Module):
         their set; mass is the share of the attention that stays in the set; lead is how much larger A is inside,
         diagonal left out, than outside, and 0 where a set is one position, or all.
         """
+        assert test.relevance is not None
         together = test.relevance.T @ test.relevance > 0
         known = together.any(dim=1)
         v = self.head.weight[0]

@@ -102,6 +102,7 @@ class ShallowViT(nn.Module):
 
     def observe(self, train: Look, test: Look) -> dict[str, float]:
         """Return the share of the attention in the test that lies on relevant tokens (Li et al. 2023, Fig. 4)."""
+        assert test.relevance is not None
         return {
             "attention_on_relevant": float(self.attention_on(test.relevance, test.inputs, test.acting).double().mean())
         }

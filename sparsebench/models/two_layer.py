@@ -101,6 +101,7 @@ class TwoLayerViT(nn.Module):
         """
         X, y = train.inputs.to(self.W_Q.dtype), 2 * train.labels - 1
         row = torch.arange(len(X), device=X.device)
+        assert train.relevance is not None
         signal = train.relevance.argmax(dim=1)
         noise = (X.norm(dim=2) * (1 - train.relevance)).argmax(dim=1)
         v = self.W_V @ self.w_O

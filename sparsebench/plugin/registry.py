@@ -24,6 +24,7 @@ from sparsebench.plugin.hooks import PROJECT, Hooks
 from sparsebench.plugin.origin import Origin
 from sparsebench.strategy import Strategy, complaint
 from sparsebench.tasks.base import Task
+from sparsebench.tasks.folder import Folder
 from sparsebench.tasks.groups import SHIPPED as GROUP_TASKS
 from sparsebench.tasks.images import SHIPPED as IMAGE_TASKS
 from sparsebench.tasks.overfitting import Overfitting
@@ -65,7 +66,7 @@ class Registry:
         self.entries = _entries()
         self._files: dict[Path, list[str]] = {}
         self._strategies: dict[str, Found] = {}
-        shipped = (Theory, Overfitting, Spatial, *IMAGE_TASKS, *GROUP_TASKS)
+        shipped = (Theory, Overfitting, Spatial, *IMAGE_TASKS, *GROUP_TASKS, Folder)
         self._tasks: dict[str, type[Task]] = {cls.name: cls for cls in shipped}
         self._models: dict[str, type[Model]] = {cls.name: cls for cls in MODELS}
 

@@ -30,7 +30,7 @@ def reproduce(
     rerun: runs.Rerun = "missing",
     on_plan: Callable[[runs.Plan, int, float], None] | None = None,
     on_record: Callable[[Record], None] | None = None,
-    pictures: runs.Images | None = None,
+    pictures: runs.Files | None = None,
 ) -> tuple[list[Verdict], int]:
     """Make a paper's figures in a folder; return the verdicts and how many trials have no answer.
 
@@ -55,7 +55,7 @@ def reproduce(
     for figure in figures:
         if figure not in paper.figures:
             raise unknown("figure", figure, paper.figures)
-    pictures = pictures or runs.Images()
+    pictures = pictures or runs.Files()
     registry, request = Registry(), Request(suite=paper.suites[preset], **pictures.locate()[0])
     device = runs.resolve_device(device)
     plan = runs.plan(replace(request, figures=tuple(figures)), pictures, registry, out, rerun)

@@ -31,6 +31,7 @@ class Cell(BaseModel):
     """Task, model, strategy, budget, number of training samples, where it applies, and which repetition.
 
     Attributes:
+        n_train: 0 for a task that only tests.
         where: whether tokens are removed in training, in the test, or in both.
         init: the cell whose trained weights this one starts from, or None for random ones.
         repetition: numbers the seeds: data, initial weights and order depend on it, and on no other cell.
@@ -42,7 +43,7 @@ class Cell(BaseModel):
     model: Part
     strategy: Part
     budget: Budget
-    n_train: int = Field(gt=0)
+    n_train: int = Field(ge=0)
     repetition: int = Field(ge=0)
     where: Where = "both"
     init: Cell | None = None

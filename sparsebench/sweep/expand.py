@@ -16,10 +16,11 @@ from sparsebench.strategy import Strategy
 from sparsebench.sweep.cell import Cell, Part, Where
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.suite import Suite, SuiteTask, load
-from sparsebench.tasks.base import Task
+from sparsebench.tasks.base import Locations, Task
 
 BUDGET_KEYS = ("keep_rate", "macs")
 WEIGHTS_SEED = 0
+NOWHERE: Locations = {}
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Request:
     Attributes:
         plugins, tasks: NAME, NAME:param=v1,v2, and for plugins a path to a .py file.
         model: NAME or NAME:param=v, for every task it fits.
+        pretrained: whether models of images begin with trained weights that are fetched for them.
+        weights: name of located trained weights that models of images begin with.
         keep, macs: budgets to sweep over, in place of the suite's.
         images, backgrounds, pretrain_images: names of located image sets, for every image task.
         where: whether tokens are removed in training, in the test, or in both; "both" leaves the suite's own.
@@ -39,6 +42,8 @@ class Request:
     suite: str = "quick"
     tasks: tuple[str, ...] = ()
     model: str | None = None
+    pretrained: bool = False
+    weights: str | None = None
     images: str | None = None
     backgrounds: str | None = None
     pretrain_images: str | None = None
@@ -50,17 +55,27 @@ class Request:
     figures: tuple[str, ...] = ()
 
 
-def expand(request: Request, registry: Registry) -> list[Job]:
+def trains(request: Request, registry: Registry) -> bool:
+    """Say whether any task of a request trains, so that its pictures need a part for that."""
+    for text in request.plugins:
+        _named(text, registry)  # files may bring tasks
+    names = [parse(text).name for text in request.tasks] or [entry.name for entry in load(request.suite).task]
+    return any(registry.task(name).trains for name in names)
+
+
+def expand(request: Request, registry: Registry, locations: Locations = NOWHERE) -> list[Job]:
     """Return the jobs of a request: initial models first, then repetition by repetition.
 
     In that order the work left is always like the work done, and every strategy has a number after the first
-    repetition.
+    repetition. What lies at the locations is looked at only to say whether trained weights fit.
     """
     if request.where not in get_args(Where):
         raise UserError("where", got=f"'{request.where}'", allowed=get_args(Where))
     if request.seeds is not None and request.seeds < 1:
         raise UserError("--seeds", got=request.seeds, allowed="1 or more")
     settings = list(_settings(load(request.suite), request, registry))
+    for task, model in dict.fromkeys((setting.task, setting.model) for setting in settings):
+        model.check_weights(task, locations)
     jobs: dict[str, Job] = {}
     for repetition in range(max(setting.seeds for setting in settings)):
         for setting in settings:
@@ -129,7 +144,19 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
                 model.check(task)
                 where = entry.where if request.where == "both" else request.where
                 seeds = request.seeds or entry.seeds or suite.seeds
-                yield _Setting(task, model, contenders, request.n_train or entry.n_train, seeds, where)
+                yield _Setting(task, model, contenders, _sizes(task, entry, request), seeds, where)
+
+
+def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:
+    """Return the numbers of training samples: 0 where nothing is trained, else as asked, else the suite's."""
+    if not task.trains:
+        if request.n_train:
+            raise UserError(f"task '{task.name}' trains nothing", got="--n-train", next_step="leave --n-train out")
+        return (0,)
+    sizes = request.n_train or entry.n_train
+    if min(sizes) < 1:
+        raise UserError(f"n_train of task '{task.name}'", got=list(sizes), allowed="1 or more")
+    return sizes
 
 
 def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
@@ -141,13 +168,13 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
     if not request.tasks:
         yield from ((entry, {}) for entry in of_suite)
     for spec in map(parse, request.tasks):
-        registry.task(spec.name)
+        needs = registry.task(spec.name).trains
         entries = [entry for entry in of_suite if entry.name == spec.name]
-        if not entries and not request.n_train:
+        if not entries and needs and not request.n_train:
             raise UserError(
                 f"task '{spec.name}' is not in suite '{suite.name}'", next_step="say how much with --n-train"
             )
-        for entry in entries or [SuiteTask(name=spec.name, n_train=request.n_train)]:
+        for entry in entries or [SuiteTask(name=spec.name, n_train=request.n_train or (0,))]:
             yield from ((entry, params) for params in spec.combinations())
 
 
@@ -163,6 +190,8 @@ def _task(name: str, params: dict[str, Any], request: Request, registry: Registr
 
 def _models(task: Task, entry: SuiteTask, request: Request, registry: Registry) -> Iterator[Model]:
     """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own."""
+    started = {"pretrained": request.pretrained, "weights": request.weights} if task.inputs == "images" else {}
+    started = {key: value for key, value in started.items() if value}
     if request.model is not None:
         name = request.model.partition(":")[0]
         cls = registry.model(name)
@@ -171,13 +200,23 @@ def _models(task: Task, entry: SuiteTask, request: Request, registry: Registry) 
             (params, *more) = spec.combinations()
             if more:
                 raise UserError("--model takes one value a parameter", got=request.model)
-            yield fill(cls, params, f"model '{name}'")
+            yield _model(cls, params | started)
             return
         if request.tasks:
             raise UserError(f"model '{name}' takes {cls.inputs}, and task '{task.name}' gives {task.inputs}")
     name = entry.model or task.default_model
     for params in entry.all_model_params():
-        yield fill(registry.model(name), params, f"model '{name}'")
+        yield _model(registry.model(name), params | started)
+
+
+def _model(cls: type[Model], params: dict[str, Any]) -> Model:
+    for key in ("pretrained", "weights"):
+        if key in params and key not in cls.model_fields:
+            raise UserError(
+                f"--{key}: model '{cls.name}' has no trained weights",
+                next_step="name one that has, as --model timm:NAME",
+            )
+    return fill(cls, params, f"model '{cls.name}'")
 
 
 def _contenders(

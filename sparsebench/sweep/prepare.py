@@ -53,7 +53,7 @@ class Prepared:
     Attributes:
         actor: the strategy on this network, or None for one that spends no budget.
         train, test, validation: the splits on the device; there may be none to validate on.
-        initial: SHA-256 of the file of weights that it starts from, or "".
+        initial: which trained weights it starts from, by content or by name, or "".
     """
 
     cell: Cell
@@ -98,7 +98,10 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
     data = _data(task, cell, context.locations)
     network = model.build(data, cell.repetition)
-    initial = "" if cell.init is None else _load_initial(network, store.weights_path(context.out, cell.init.id))
+    if cell.init is None:
+        initial = model.start(network, task, context.locations)
+    else:
+        initial = _load_initial(network, store.weights_path(context.out, cell.init.id))
     network.module.to(context.device)
     train, test = (_on_device(split, network.grid, context.device) for split in (data.train, data.test))
     train.augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)

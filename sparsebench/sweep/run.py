@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from sparsebench.errors import UserError
+from sparsebench.models import weights
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, environment, store
 from sparsebench.sweep.cell import canonical
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.expand import Request, expand, trains
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
-from sparsebench.tasks import sources
+from sparsebench.tasks import folder, sources
 from sparsebench.tasks.sources import cache
 from sparsebench.tasks.sources.known import OFFICIAL
 
@@ -32,38 +32,46 @@ LOCATED = {
 
 
 @dataclass(frozen=True)
-class Images:
-    """Where pictures come from, as a user says it; None leaves the suite's."""
+class Files:
+    """Where pictures and trained weights come from, as a user says it; None leaves the suite's."""
 
     images: str | None = None
     backgrounds: str | None = None
     pretrain_images: str | None = None
     data_root: Path | None = None
     download: bool = False
+    weights: Path | None = None
+    _known: dict[bool, tuple[dict[str, Any], dict[str, Path]]] = field(default_factory=dict, init=False, compare=False)
 
-    def locate(self) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Return the names for the cells by parameter, and the places by name. Files are read the first time only."""
-        return self._located
+    def locate(self, trains: bool = True) -> tuple[dict[str, Any], dict[str, Path]]:
+        """Return the names for the cells by parameter, and the places by name. Files are read the first time only.
 
-    @cached_property
-    def _located(self) -> tuple[dict[str, Any], dict[str, Path]]:
-        names, places = {}, {}
+        Where nothing is trained, a folder of pictures needs no part for that.
+        """
+        if trains not in self._known:
+            self._known[trains] = self._locate(trains)
+        return self._known[trains]
+
+    def _locate(self, trains: bool) -> tuple[dict[str, Any], dict[str, Path]]:
+        found: dict[str, tuple[str, Path | None]] = {}
         for parameter, locate in LOCATED.items():
             if (spec := getattr(self, parameter)) is not None:
-                names[parameter], place = locate(spec, self.data_root, self.download)
-                if place is not None:
-                    places[names[parameter]] = place
-        return names, places
+                tested = parameter == "images" and not trains
+                found[parameter] = folder.locate(spec) if tested else locate(spec, self.data_root, self.download)
+        if self.weights is not None:
+            found["weights"] = weights.locate(self.weights)
+        names = {parameter: name for parameter, (name, _) in found.items()}
+        return names, {name: place for name, place in found.values() if place is not None}
 
-    def places(self, jobs: Sequence[Job]) -> dict[str, Path]:
-        """Return where all pictures of the jobs lie: what the user named, and official sets that suites name.
+    def places(self, jobs: Sequence[Job], named: Mapping[str, Path]) -> dict[str, Path]:
+        """Return where all files of the jobs lie: those that the user named, and official sets that suites name.
 
         Raises:
             UserError: an official set is not there.
         """
-        places = dict(self.locate()[1])
-        named = {(key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED}
-        for parameter, name in sorted((key, name) for key, name in named if isinstance(name, str)):
+        places = dict(named)
+        wanted = {(key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED}
+        for parameter, name in sorted((key, name) for key, name in wanted if isinstance(name, str)):
             if name in OFFICIAL and name not in places:
                 place = LOCATED[parameter](name, self.data_root, self.download)[1]
                 assert place is not None
@@ -86,17 +94,18 @@ class Plan:
     locations: Mapping[str, Path]
 
 
-def plan(request: Request, images: Images, registry: Registry, out: Path, rerun: Rerun) -> Plan:
+def plan(request: Request, files: Files, registry: Registry, out: Path, rerun: Rerun) -> Plan:
     """Return the plan of a request. Nothing is written and no network is built."""
     if rerun not in RERUN:
         raise UserError("rerun", got=f"'{rerun}'", allowed=RERUN)
-    jobs = expand(replace(request, **images.locate()[0]), registry)
+    names, locations = files.locate(trains(request, registry))
+    jobs = expand(replace(request, **names), registry, locations)
     known = {} if rerun == "always" else store.read(out)
     todo = [job for job in jobs if _is_missing(job, known, rerun)]
     needed = {first for first in {job.after for job in todo} if first and not _has_weights(out, first, known)}
     again = {job.cell.id for job in todo}
     todo = [job for job in jobs if job.cell.id in again | needed]
-    return Plan(jobs, todo, images.places(todo))
+    return Plan(jobs, todo, files.places(todo, locations))
 
 
 def _has_weights(out: Path, cell_id: str, known: Mapping[str, Record]) -> bool:

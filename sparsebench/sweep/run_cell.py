@@ -33,7 +33,7 @@ from sparsebench.tasks.base import Data, Mask, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
 from sparsebench.training.discard import influences
 from sparsebench.training.early import EarlyStopping
-from sparsebench.training.evaluate import Evaluation, evaluate, seconds_per_batch
+from sparsebench.training.evaluate import Evaluation, evaluate, first_batch, seconds_per_batch
 from sparsebench.training.loop import Course, Training, steps_for
 from sparsebench.training.state import can_be_resumed
 from sparsebench.training.steps import Autograd, Samples
@@ -41,6 +41,10 @@ from sparsebench.training.trials import Trial, fits, train_together
 from sparsebench.training.watch import Watch
 
 SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
+
+
+TOP_5_FROM = 10
+"""With fewer classes it says little that the label is among the five that the network finds likeliest."""
 
 
 def run_cell(job: Job, registry: Registry, context: Context) -> Record:
@@ -149,9 +153,12 @@ class _Run:
         return Trial(cell.network, cell.in_training, cell.train, cell.recipe, course)
 
     def train(self) -> None:
-        """Train it alone."""
+        """Train it alone, if its task trains at all."""
         cell = self.cell
         assert cell is not None
+        if not cell.task.trains:
+            self.trained = {}
+            return
         steps = steps_for(cell.network, cell.in_training, cell.train, cell.recipe)
         watch = None
         if cell.recipe.watch:
@@ -264,8 +271,10 @@ def _measure(result: _Result, cell: Prepared, trained: dict[str, float]) -> None
         _add_spuriosity(result, network, cell.in_test, cell.test, cell.test.relevance[: cell.task.spuriosity])
     _add_cost(result, network, actor, evaluation)
     if cell.task.inputs == "images":
-        _add_timing(result, network, cell.in_test, cell.test)
-    if (n := len(cell.train.labels)) < recipe.batch:
+        _add_timing(result, network, cell.in_test, cell.test, evaluation.batch)
+    if (first := first_batch(network, cell.test)) > evaluation.batch:
+        result.notes["test_batch"] = f"{evaluation.batch}; the device had no memory for {first}"
+    if 0 < (n := len(cell.train.labels)) < recipe.batch:
         result.notes["batch"] = f"all {n} samples; the task's batch of {recipe.batch} is larger"
     if cell.initial:
         result.notes["initial_weights"] = cell.initial
@@ -309,6 +318,8 @@ def _add_outcomes(result: _Result, task: Task, data: Data, evaluation: Evaluatio
     n, correct = len(test.labels), evaluation.predicted == test.labels
     accuracy = float(correct.mean())
     result.add_share("accuracy", correct)
+    if len(data.classes) >= TOP_5_FROM:
+        result.add_share("accuracy_top5", evaluation.rank < 5)
     result.add("test_loss", evaluation.loss, "loss", n)
     success = task.success(evaluation.loss, accuracy)
     if success is not None:
@@ -379,7 +390,7 @@ def _add_cost(result: _Result, network: Network, actor: Actor | None, evaluation
     result.add("macs_ratio_planned", planned / dense, "fraction", n)
 
 
-def _add_timing(result: _Result, network: Network, actor: Actor | None, samples: Samples) -> None:
-    batch, seconds = seconds_per_batch(network, actor, samples)
+def _add_timing(result: _Result, network: Network, actor: Actor | None, samples: Samples, batch: int) -> None:
+    batch, seconds = seconds_per_batch(network, actor, samples, batch)
     result.samples["seconds_per_batch"] = tuple(round(s, 6) for s in seconds)
     result.add("images_per_s", batch / float(np.median(seconds)), "images/s", len(seconds))

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError, unknown
@@ -26,7 +26,7 @@ class SuiteTask(_Model):
     Attributes:
         params, model_params: as on the command line; what is not named is the task's, or the model's, own.
         sweep, model_sweep: parameters with several values each, every combination of which is run.
-        n_train: numbers of training samples.
+        n_train: numbers of training samples; 0 for a task that only tests.
         seeds: repetitions, in place of the suite's.
         strategies: NAME[:PARAM=V,V...] each, in place of the suite's baselines.
         figure: the figure of a paper that these cells are for, so that they can be run alone.
@@ -38,7 +38,7 @@ class SuiteTask(_Model):
     model: str | None = None
     model_params: dict[str, Any] = Field(default_factory=dict)
     model_sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
-    n_train: tuple[PositiveInt, ...] = Field(min_length=1)
+    n_train: tuple[NonNegativeInt, ...] = Field(min_length=1)
     seeds: PositiveInt | None = None
     strategies: tuple[str, ...] | None = None
     where: Where = "both"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -195,6 +195,7 @@ class Task(BaseModel):
         name: what users type.
         inputs: "tokens" or "images"; models say which they take.
         default_model: the model it is run with unless another is named.
+        trains: False for one that only tests the weights that a model brings, with 0 training samples.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -202,6 +203,7 @@ class Task(BaseModel):
     name: ClassVar[str]
     inputs: ClassVar[Inputs]
     default_model: ClassVar[str]
+    trains: ClassVar[bool] = True
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """Return the data of one repetition; the same for every strategy and model."""
@@ -212,6 +214,10 @@ class Task(BaseModel):
 
     def bound_to(self) -> int | None:
         """Return the side in pixels of the patches that its pictures are made of, or None where any will do."""
+        return None
+
+    def known_classes(self, locations: Locations) -> tuple[str, ...] | None:
+        """Return the names of its classes, or None where only the data that are drawn have them."""
         return None
 
     def recipe(self) -> Recipe:

@@ -18,6 +18,8 @@ from sparsebench.tasks.base import Recipe
 from sparsebench.training.steps import Samples, losses, predictions
 
 BATCH = 100
+CPU_MACS = 2e11
+"""On a CPU a batch makes no more products than these: a few seconds of one core, tens of megabytes of activations."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Evaluation:
         scores: (n, N) of the strategy's first decision; constant where it made none; `kept` where it gave no scores.
         choices: what was chosen in each block in which the strategy acted.
         steps: realised token counts, block by block, mean over samples; empty where nothing acted.
+        rank: (n,) how many classes come before the sample's own: 0 where it is the predicted one.
+        batch: how many samples came at a time.
     """
 
     predicted: np.ndarray
@@ -54,18 +58,44 @@ class Evaluation:
     scores: np.ndarray
     choices: list[Choice]
     steps: list[Step]
+    rank: np.ndarray
+    batch: int
+
+
+def first_batch(network: Network, samples: Samples) -> int:
+    """Return how many samples are tried at a time: `BATCH`, or fewer of those that are much work for a CPU."""
+    if samples.labels.device.type != "cpu":
+        return BATCH
+    cost = network.cost
+    return max(1, min(BATCH, int(CPU_MACS / cost.macs(cost.steps("input", (), (cost.tokens,), ())))))
+
+
+def evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe) -> Evaluation:
+    """Return the evaluation of all samples. A sample's result does not depend on the batch it comes in.
+
+    The batch is halved for as long as the device has no memory for it.
+    """
+    batch = first_batch(network, samples)
+    while True:
+        try:
+            return _evaluate(network, actor, samples, recipe, batch)
+        except torch.OutOfMemoryError:
+            if batch == 1:
+                raise
+        batch //= 2
+        torch.cuda.empty_cache()
 
 
 @torch.no_grad()
-def evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe) -> Evaluation:
-    """Return the evaluation of all samples. A sample's result does not depend on the batch it comes in."""
+def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, batch: int) -> Evaluation:
     network.module.eval()
-    predicted, loss, kept, scores, chosen, steps = [], [], [], [], [], []
-    for rows in samples.items.split(BATCH):
+    predicted, loss, kept, scores, chosen, steps, rank = [], [], [], [], [], [], []
+    N = network.cost.tokens
+    for rows in samples.items.split(batch):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
         predicted.append(predictions(recipe, outputs))
         loss.append(losses(recipe, outputs, samples.labels[rows]).double())
-        N = network.cost.tokens
+        rank.append(ranks(recipe, outputs, samples.labels[rows]))
         if acting is None:
             kept.append(torch.ones(len(rows), N, dtype=torch.bool, device=rows.device))
             scores.append(kept[-1].float())
@@ -81,7 +111,21 @@ def evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Re
         torch.cat(scores).cpu().numpy(),
         [_joined(parts) for parts in zip(*chosen, strict=True) if any(part.made for part in parts)],
         _mean_steps(steps),
+        torch.cat(rank).cpu().numpy(),
+        batch,
     )
+
+
+def ranks(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return (B,), how many classes come before the label: by their logits (B, classes), of equal ones the first.
+
+    Networks that tell classes apart by signs do not order them: there it is 0 or 1.
+    """
+    if recipe.loss != "cross-entropy":
+        return (predictions(recipe, outputs) != labels).long()
+    own = outputs.gather(1, labels[:, None])
+    before = torch.arange(outputs.shape[1], device=labels.device) < labels[:, None]
+    return ((outputs > own) | ((outputs == own) & before)).sum(dim=1)
 
 
 def patches_in(index: Tensor, N: int) -> Tensor:
@@ -143,11 +187,14 @@ def _mean_steps(batches: list[tuple[int, list[Step]]]) -> list[Step]:
 
 @torch.no_grad()
 def seconds_per_batch(
-    network: Network, actor: Actor | None, samples: Samples, repeats: int = 7
+    network: Network, actor: Actor | None, samples: Samples, batch: int = BATCH, repeats: int = 7
 ) -> tuple[int, list[float]]:
-    """Return the batch size and the wall seconds of each of `repeats` forward passes, after one that is not counted."""
+    """Return the batch size and the wall seconds of each of `repeats` forward passes, after one that is not counted.
+
+    The batch has `batch` samples, or all there are.
+    """
     network.module.eval()
-    rows = samples.items[:BATCH]
+    rows = samples.items[:batch]
     cuda = rows.device.type == "cuda"
     seconds = []
     for repeat in range(repeats + 1):

@@ -1,117 +1,15 @@
-from functools import partial
-
-import numpy as np
 import pytest
-import timm
 import torch
 from timm.layers import Attention
-from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import Block
+from vits import ARCHITECTURES, BLOCKS, B, Gated, N, any_tokens, begin, close, images, reference, tokens_at, vit
 
-from sparsebench.budget import Budget
-from sparsebench.errors import StrategyError, UnsupportedError, UserError
-from sparsebench.models.acting import Actor
-from sparsebench.models.deep import DeepViT, named_vit, small_vit
+from sparsebench.errors import StrategyError, UnsupportedError
+from sparsebench.models.deep import DeepViT
 from sparsebench.strategy import SITES, Keep, Merge, Mix
 
-B, N = 3, 16
-BLOCKS = (1, 3)
-
-
-def vit(cls=VisionTransformer, **changes):
-    """Return a small model whose every weight matters: 32 x 32 pixels, 4 x 4 patches, 4 blocks."""
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 4, "num_classes": 5}
-    model = cls(**(sizes | changes)).eval()
-    rng = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn(weight.shape, generator=rng) * 0.2)
-    return model
-
-
-class Gated(Attention):
-    """timm's attention with its gate; the block's constructor has no switch for it."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, gated=True, **kwargs)
-
-
-ARCHITECTURES = {
-    "plain": vit,
-    "LayerScale and qk_norm": partial(vit, init_values=0.5, qk_norm=True),
-    "4 registers": partial(vit, reg_tokens=4),
-    "distilled": partial(vit, VisionTransformerDistilled),
-    "average pool without class token": partial(vit, class_token=False, global_pool="avg"),
-    "average pool with class token": partial(vit, global_pool="avg", pool_include_prefix=True),
-    "norm before and in the attention": partial(vit, pre_norm=True, scale_attn_norm=True),
-    "odd grid": partial(vit, img_size=(24, 40)),
-}
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
 sites = pytest.mark.parametrize("site", SITES)
-
-
-def images(network, n=B, seed=1):
-    height, width = (side * patch for side, patch in zip(network.grid, network.patch, strict=True))
-    return torch.rand(n, 3, height, width, generator=torch.Generator().manual_seed(seed))
-
-
-def begin(network, strategy, rate=0.5, *, n=B, training=False, relevance=None, blocks=BLOCKS):
-    budget = Budget(keep_rate=rate, blocks=blocks)
-    actor = Actor(strategy, budget, network.cost, network.grid, stream=7)
-    return actor.begin(torch.arange(n), 0, relevance, tokens=network.cost.tokens, training=training)
-
-
-def any_tokens(view, keep):
-    """Keep some tokens, others in each sample and block, in rising order."""
-    rng = torch.Generator().manual_seed(view.block)
-    n = view.index.shape
-    return Keep(torch.rand(n, generator=rng).argsort(dim=1)[:, :keep].sort(dim=1).values)
-
-
-def matrix(plan, sizes, prefix):
-    """Return the (B, P + M, P + N) matrix of a plan."""
-    n, N = sizes.shape
-    if isinstance(plan, Keep):
-        rows = torch.eye(N)[plan.index]
-        if plan.fuse is not None:
-            left = plan.fuse.clone()
-            for b in range(n):
-                left[b, plan.index[b]] = 0
-            rows = torch.cat([rows, left[:, None]], dim=1)
-    elif isinstance(plan, Merge):
-        groups = torch.stack([(plan.target == g) * sizes for g in range(int(plan.target.max()) + 1)], dim=1)
-        rows = groups / groups.sum(dim=2, keepdim=True)
-    else:
-        rows = plan.weight
-    return torch.stack([torch.block_diag(torch.eye(prefix), row) for row in rows])
-
-
-@torch.no_grad()
-def reference(network, pixels, site, plans):
-    """Return the logits by the bare modules, with each plan's matrix at its place."""
-    model, sizes = network.module, torch.ones(len(pixels), network.cost.tokens)
-
-    def act(x, block):
-        nonlocal sizes
-        if block not in plans:
-            return x
-        P = network.prefix
-        T = matrix(plans[block], sizes, P)
-        sizes = ((T[:, P:, P:] > 0).float() @ sizes[:, :, None])[:, :, 0]
-        return T @ x
-
-    x = model._pos_embed(model.patch_embed((pixels - 0.5) / 0.5))
-    x = model.norm_pre(act(x, 0) if site == "input" else x)
-    for number, block in enumerate(model.blocks):
-        x = act(x, number) if site == "block" else x
-        x = x + block.ls1(block.attn(block.norm1(x)))
-        x = act(x, number) if site == "attention" else x
-        x = x + block.ls2(block.mlp(block.norm2(x)))
-    return model.forward_head(model.norm(x))
-
-
-def close(a, b, atol=1e-5):
-    torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
 
 
 @architectures
@@ -271,16 +169,6 @@ def test_the_order_in_which_tokens_are_kept_does_not_matter(scripted, site):
     assert torch.equal(*out)
 
 
-def tokens_at(modules, network, acting, pixels):
-    """Return what comes into each of the modules during a call."""
-    seen = []
-    handles = [m.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach())) for m in modules]
-    network(pixels, acting)
-    for handle in handles:
-        handle.remove()
-    return seen
-
-
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("needs", [(), ("tokens",)])
 @pytest.mark.parametrize(
@@ -349,96 +237,6 @@ def test_bytes_and_shares_of_one_are_the_same_images(scripted):
     assert float(seen[0].max()) == 1
 
 
-def full_attention(network, pixels, number):
-    """Return the (B, H, T, T) attention of a block of the bare model, and its q, k, v of (B, H, T, C / H)."""
-    model = network.module
-    (x,) = tokens_at([model.blocks[number].norm1], network, None, pixels)
-    attn = model.blocks[number].attn
-    q, k, v = (
-        part.unflatten(2, (attn.num_heads, attn.head_dim)).transpose(1, 2)
-        for part in attn.qkv(model.blocks[number].norm1(x)).chunk(3, dim=2)
-    )
-    q, k = attn.q_norm(q), attn.k_norm(k)
-    return torch.softmax(torch.einsum("bhqc,bhkc->bhqk", q, k) / attn.head_dim**0.5, dim=-1), q, k, v
-
-
-SHOWN = ("attention", "received_attention", "queries", "keys", "values")
-
-
-def shown(scripted, network, pixels, fields):
-    """Return what a strategy is shown of each field in block 1, the first that acts."""
-    seen = []
-    strategy = scripted(
-        lambda view, keep: seen.append([getattr(view, f) for f in fields]), site="attention", needs=fields
-    )
-    network(pixels, begin(network, strategy))
-    return seen[0]
-
-
-@architectures
-@torch.no_grad()
-def test_attention_and_its_parts_are_shown_as_a_full_product_gives_them(scripted, make):
-    network = DeepViT(make())
-    pixels, P, rows = images(network), network.prefix, network.class_rows
-    attention, received, *parts = shown(scripted, network, pixels, SHOWN)
-    full, *expected = full_attention(network, pixels, 1)
-    close(received, full.mean(dim=(1, 2))[:, P:])
-    close(attention, full[:, :, :rows].mean(dim=(1, 2))[:, P:] if rows else received)
-    for part, whole in zip(parts, expected, strict=True):
-        close(part, whole[:, :, P:])
-
-
-@torch.no_grad()
-def test_class_attention_is_the_class_row_and_not_the_registers(scripted):
-    network = DeepViT(vit(reg_tokens=4))
-    pixels = images(network)
-    (attention,) = shown(scripted, network, pixels, ("class_attention",))
-    close(attention, full_attention(network, pixels, 1)[0][:, :, 0, 5:].mean(dim=1))
-    assert network.attention_source == "class"
-
-
-@torch.no_grad()
-def test_a_distilled_model_shows_the_mean_of_its_two_rows(scripted):
-    network = DeepViT(ARCHITECTURES["distilled"]())
-    pixels = images(network)
-    (attention,) = shown(scripted, network, pixels, ("class_attention",))
-    full = full_attention(network, pixels, 1)[0]
-    close(attention, (full[:, :, 0, 2:] + full[:, :, 1, 2:]).mean(dim=1) / 2)
-    assert network.attention_source == "class+distillation"
-
-
-@pytest.mark.parametrize("prefix", [0, 4])
-def test_a_model_without_class_token_has_received_attention_only(scripted, prefix):
-    network = DeepViT(vit(class_token=False, reg_tokens=prefix, global_pool="avg"))
-    assert network.attention_source == "received"
-    with pytest.raises(UnsupportedError, match=r"'scripted' needs class_attention.*received_attention"):
-        shown(scripted, network, images(network), ("class_attention",))
-
-
-@pytest.mark.parametrize(
-    ("site", "field"), [("input", "attention"), ("input", "keys"), ("block", "values"), ("attention", "pixels")]
-)
-def test_a_field_that_a_site_cannot_give_is_unsupported(scripted, site, field):
-    network = DeepViT(vit())
-    with pytest.raises(UnsupportedError, match=f"needs {field}, which this model cannot give at the {site} site"):
-        network(images(network), begin(network, scripted(any_tokens, site=site, needs=(field,))))
-
-
-@torch.no_grad()
-def test_gated_attention_shows_its_maps_and_is_dropped_after_it_ran(scripted):
-    network = DeepViT(vit(attn_layer=Gated))
-    pixels = images(network)
-    attention, received = shown(scripted, network, pixels, SHOWN[:2])
-    full = full_attention(network, pixels, 1)[0]
-    close(attention, full[:, :, 0, 1:].mean(dim=1))
-    close(received, full.mean(dim=(1, 2))[:, 1:])
-    plans = {}
-    strategy = scripted(lambda v, keep: plans.setdefault(v.block, any_tokens(v, keep)), site="attention", needs=())
-    acting = begin(network, strategy)
-    close(network(pixels, acting), reference(network, pixels, "attention", plans))
-    assert not any(step.early for step in acting.steps)
-
-
 def leftovers(model):
     """Return what a call might leave behind: hooks, and instance attributes in place of methods."""
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
@@ -498,77 +296,6 @@ def test_a_sample_is_judged_alike_alone_and_in_a_batch(scripted, site):
         assert torch.equal(alone.index, together.index[i : i + 1])
 
 
-@sites
-@pytest.mark.parametrize("needs", [(), ("tokens",)])
-def test_every_weight_learns_through_the_tokens_that_stay(scripted, site, needs):
-    network = DeepViT(vit(init_values=0.5, qk_norm=True))
-    network.module.train()
-    acting = begin(network, scripted(any_tokens, site=site, needs=needs), training=True)
-    network(images(network), acting).square().sum().backward()
-    for name, weight in network.module.named_parameters():
-        assert weight.grad is not None and bool(weight.grad.abs().sum() > 0), name
-        assert bool(weight.grad.isfinite().all()), name
-
-
-def test_a_token_dropped_at_the_input_teaches_nothing(scripted):
-    network = DeepViT(vit())
-    acting = begin(network, scripted(lambda view, keep: Keep(torch.arange(keep).expand(B, keep))), training=True)
-    network(images(network), acting).square().sum().backward()
-    taught = network.module.pos_embed.grad[0].abs().sum(dim=1) > 0
-    assert taught.tolist() == [True] * 9 + [False] * 8
-
-
-def test_training_with_tokens_dropped_lowers_the_loss(scripted):
-    network = DeepViT(small_vit(32, 2, patch=8, dim=32, depth=2, heads=4))
-    network.module.train()
-    pixels = torch.cat([images(network, 8) * 0.4, images(network, 8) * 0.4 + 0.6])
-    labels = torch.arange(16) // 8
-    optimizer = torch.optim.SGD(network.module.parameters(), lr=0.05)
-    losses = []
-    for _ in range(12):
-        acting = begin(network, scripted(any_tokens, site="attention"), n=16, training=True, blocks=(1,))
-        loss = torch.nn.functional.cross_entropy(network(pixels, acting), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
-
-
-def with_rope():
-    model = vit()
-    model.rope = torch.nn.Identity()
-    return model
-
-
-def with_checkpointing():
-    model = vit()
-    model.set_grad_checkpointing(True)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (with_checkpointing, "gradient checkpointing is on"),
-        (with_rope, "rotary position embeddings"),
-        (partial(timm.create_model, "eva02_tiny_patch14_224"), "Eva is no timm VisionTransformer"),
-        (partial(timm.create_model, "resnet18"), "ResNet is no timm VisionTransformer"),
-        (partial(vit, dynamic_img_size=True), "dynamic_img_size is on"),
-        (partial(vit, patch_drop_rate=0.25), "drops patches on its own"),
-        (partial(timm.create_model, "vit_tiny_r_s16_p8_224", img_size=64), "patches"),
-        (partial(vit, img_size=36), "patches"),
-        (partial(vit, attn_layer="diff"), "DiffAttention"),
-    ],
-    ids=["checkpointing", "rope", "eva", "resnet", "dynamic size", "patch dropout", "stem", "pixels left over", "diff"],
-)
-def test_a_model_in_which_dropping_goes_wrong_is_refused_with_the_reason(make, reason):
-    with torch.device("meta"):
-        model = make()
-    with pytest.raises(UnsupportedError, match=reason):
-        DeepViT(model)
-
-
 class Parallel(Block):
     """A block of the user's own: attention and MLP side by side."""
 
@@ -585,26 +312,3 @@ def test_a_block_with_a_forward_of_its_own_is_not_cut_open(scripted):
         network(pixels, acting)
     for site in ("input", "block"):
         close(network(pixels, begin(network, scripted(lambda v, k: None, site=site))), network(pixels), atol=1e-6)
-
-
-def test_a_model_is_made_by_name_and_a_wrong_name_gets_a_hint():
-    model = named_vit("deit_tiny_patch16_224", 64, 3)
-    assert DeepViT(model).grid == (4, 4) and model.num_classes == 3
-    with pytest.raises(UserError, match="did you mean 'vit_tiny_patch16_224'"):
-        named_vit("vit_tiny_patch16_225", 64, 3)
-
-
-def test_relevance_follows_the_tokens_from_stage_to_stage(scripted):
-    mask = torch.from_numpy(np.random.default_rng(0).random((B, N)))
-    seen = []
-
-    def decide(view, keep):
-        seen.append((view.index, view.relevance))
-        return any_tokens(view, keep)
-
-    network = DeepViT(vit())
-    strategy = scripted(decide, site="attention", needs=("relevance",), kind="oracle")
-    network(images(network), begin(network, strategy, relevance=mask))
-    assert [index.shape[1] for index, _ in seen] == [16, 8]
-    for index, relevance in seen:
-        assert torch.equal(relevance, mask.gather(1, index))

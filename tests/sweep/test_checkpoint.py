@@ -214,7 +214,7 @@ def test_a_run_killed_in_the_middle_of_a_cell_goes_on_there(tmp_path: Path) -> N
         time.sleep(0.01)
     assert list(tmp_path.glob("checkpoints/*.safetensors"))
     request = Request(tasks=(LONG,), model=VIT, n_train=(100,), seeds=1)
-    plan = runs.plan(request, runs.Images(), Registry(), tmp_path, "missing")
+    plan = runs.plan(request, runs.Files(), Registry(), tmp_path, "missing")
     new: list[Record] = []
     runs.execute(plan, Registry(), tmp_path, "cpu", 0, new.append)
     (resumed,) = (record for record in new if "resumed" in record.notes)

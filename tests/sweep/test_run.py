@@ -34,10 +34,10 @@ def lines(out: Path) -> list[bytes]:
 
 
 def planned(
-    out: Path, *plugins: str, rerun: Any = "missing", images: runs.Images | None = None, **options: Any
+    out: Path, *plugins: str, rerun: Any = "missing", images: runs.Files | None = None, **options: Any
 ) -> runs.Plan:
     options = {"tasks": (THEORY,), "n_train": (4, 8), "seeds": 1} | options
-    return runs.plan(Request(plugins=plugins, **options), images or runs.Images(), Registry(), out, rerun)
+    return runs.plan(Request(plugins=plugins, **options), images or runs.Files(), Registry(), out, rerun)
 
 
 def run(out: Path, *plugins: str, registry: Registry | None = None, **options: Any) -> list[Record]:
@@ -208,29 +208,29 @@ def test_pictures_are_named_by_their_content_and_not_by_their_place(tmp_path: Pa
     shutil.copytree(first, second)
     options = {"tasks": ("composite:pretrain_epochs=0",), "n_train": (40,)}
     plans = [
-        planned(tmp_path, images=runs.Images(f"folder:{root}", str(root / "train" / "cat")), **options)
+        planned(tmp_path, images=runs.Files(f"folder:{root}", str(root / "train" / "cat")), **options)
         for root in (first, second)
     ]
     assert [job.cell.id for job in plans[0].jobs] == [job.cell.id for job in plans[1].jobs]
     assert not any(str(tmp_path) in job.cell.model_dump_json() for plan in plans for job in plan.jobs)
     assert set(plans[1].locations.values()) == {second, second / "train" / "cat"}
     (second / "train" / "cat" / "0.png").unlink()
-    other = planned(tmp_path, images=runs.Images(f"folder:{second}"), **options)
+    other = planned(tmp_path, images=runs.Files(f"folder:{second}"), **options)
     assert not {job.cell.id for job in other.jobs} & {job.cell.id for job in plans[0].jobs}
 
 
 @pytest.mark.parametrize(
     "images",
     [
-        runs.Images("folder:nowhere"),
-        runs.Images("cats"),
-        runs.Images("folder:"),
-        runs.Images(backgrounds="nowhere"),
-        runs.Images("cifar10", data_root=Path("nowhere")),
+        runs.Files("folder:nowhere"),
+        runs.Files("cats"),
+        runs.Files("folder:"),
+        runs.Files(backgrounds="nowhere"),
+        runs.Files("cifar10", data_root=Path("nowhere")),
     ],
 )
 def test_pictures_that_are_not_there_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: runs.Images
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: runs.Files
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"nowhere|cats|folder"):

@@ -23,7 +23,7 @@ VIT = "vit:dim=16,depth=3,heads=2"
 def plan(out: Path, *plugins: str, rerun: Any = "missing", **options: Any) -> tuple[runs.Plan, Registry]:
     registry = Registry()
     options = {"tasks": (TASK,), "model": VIT, "n_train": (20, 40), "seeds": 1} | options
-    planned = runs.plan(Request(plugins=plugins, **options), runs.Images(), registry, out, rerun)
+    planned = runs.plan(Request(plugins=plugins, **options), runs.Files(), registry, out, rerun)
     return narrowed(planned, registry, out), registry
 
 

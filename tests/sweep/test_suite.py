@@ -63,7 +63,7 @@ def strategies_of(jobs: list[Job]) -> set[str]:
     return {job.cell.strategy.name for job in jobs}
 
 
-@pytest.mark.parametrize("name", suites.names())
+@pytest.mark.parametrize("name", sorted(set(suites.names()) - {"folder"}))
 def test_a_shipped_suite_loads_and_has_the_baselines_on(name: str) -> None:
     suite = suites.load(name)
     assert suite.name == name

@@ -4,14 +4,17 @@ import torch
 from sparsebench_plugins.random import Random
 
 from sparsebench.budget import Budget
+from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import Step
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Shallow, Vit
+from sparsebench.models.deep import DeepViT
+from sparsebench.models.named import named_vit
 from sparsebench.strategy import Keep, Merge
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
 from sparsebench.tasks.theory import Theory
-from sparsebench.training.evaluate import evaluate, seconds_per_batch
+from sparsebench.training.evaluate import BATCH, CPU_MACS, evaluate, first_batch, ranks, seconds_per_batch
 from sparsebench.training.steps import Samples
 
 N = 130
@@ -175,3 +178,51 @@ def test_the_loss_weighs_samples_and_not_batches():
         parts.append(evaluate(NETWORK, None, samples, recipe).loss)
     whole = evaluate(NETWORK, None, theory(), recipe).loss
     assert whole == pytest.approx((100 * parts[0] + 30 * parts[1]) / N, rel=1e-9)
+
+
+def test_the_rank_of_a_label_is_its_place_in_a_stable_sort():
+    rng = torch.Generator().manual_seed(0)
+    outputs, labels = torch.randint(0, 6, (50, 12), generator=rng).float(), torch.randint(0, 12, (50,), generator=rng)
+    order = outputs.argsort(dim=1, descending=True, stable=True)
+    found = ranks(Composite().recipe(), outputs, labels)
+    assert found.tolist() == (order == labels[:, None]).int().argmax(dim=1).tolist()
+    assert ((found == 0) == (outputs.argmax(dim=1) == labels)).all()
+
+
+def test_the_batch_is_smaller_where_an_image_is_much_work(images):
+    with torch.device("meta"):
+        large = DeepViT(named_vit("vit_large_patch16_224", 224, 1000))
+    assert first_batch(images[0], theory()) == BATCH
+    assert first_batch(large, theory()) == CPU_MACS // 61.6e9 == 3
+
+
+def test_the_batch_is_halved_while_there_is_no_memory(scripted):
+    came = []
+
+    def hungry(view, keep):
+        came.append(len(view.index))
+        if came[-1] > 30:
+            raise torch.OutOfMemoryError("too many")
+        return Keep.top(view.tokens[..., 0], keep)
+
+    modest = scripted(lambda view, keep: Keep.top(view.tokens[..., 0], keep))
+    found = evaluate(NETWORK, actor_of(scripted(hungry)), theory(), TASK.recipe())
+    whole = evaluate(NETWORK, actor_of(modest), theory(), TASK.recipe())
+    assert found.batch == 25 and whole.batch == 100 and came[:3] == [100, 50, 25]
+    assert (found.predicted == whole.predicted).all() and (found.kept == whole.kept).all()
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate(NETWORK, actor_of(scripted(starving)), theory(), TASK.recipe())
+
+
+def starving(view, keep):
+    raise torch.OutOfMemoryError("one is too many")
+
+
+def test_samples_without_a_mask_of_relevance_are_evaluated_like_those_with_one(scripted):
+    known, unknown = theory(), theory()
+    unknown.relevance = None
+    found, again = (evaluate(NETWORK, actor_of(Random()), samples, TASK.recipe()) for samples in (known, unknown))
+    assert (found.predicted == again.predicted).all() and (found.kept == again.kept).all()
+    oracle = scripted(lambda view, keep: Keep.top(view.relevance, keep), needs=("relevance",), kind="oracle")
+    with pytest.raises(UnsupportedError, match="the data of this cell has no relevance mask"):
+        evaluate(NETWORK, actor_of(oracle), unknown, TASK.recipe())

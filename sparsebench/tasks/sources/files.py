@@ -124,17 +124,25 @@ def read_square(path: Path, size: int) -> np.ndarray:
     return decode_square(read_bytes(path), size, path)
 
 
+def read_rgb(path: Path) -> Picture:
+    """Return a picture of any size in RGB; UserError names one that cannot be read."""
+    return _decode(read_bytes(path), path)
+
+
 def decode_square(data: bytes, size: int, path: Path) -> np.ndarray:
     """Return what `read_square` does, from the bytes of the file `path`."""
+    return square(_decode(data, path), size)
+
+
+def _decode(data: bytes, path: Path) -> Picture:
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(BytesIO(data)) as picture:
-            rgb = _rgb(picture)
+            return _rgb(picture)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
         raise UserError(f"{path} cannot be read as a picture ({reason})", next_step="mend or remove it") from error
-    return square(rgb, size)
 
 
 def square(rgb: Picture, size: int) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.sweep.run import Images
+from sparsebench.sweep.run import Files
 from sparsebench.tasks import sources
 from sparsebench.tasks.sources import classes, files, scenes
 
@@ -117,7 +117,7 @@ def test_without_a_cache_the_pictures_are_the_same(folder, monkeypatch):
 def test_files_are_read_once_however_often_they_are_located(folder, monkeypatch):
     seen, real = [], files.read_bytes
     monkeypatch.setattr(files, "read_bytes", lambda path: seen.append(path) or real(path))
-    images = Images(f"folder:{folder}")
+    images = Files(f"folder:{folder}")
     names, places = images.locate()
     assert images.locate() == (names, places) and len(seen) == 12
     assert places == {names["images"]: folder}

@@ -1,0 +1,188 @@
+"""Trained weights, tested as they are on a folder of pictures: nothing is trained, no mask of relevance is known."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from sparsebench import seeds
+from sparsebench.errors import UserError
+from sparsebench.tasks import sources
+from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
+from sparsebench.tasks.sources import cache
+
+LAYOUT = "a folder with val/<class>/*, test/<class>/* or <class>/*"
+
+
+def locate(spec: str) -> tuple[str, Path]:
+    """Return the name that a cell has for folder:DIR, from the contents of the pictures, and where these lie.
+
+    Raises:
+        UserError: another source, no such folder, no classes, or one without pictures.
+    """
+    kind, _, path = spec.partition(":")
+    if kind != "folder" or not path:
+        raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
+    root = tested(Path(path).expanduser())
+    for folder in class_folders(root):
+        if not any(p.suffix.lower() in sources.PICTURES for p in folder.rglob("*")):
+            raise UserError(f"{folder} holds no pictures", allowed="at least one in each class")
+    return f"folder-{sources.fingerprint(root)}", root
+
+
+def tested(root: Path) -> Path:
+    """Return the folder of the classes: val or test in the given one where they are there, else that itself."""
+    return next((root / split for split in ("val", "test") if (root / split).is_dir()), root)
+
+
+def class_folders(root: Path) -> list[Path]:
+    """Return the folders of the classes, sorted by name.
+
+    Raises:
+        UserError: there are fewer than two.
+    """
+    if not root.is_dir():
+        raise UserError(f"--images folder: {root} is not a folder", allowed=LAYOUT)
+    found = sorted((p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")), key=lambda p: p.name)
+    if len(found) < 2:
+        raise UserError(f"{root}: too few classes", got=[p.name for p in found], allowed=f"2 or more: {LAYOUT}")
+    return found
+
+
+def imagenet_numbers(folders: tuple[str, ...]) -> list[int | None]:
+    """Return for each folder the class of ImageNet-1k that it is named after, or None.
+
+    Names are WordNet ids, such as n01440764, or one of the class's names, such as tench, great_white_shark; two pairs
+    of classes share a name (crane, maillot) and have to be named by their ids.
+    """
+    from timm.data import ImageNetInfo  # imports torch, as do the cells that come here
+
+    info = ImageNetInfo()
+    numbers = {wordnet: number for number, wordnet in enumerate(info.label_names())}
+    named = [{_plain(name) for name in text.split(",")} for text in info.label_descriptions()]
+    times = Counter(name for names in named for name in names)
+    numbers |= {name: number for number, names in enumerate(named) for name in names if times[name] == 1}
+    return [numbers.get(_plain(folder)) for folder in folders]
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.lower().replace("_", " ").split())
+
+
+def read_cropped(path: Path, canvas: int, crop: float) -> np.ndarray:
+    """Return a picture as (canvas, canvas, 3) uint8, as networks are tested on ImageNet.
+
+    The short side becomes canvas / crop pixels, bicubic; then the middle is cut out.
+    """
+    from PIL import Image
+
+    rgb = sources.read_rgb(path)
+    short = int(canvas / crop)
+    width, height = (int(short * side / min(rgb.size)) for side in rgb.size)
+    rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = round((width - canvas) / 2), round((height - canvas) / 2)
+    return np.asarray(rgb.crop((left, top, left + canvas, top + canvas)))
+
+
+def decoded(content: str, root: Path, paths: Sequence[Path], canvas: int, crop: float) -> np.ndarray:
+    """Return (n, 3, canvas, canvas) uint8 of pictures below a folder, see `read_cropped`; kept under its content."""
+
+    def pictures() -> Iterator[np.ndarray]:
+        return (read_cropped(path, canvas, crop).transpose(2, 0, 1) for path in paths)
+
+    which = hashlib.sha256("\0".join(path.relative_to(root).as_posix() for path in paths).encode()).hexdigest()[:12]
+    return cache.kept(f"{content}-{which}-{canvas}-crop-{crop}-first", (len(paths), 3, canvas, canvas), pictures)
+
+
+class Folder(Task):
+    """Trained weights, tested as they are on a folder of pictures.
+
+    It is DIR/val/<class>/*, DIR/test/<class>/* or DIR/<class>/*, whichever is there first. Pictures are cut as usual in
+    tests on ImageNet. Which tokens matter is not known: there are no selection metrics, and oracles are unsupported.
+    """
+
+    name: ClassVar[str] = "folder"
+    inputs: ClassVar[Inputs] = "images"
+    default_model: ClassVar[str] = "timm"
+    trains: ClassVar[bool] = False
+
+    images: str = Field("", description="the pictures: given by --images folder:DIR")
+    canvas: int = Field(224, gt=0, description="side of the image in pixels")
+    crop: float = Field(0.9, gt=0, le=1, description="side of the image over the short side of the picture")
+    test: int = Field(0, ge=0, description="test images, drawn in each repetition; 0 for all")
+    labels: Literal["auto", "imagenet", "folders"] = Field(
+        "auto",
+        description="imagenet: folders are named after classes of ImageNet-1k, by WordNet id or name; "
+        "folders: they are the head's classes, in the order of their names; auto: imagenet where all are so named",
+    )
+
+    def check(self) -> None:
+        """See `Task.check`."""
+        if not self.images.startswith("folder-"):
+            raise UserError("task 'folder' tests on your own pictures", next_step="give --images folder:DIR")
+
+    def recipe(self) -> Recipe:
+        """See `Task.recipe`: no step is taken."""
+        return Recipe("cross-entropy", "adamw", lr=0.0, batch=1, epochs=0, steps=0)
+
+    def known_classes(self, locations: Locations) -> tuple[str, ...]:
+        """See `Task.known_classes`."""
+        return self._classes(class_folders(self._root(locations)))[0]
+
+    def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
+        """See `Task.draw`."""
+        root = self._root(locations)
+        folders = class_folders(root)
+        classes, numbers = self._classes(folders)
+        every = [
+            (path, number)
+            for folder, number in zip(folders, numbers, strict=True)
+            for path in sources.pictures_in(folder)
+        ]
+        chosen = [every[i] for i in self._chosen(len(every), repetition)]
+        images = decoded(self.images, root, [path for path, _ in chosen], self.canvas, self.crop)
+        labels = np.array([number for _, number in chosen], dtype=np.int64)
+        test = Split(images, labels, np.zeros_like(labels))
+        return Data(Split(images[:0], labels[:0], labels[:0]), test, classes)
+
+    def _root(self, locations: Locations) -> Path:
+        if self.images not in locations:
+            raise UserError(
+                f"the images '{self.images}' of this cell are not on this machine", next_step="give --images"
+            )
+        return tested(locations[self.images])
+
+    def _chosen(self, there: int, repetition: int) -> np.ndarray:
+        """Return which pictures are tested on, in rising order."""
+        if self.test > there:
+            raise UserError("test of task 'folder'", got=self.test, allowed=f"at most the {there} pictures there are")
+        if self.test == 0:
+            return np.arange(there)
+        return np.sort(seeds.generator(self.name, self.images, repetition).permutation(there)[: self.test])
+
+    def _classes(self, folders: list[Path]) -> tuple[tuple[str, ...], list[int]]:
+        """Return the classes of the head, and the number of each folder's."""
+        names = tuple(folder.name for folder in folders)
+        if self.labels == "folders":
+            return names, list(range(len(names)))
+        numbers = imagenet_numbers(names)
+        known = [number for number in numbers if number is not None]
+        if len(known) < len(names):
+            if self.labels == "auto":
+                return names, list(range(len(names)))
+            strange = [name for name, number in zip(names, numbers, strict=True) if number is None]
+            raise UserError(
+                "labels=imagenet: folders that are named after no class of ImageNet-1k, or after two",
+                got=strange[:5], allowed="WordNet ids, or class names",
+            )  # fmt: skip
+        if twice := [name for name, number in zip(names, known, strict=True) if known.count(number) > 1]:
+            raise UserError("folders named after the same class of ImageNet-1k", got=twice)
+        from timm.data import ImageNetInfo
+
+        return tuple(ImageNetInfo().label_names()), known

@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+import torch
+from vits import ARCHITECTURES, B, Gated, N, any_tokens, begin, close, images, reference, tokens_at, vit
+
+from sparsebench.errors import UnsupportedError
+from sparsebench.models.deep import DeepViT
+from sparsebench.strategy import SITES
+
+architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
+sites = pytest.mark.parametrize("site", SITES)
+
+
+def full_attention(network, pixels, number):
+    """Return the (B, H, T, T) attention of a block of the bare model, and its q, k, v of (B, H, T, C / H)."""
+    model = network.module
+    (x,) = tokens_at([model.blocks[number].norm1], network, None, pixels)
+    attn = model.blocks[number].attn
+    q, k, v = (
+        part.unflatten(2, (attn.num_heads, attn.head_dim)).transpose(1, 2)
+        for part in attn.qkv(model.blocks[number].norm1(x)).chunk(3, dim=2)
+    )
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    return torch.softmax(torch.einsum("bhqc,bhkc->bhqk", q, k) / attn.head_dim**0.5, dim=-1), q, k, v
+
+
+SHOWN = ("attention", "received_attention", "queries", "keys", "values")
+
+
+def shown(scripted, network, pixels, fields):
+    """Return what a strategy is shown of each field in block 1, the first that acts."""
+    seen = []
+    strategy = scripted(
+        lambda view, keep: seen.append([getattr(view, f) for f in fields]), site="attention", needs=fields
+    )
+    network(pixels, begin(network, strategy))
+    return seen[0]
+
+
+@architectures
+@torch.no_grad()
+def test_attention_and_its_parts_are_shown_as_a_full_product_gives_them(scripted, make):
+    network = DeepViT(make())
+    pixels, P, rows = images(network), network.prefix, network.class_rows
+    attention, received, *parts = shown(scripted, network, pixels, SHOWN)
+    full, *expected = full_attention(network, pixels, 1)
+    close(received, full.mean(dim=(1, 2))[:, P:])
+    close(attention, full[:, :, :rows].mean(dim=(1, 2))[:, P:] if rows else received)
+    for part, whole in zip(parts, expected, strict=True):
+        close(part, whole[:, :, P:])
+
+
+@torch.no_grad()
+def test_class_attention_is_the_class_row_and_not_the_registers(scripted):
+    network = DeepViT(vit(reg_tokens=4))
+    pixels = images(network)
+    (attention,) = shown(scripted, network, pixels, ("class_attention",))
+    close(attention, full_attention(network, pixels, 1)[0][:, :, 0, 5:].mean(dim=1))
+    assert network.attention_source == "class"
+
+
+@torch.no_grad()
+def test_a_distilled_model_shows_the_mean_of_its_two_rows(scripted):
+    network = DeepViT(ARCHITECTURES["distilled"]())
+    pixels = images(network)
+    (attention,) = shown(scripted, network, pixels, ("class_attention",))
+    full = full_attention(network, pixels, 1)[0]
+    close(attention, (full[:, :, 0, 2:] + full[:, :, 1, 2:]).mean(dim=1) / 2)
+    assert network.attention_source == "class+distillation"
+
+
+@pytest.mark.parametrize("prefix", [0, 4])
+def test_a_model_without_class_token_has_received_attention_only(scripted, prefix):
+    network = DeepViT(vit(class_token=False, reg_tokens=prefix, global_pool="avg"))
+    assert network.attention_source == "received"
+    with pytest.raises(UnsupportedError, match=r"'scripted' needs class_attention.*received_attention"):
+        shown(scripted, network, images(network), ("class_attention",))
+
+
+@pytest.mark.parametrize(
+    ("site", "field"), [("input", "attention"), ("input", "keys"), ("block", "values"), ("attention", "pixels")]
+)
+def test_a_field_that_a_site_cannot_give_is_unsupported(scripted, site, field):
+    network = DeepViT(vit())
+    with pytest.raises(UnsupportedError, match=f"needs {field}, which this model cannot give at the {site} site"):
+        network(images(network), begin(network, scripted(any_tokens, site=site, needs=(field,))))
+
+
+@torch.no_grad()
+def test_gated_attention_shows_its_maps_and_is_dropped_after_it_ran(scripted):
+    network = DeepViT(vit(attn_layer=Gated))
+    pixels = images(network)
+    attention, received = shown(scripted, network, pixels, SHOWN[:2])
+    full = full_attention(network, pixels, 1)[0]
+    close(attention, full[:, :, 0, 1:].mean(dim=1))
+    close(received, full.mean(dim=(1, 2))[:, 1:])
+    plans = {}
+    strategy = scripted(lambda v, keep: plans.setdefault(v.block, any_tokens(v, keep)), site="attention", needs=())
+    acting = begin(network, strategy)
+    close(network(pixels, acting), reference(network, pixels, "attention", plans))
+    assert not any(step.early for step in acting.steps)
+
+
+def test_relevance_follows_the_tokens_from_stage_to_stage(scripted):
+    mask = torch.from_numpy(np.random.default_rng(0).random((B, N)))
+    seen = []
+
+    def decide(view, keep):
+        seen.append((view.index, view.relevance))
+        return any_tokens(view, keep)
+
+    network = DeepViT(vit())
+    strategy = scripted(decide, site="attention", needs=("relevance",), kind="oracle")
+    network(images(network), begin(network, strategy, relevance=mask))
+    assert [index.shape[1] for index, _ in seen] == [16, 8]
+    for index, relevance in seen:
+        assert torch.equal(relevance, mask.gather(1, index))

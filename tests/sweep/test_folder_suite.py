@@ -1,0 +1,182 @@
+"""Trained weights tested as they are: from the request to the records."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from sparsebench.errors import UserError
+from sparsebench.plugin.registry import Registry
+from sparsebench.sweep import run as runs
+from sparsebench.sweep import store
+from sparsebench.sweep.expand import Request
+from sparsebench.sweep.record import Record
+from sparsebench.tasks.folder import read_cropped
+
+ARCH, CANVAS = "deit_tiny_patch16_224", 32
+TASK = f"folder:canvas={CANVAS}"
+NAMES = ("n01440764", "n01443537", "n01484850")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of noise in three classes of ImageNet, seven pictures each."""
+    root, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for name in NAMES:
+        (root / "val" / name).mkdir(parents=True)
+        for i in range(7):
+            pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / "val" / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file of a model with 1000 classes, in timm's own size."""
+    torch.manual_seed(1)
+    path = tmp_path_factory.mktemp("weights") / "own.safetensors"
+    model = timm.create_model(ARCH)
+    with torch.no_grad():
+        model.head.weight.normal_()  # else it gives the same class for everything
+    save_file(model.state_dict(), path)
+    return path
+
+
+def planned(out: Path, files: runs.Files, **options: Any) -> runs.Plan:
+    options = {"suite": "folder", "tasks": (TASK,), "model": f"timm:{ARCH}"} | options
+    return runs.plan(Request(**options), files, Registry(), out, "missing")
+
+
+def executed(out: Path, files: runs.Files, **options: Any) -> dict[str, Record]:
+    """Return the records of a run, by strategy."""
+    runs.execute(planned(out, files, **options), Registry(), out, "cpu", 0)
+    return {record.cell.strategy.name: record for record in store.read(out).values()}
+
+
+@pytest.fixture(scope="module")
+def records(pictures: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
+    out = tmp_path_factory.mktemp("records")
+    files = runs.Files(f"folder:{pictures}", weights=weights)
+    return executed(out, files, plugins=("attn_topk", "oracle"))
+
+
+def answers(pictures: Path, weights: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the bare timm model answers: (21,) classes, and whether the label is among the first five."""
+    cfg = {"file": str(weights), "num_classes": 1000}
+    model = timm.create_model(ARCH, img_size=CANVAS, pretrained=True, pretrained_cfg_overlay=cfg).eval()
+    paths = sorted((pictures / "val").rglob("*.png"))
+    x = torch.from_numpy(np.stack([read_cropped(p, CANVAS, 0.9) for p in paths])).permute(0, 3, 1, 2) / 255
+    mean, std = (torch.tensor(model.pretrained_cfg[key])[:, None, None] for key in ("mean", "std"))
+    with torch.no_grad():
+        logits = model((x - mean) / std)
+    labels = torch.arange(21) // 7
+    return logits.argmax(1).numpy(), (logits.topk(5).indices == labels[:, None]).any(1).numpy()
+
+
+def test_the_dense_model_answers_as_timm_s(records: dict[str, Record], pictures: Path, weights: Path) -> None:
+    predicted, among_five = answers(pictures, weights)
+    dense = records["dense"]
+    assert dense.status == "ok", dense.failure
+    assert len(set(predicted)) > 3
+    assert dense.metrics["accuracy"].value == (predicted == np.arange(21) // 7).mean()
+    assert dense.metrics["accuracy_top5"].value == among_five.mean()
+
+
+def test_a_record_has_cost_and_speed_and_says_which_weights(records: dict[str, Record], weights: Path) -> None:
+    for name in ("dense", "random", "attn_topk"):
+        record = records[name]
+        assert record.status == "ok", record.failure
+        assert record.cell.n_train == 0 and record.notes["weights"] == record.cell.model.params["weights"]
+        assert {"accuracy", "accuracy_top5", "macs", "macs_ratio", "images_per_s"} <= set(record.metrics)
+        assert not {"selection_auroc", "selection_recall", "train_loss", "steps"} & set(record.metrics)
+    assert records["attn_topk"].metrics["macs_ratio"].value == pytest.approx(0.7, abs=0.1)
+
+
+def test_an_oracle_is_unsupported(records: dict[str, Record]) -> None:
+    oracle = records["oracle"]
+    assert oracle.status == "unsupported" and oracle.failure is not None
+    assert oracle.failure.reason == "the data of this cell has no relevance mask"
+
+
+def test_the_weights_s_path_is_in_no_cell(records: dict[str, Record], weights: Path, pictures: Path) -> None:
+    for record in records.values():
+        text = record.model_dump_json()
+        assert str(weights.parent) not in text and str(pictures) not in text
+
+
+def test_a_cell_that_trains_begins_with_the_file_s_weights_and_a_fresh_head(weights: Path, tmp_path: Path) -> None:
+    task = "composite:epochs=1,test=10,pretrain_epochs=0,lr=1e-12"
+    found = executed(
+        tmp_path, runs.Files(weights=weights), suite="quick", tasks=(task,), n_train=(10,), seeds=1, macs=(1.0,)
+    )
+    dense = found["dense"]
+    assert dense.status == "ok", dense.failure
+    assert dense.notes["weights"].startswith("weights-") and dense.metrics["train_loss"].value is not None
+
+
+def test_a_head_of_other_classes_is_refused_before_anything_runs(pictures: Path, weights: Path, tmp_path: Path) -> None:
+    files = runs.Files(f"folder:{pictures}", weights=weights)
+    with pytest.raises(UserError, match="a head of 1000 classes, and the task, which trains nothing, has 3"):
+        planned(tmp_path, files, tasks=(f"{TASK},labels=folders",))
+
+
+def test_nothing_asks_for_training_samples(pictures: Path, weights: Path, tmp_path: Path) -> None:
+    files = runs.Files(f"folder:{pictures}", weights=weights)
+    for suite in ("folder", "quick"):
+        assert {job.cell.n_train for job in planned(tmp_path, files, suite=suite).jobs} == {0}
+    with pytest.raises(UserError, match=r"'folder' trains nothing; .*leave --n-train out"):
+        planned(tmp_path, files, n_train=(4,))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "task 'folder' tests trained weights; give --pretrained or --weights"),
+        ({"model": "vit"}, "model 'vit' has none"),
+        ({"model": "vit", "pretrained": True}, "--pretrained: model 'vit' has no trained weights"),
+    ],
+)
+def test_weights_must_come_from_somewhere(pictures: Path, tmp_path: Path, options: Any, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        planned(tmp_path, runs.Files(f"folder:{pictures}"), **options)
+
+
+def command(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]:
+    """Return what the command line does where the hub's cache is that folder and there is no network."""
+    line = [sys.executable, "-m", "sparsebench", "run", *map(str, arguments)]
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, env=env)
+
+
+def test_what_cannot_be_fetched_is_one_error_with_the_next_step(pictures: Path, tmp_path: Path) -> None:
+    ask = ["--suite", "folder", "--task", TASK, "--model", f"timm:{ARCH}", "--images", f"folder:{pictures}"]
+    done = command(*ask, "--pretrained", "--out", tmp_path / "out", cache=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert line.startswith(f"Error: timm cannot fetch the trained weights of '{ARCH}'")
+    assert line.endswith("check the network, or give --weights FILE.safetensors")
+
+
+def test_what_was_fetched_is_used_and_named(pictures: Path, weights: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / f"models--timm--{ARCH}.fb_in1k"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    save_file(load_file(weights), snapshot / "model.safetensors")
+    ask = ["--suite", "folder", "--task", TASK, "--model", f"timm:{ARCH}", "--images", f"folder:{pictures}"]
+    out = tmp_path / "out"
+    done = command(*ask, "--pretrained", "--out", out, "--jobs", 0, cache=tmp_path / "hub")
+    assert done.returncode == 0, done.stderr
+    found = {record.cell.strategy.name: record for record in store.read(out).values()}
+    predicted, _ = answers(pictures, weights)
+    assert found["dense"].metrics["accuracy"].value == (predicted == np.arange(21) // 7).mean()
+    assert {record.notes["weights"] for record in found.values()} == {f"timm timm/{ARCH}.fb_in1k"}

@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+from PIL import Image
+from timm.data import ImageNetInfo, create_transform
+
+from sparsebench.errors import UserError
+from sparsebench.tasks.folder import Folder, decoded, imagenet_numbers, locate, read_cropped
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a function that writes pictures of noise, so many of each class, and returns their folder."""
+
+    def write(classes=("b", "a"), each=3, below="val", size=(40, 30)):
+        rng = np.random.default_rng(0)
+        for name in classes:
+            (tmp_path / below / name).mkdir(parents=True, exist_ok=True)
+            for i in range(each):
+                pixels = rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / below / name / f"{i}.png")
+        return tmp_path
+
+    return write
+
+
+def task_on(root, **params):
+    name, place = locate(f"folder:{root}")
+    return Folder(images=name, **({"canvas": 16} | params)), {name: place}
+
+
+@pytest.mark.parametrize("size", [(40, 30), (30, 40), (31, 57), (224, 224), (500, 333), (17, 300)])
+@pytest.mark.parametrize(("canvas", "crop"), [(24, 0.9), (224, 0.875), (31, 1.0), (32, 0.95)])
+def test_pictures_are_cut_as_timm_cuts_them(tmp_path, size, canvas, crop):
+    pixels = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    picture = Image.fromarray(pixels)
+    picture.save(tmp_path / "x.png")
+    timms = create_transform(canvas, is_training=False, interpolation="bicubic", crop_pct=crop, normalize=False)
+    expected = timms(picture)
+    assert (read_cropped(tmp_path / "x.png", canvas, crop).transpose(2, 0, 1) == expected.numpy()).all()
+
+
+@pytest.mark.parametrize("below", ["val", "test", "."])
+def test_each_layout_gives_the_classes_in_the_order_of_their_names(folder, below):
+    root = folder(below=below)
+    task, locations = task_on(root)
+    data = task.draw(0, 0, locations)
+    assert data.classes == task.known_classes(locations) == ("a", "b")
+    assert data.test.labels.tolist() == [0] * 3 + [1] * 3
+    paths = [root / below / name / f"{i}.png" for name in "ab" for i in range(3)]
+    assert all(
+        (x.transpose(1, 2, 0) == read_cropped(p, 16, 0.9)).all() for x, p in zip(data.test.inputs, paths, strict=True)
+    )
+    assert data.train.inputs.shape == (0, 3, 16, 16) and len(data.train.labels) == 0
+    assert data.test.relevance_on((4, 4)) is None
+
+
+def test_val_is_taken_before_test_and_the_training_pictures_do_not_name_the_folder(folder):
+    first = locate(f"folder:{folder()}")
+    folder(below="train", each=1)
+    folder(below="test", each=1)
+    assert locate(f"folder:{folder()}") == first and first[1].name == "val"
+
+
+def test_some_pictures_are_drawn_anew_in_each_repetition_and_are_those_of_all(folder):
+    task, locations = task_on(folder(each=20), test=10)
+    every = decoded.__wrapped__(tuple(sorted(locations[task.images].rglob("*.png"))), 16, 0.9)
+    drawn = [task.draw(0, repetition, locations).test for repetition in (0, 1, 0)]
+    rows = [[int((every == x).all(axis=(1, 2, 3)).argmax()) for x in split.inputs] for split in drawn]
+    assert rows[0] == rows[2] != rows[1] and all(row == sorted(set(row)) and len(row) == 10 for row in rows)
+    assert [label for row in rows for label in np.array(row) // 20] == [x for split in drawn for x in split.labels]
+    with pytest.raises(UserError, match="at most the 40 pictures"):
+        task.model_copy(update={"test": 41}).draw(0, 0, locations)
+
+
+def test_folders_are_known_by_wordnet_ids_and_by_class_names():
+    info = ImageNetInfo()
+    assert imagenet_numbers(tuple(info.label_names())) == list(range(1000))
+    assert imagenet_numbers(("tench", "great_white_shark", "White Shark", "n01443537")) == [0, 2, 2, 1]
+    assert imagenet_numbers(("crane", "maillot", "airplane")) == [None] * 3  # two cranes: a bird and a machine
+
+
+@pytest.mark.parametrize("names", [("n02981792", "n01440764"), ("tench", "catamaran")])
+def test_folders_named_after_imagenet_have_its_classes(folder, names):
+    task, locations = task_on(folder(names, each=1))
+    data = task.draw(0, 0, locations)
+    assert len(data.classes) == 1000 and data.classes[0] == "n01440764" and data.classes[484] == "n02981792"
+    in_order = {"n01440764": 0, "tench": 0, "n02981792": 484, "catamaran": 484}
+    assert data.test.labels.tolist() == [in_order[name] for name in sorted(names)]
+    plain = task.model_copy(update={"labels": "folders"})
+    assert plain.draw(0, 0, locations).test.labels.tolist() == [0, 1]
+    assert plain.known_classes(locations) == tuple(sorted(names))
+
+
+@pytest.mark.parametrize(
+    ("names", "labels", "says"),
+    [
+        (("tench", "airplane"), "imagenet", r"named after no class.*\['airplane'\]"),
+        (("tench", "n01440764"), "auto", "named after the same class"),
+    ],
+)
+def test_folders_that_name_no_class_or_one_twice_are_refused(folder, names, labels, says):
+    task, locations = task_on(folder(names, each=1), labels=labels)
+    with pytest.raises(UserError, match=says):
+        task.known_classes(locations)
+
+
+def test_a_corrupt_picture_is_named(folder):
+    root = folder()
+    (root / "val" / "a" / "1.png").write_bytes(b"no picture")
+    task, locations = task_on(root)
+    with pytest.raises(UserError, match=r"a/1.png cannot be read as a picture.*mend or remove it"):
+        task.draw(0, 0, locations)
+
+
+def test_what_is_no_such_folder_is_refused(folder, tmp_path):
+    (tmp_path / "one" / "a").mkdir(parents=True)
+    (tmp_path / "empty" / "a").mkdir(parents=True)
+    (tmp_path / "empty" / "b").mkdir()
+    for spec, says in [
+        ("digits", "allowed: folder:DIR"),
+        ("folder:", "allowed: folder:DIR"),
+        (f"folder:{tmp_path / 'nowhere'}", "nowhere is not a folder"),
+        (f"folder:{tmp_path / 'one'}", "too few classes"),
+        (f"folder:{tmp_path / 'empty'}", "a holds no pictures"),
+    ]:
+        with pytest.raises(UserError, match=says):
+            locate(spec)
+    with pytest.raises(UserError, match="give --images folder:DIR"):
+        Folder().check()
+    with pytest.raises(UserError, match="not on this machine; give --images"):
+        Folder(images="folder-0123456789ab").draw(0, 0, {})
+
+
+def test_nothing_is_trained():
+    recipe = Folder().recipe()
+    assert not Folder.trains and recipe.steps == recipe.epochs == 0
