@@ -322,12 +322,14 @@ class Timm(_Deep):
         """See `Model.start`. What timm fetches is in the built network already."""
         from sparsebench.models.named import check_head, load_weights
 
-        cfg = network.module.pretrained_cfg
         if self.weights:
             load_weights(network.module, self._file(locations), fresh_head=task.trains)
-        elif self.pretrained and not task.trains:
+        if not self.pretrained:
+            return self.weights
+        if not task.trains:
             check_head(network.module, f"timm's '{self.arch}'")
-        return self.weights or (f"timm {cfg['hf_hub_id'] or cfg['url']}" if self.pretrained else "")
+        cfg = network.module.pretrained_cfg
+        return f"hf-hub:{cfg['hf_hub_id']}" if cfg.get("hf_hub_id") else cfg["url"]
 
     def _file(self, locations: Locations) -> Path:
         if self.weights not in locations:

@@ -74,8 +74,8 @@ def expand(request: Request, registry: Registry, locations: Locations = NOWHERE)
     if request.seeds is not None and request.seeds < 1:
         raise UserError("--seeds", got=request.seeds, allowed="1 or more")
     settings = list(_settings(load(request.suite), request, registry))
-    for task, model in dict.fromkeys((setting.task, setting.model) for setting in settings):
-        model.check_weights(task, locations)
+    for setting in {repr((s.task, s.model)): s for s in settings}.values():
+        setting.model.check_weights(setting.task, locations)
     jobs: dict[str, Job] = {}
     for repetition in range(max(setting.seeds for setting in settings)):
         for setting in settings:

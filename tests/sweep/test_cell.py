@@ -86,7 +86,7 @@ def test_a_cell_cannot_be_changed():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"n_train": 0}, {"repetition": -1}, {"where": "nowhere"}, {"workers": 2}, {"task": "theory"}]
+    "wrong", [{"n_train": -1}, {"repetition": -1}, {"where": "nowhere"}, {"workers": 2}, {"task": "theory"}]
 )
 def test_a_field_that_is_wrong_or_unknown_is_refused(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):

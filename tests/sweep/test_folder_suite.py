@@ -18,6 +18,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
 from sparsebench.sweep.expand import Request
+from sparsebench.sweep.prepare import Context, prepare
 from sparsebench.sweep.record import Record
 from sparsebench.tasks.folder import read_cropped
 
@@ -113,13 +114,18 @@ def test_the_weights_s_path_is_in_no_cell(records: dict[str, Record], weights: P
 
 
 def test_a_cell_that_trains_begins_with_the_file_s_weights_and_a_fresh_head(weights: Path, tmp_path: Path) -> None:
-    task = "composite:epochs=1,test=10,pretrain_epochs=0,lr=1e-12"
-    found = executed(
-        tmp_path, runs.Files(weights=weights), suite="quick", tasks=(task,), n_train=(10,), seeds=1, macs=(1.0,)
-    )
-    dense = found["dense"]
-    assert dense.status == "ok", dense.failure
-    assert dense.notes["weights"].startswith("weights-") and dense.metrics["train_loss"].value is not None
+    task = "composite:epochs=1,test=10,pretrain_epochs=0"
+    plan = planned(tmp_path, runs.Files(weights=weights), suite="quick", tasks=(task,), n_train=(10,), seeds=2)
+    heads = []
+    for repetition in (0, 1):
+        (job,) = (j for j in plan.jobs if j.cell.strategy.name == "dense" and j.cell.repetition == repetition)
+        cell = prepare(job, Registry(), Context(tmp_path, "cpu", plan.locations))
+        state = cell.network.module.state_dict()
+        assert cell.weights == job.cell.model.params["weights"]
+        for name, value in load_file(weights).items():
+            assert name == "pos_embed" or name.startswith("head.") or torch.equal(value, state[name])
+        heads.append(state["head.weight"])
+    assert heads[0].shape == (10, 192) and not torch.equal(*heads)
 
 
 def test_a_head_of_other_classes_is_refused_before_anything_runs(pictures: Path, weights: Path, tmp_path: Path) -> None:
@@ -179,4 +185,4 @@ def test_what_was_fetched_is_used_and_named(pictures: Path, weights: Path, tmp_p
     found = {record.cell.strategy.name: record for record in store.read(out).values()}
     predicted, _ = answers(pictures, weights)
     assert found["dense"].metrics["accuracy"].value == (predicted == np.arange(21) // 7).mean()
-    assert {record.notes["weights"] for record in found.values()} == {f"timm timm/{ARCH}.fb_in1k"}
+    assert {record.notes["weights"] for record in found.values()} == {f"hf-hub:timm/{ARCH}.fb_in1k"}

@@ -47,9 +47,8 @@ def test_each_layout_gives_the_classes_in_the_order_of_their_names(folder, below
     assert data.classes == task.known_classes(locations) == ("a", "b")
     assert data.test.labels.tolist() == [0] * 3 + [1] * 3
     paths = [root / below / name / f"{i}.png" for name in "ab" for i in range(3)]
-    assert all(
-        (x.transpose(1, 2, 0) == read_cropped(p, 16, 0.9)).all() for x, p in zip(data.test.inputs, paths, strict=True)
-    )
+    expected = np.stack([read_cropped(path, 16, 0.9) for path in paths])
+    assert (data.test.inputs.transpose(0, 2, 3, 1) == expected).all()
     assert data.train.inputs.shape == (0, 3, 16, 16) and len(data.train.labels) == 0
     assert data.test.relevance_on((4, 4)) is None
 
