@@ -95,7 +95,7 @@ def test_a_record_has_cost_and_speed_and_says_which_weights(records: dict[str, R
     for name in ("dense", "random", "attn_topk"):
         record = records[name]
         assert record.status == "ok", record.failure
-        assert record.cell.n_train == 0 and record.notes["weights"] == record.cell.model.params["weights"]
+        assert record.cell.n_train == 0 and record.notes["initial_weights"] == record.cell.model.params["weights"]
         assert {"accuracy", "accuracy_top5", "macs", "macs_ratio", "images_per_s"} <= set(record.metrics)
         assert not {"selection_auroc", "selection_recall", "train_loss", "steps"} & set(record.metrics)
     assert records["attn_topk"].metrics["macs_ratio"].value == pytest.approx(0.7, abs=0.1)
@@ -121,7 +121,7 @@ def test_a_cell_that_trains_begins_with_the_file_s_weights_and_a_fresh_head(weig
         (job,) = (j for j in plan.jobs if j.cell.strategy.name == "dense" and j.cell.repetition == repetition)
         cell = prepare(job, Registry(), Context(tmp_path, "cpu", plan.locations))
         state = cell.network.module.state_dict()
-        assert cell.weights == job.cell.model.params["weights"]
+        assert cell.initial == job.cell.model.params["weights"]
         for name, value in load_file(weights).items():
             assert name == "pos_embed" or name.startswith("head.") or torch.equal(value, state[name])
         heads.append(state["head.weight"])
@@ -185,4 +185,4 @@ def test_what_was_fetched_is_used_and_named(pictures: Path, weights: Path, tmp_p
     found = {record.cell.strategy.name: record for record in store.read(out).values()}
     predicted, _ = answers(pictures, weights)
     assert found["dense"].metrics["accuracy"].value == (predicted == np.arange(21) // 7).mean()
-    assert {record.notes["weights"] for record in found.values()} == {f"hf-hub:timm/{ARCH}.fb_in1k"}
+    assert {record.notes["initial_weights"] for record in found.values()} == {f"hf-hub:timm/{ARCH}.fb_in1k"}

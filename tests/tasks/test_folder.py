@@ -62,7 +62,8 @@ def test_val_is_taken_before_test_and_the_training_pictures_do_not_name_the_fold
 
 def test_some_pictures_are_drawn_anew_in_each_repetition_and_are_those_of_all(folder):
     task, locations = task_on(folder(each=20), test=10)
-    every = decoded.__wrapped__(tuple(sorted(locations[task.images].rglob("*.png"))), 16, 0.9)
+    root = locations[task.images]
+    every = decoded(task.images, root, sorted(root.rglob("*.png")), 16, 0.9)
     drawn = [task.draw(0, repetition, locations).test for repetition in (0, 1, 0)]
     rows = [[int((every == x).all(axis=(1, 2, 3)).argmax()) for x in split.inputs] for split in drawn]
     assert rows[0] == rows[2] != rows[1] and all(row == sorted(set(row)) and len(row) == 10 for row in rows)

@@ -28,12 +28,13 @@ def test_a_training_parameter_is_named_as_one():
     assert set(PictureTask.model_fields) - {"test"} == PictureTask.training
 
 
-@pytest.mark.parametrize("more", [{"flip": True}, {"shift": 2}])
-def test_images_of_permuted_patches_are_not_moved(more):
-    with pytest.raises(UserError, match=r"permuted patches cannot be flipped or shifted.*flip=False, shift=0"):
-        Composite(permuted=True, **more).check()
-    Composite(**more).check()
-    Composite(permuted=True).check()
+@pytest.mark.parametrize("moved", [{"permuted": True, "flip": True}, {"permuted": True, "shift": 2},
+                                   {"placement": "grid", "shift": 2}])  # fmt: skip
+def test_images_on_the_patch_grid_are_not_shifted_nor_permuted_ones_flipped(moved):
+    with pytest.raises(UserError, match=r"cannot be shifted, nor permuted patches flipped; got placement=.*permuted="):
+        Composite(**moved).check()
+    for allowed in ({"placement": "grid", "flip": True}, {"flip": True}, {"shift": 2}, {"permuted": True}):
+        Composite(**allowed).check()
 
 
 @pytest.mark.parametrize("wrong", [{"warmup": 1.0}, {"smoothing": -0.1}, {"shift": -1}, {"accumulate": 0}])
