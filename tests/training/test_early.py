@@ -7,6 +7,7 @@ from sparsebench_plugins.random import Random
 from torch import nn
 
 from sparsebench.budget import Budget
+from sparsebench.measure.cost import TwoLayerCost
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Vit
 from sparsebench.tasks.base import Recipe
@@ -21,6 +22,8 @@ RECIPE = Recipe("cross-entropy", "adamw", lr=0.1, batch=0, epochs=50, steps=10**
 
 class Scripted:
     """A network that is right on as many of 10 samples after each pass as it is told to be, whatever it learns."""
+
+    cost = TwoLayerCost(tokens=1, d=2, d_h=2, d_v=2)
 
     def __init__(self, right):
         self.module, self.right, self.looks, self.acted = nn.Linear(2, 2), right, 0, []
