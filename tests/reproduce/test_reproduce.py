@@ -61,7 +61,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
     """Return a function that puts a suite of three figures that takes a second in the place of the presets'."""
     path = tmp_path / "tiny.toml"
     some = {name: theory.PAPER.figures[name] for name in ("2", "4", "8")}
-    monkeypatch.setattr(theory, "PAPER", Paper("theory", "", dict.fromkeys(theory.PAPER.presets, str(path)), some, seconds))
+    monkeypatch.setattr(
+        theory, "PAPER", Paper("theory", "", dict.fromkeys(theory.PAPER.presets, str(path)), some, seconds)
+    )
 
     def write(strategy: str = "noise") -> Path:
         path.write_text(TINY.replace("STRATEGY", strategy))
