@@ -1,0 +1,49 @@
+"""Official sets that a suite names without a word of the user's."""
+
+from pathlib import Path
+
+import pytest
+
+from sparsebench.errors import UserError
+from sparsebench.plugin.registry import Registry
+from sparsebench.sweep import run as runs
+from sparsebench.sweep.expand import Request
+
+SUITE = """
+name = "own"
+version = 1
+title = "one official set"
+baselines = ["dense"]
+seeds = 1
+
+[budget]
+macs = 0.5
+
+[[task]]
+name = "composite"
+params = {images = "cifar10", pretrain_epochs = 0}
+n_train = [10]
+"""
+
+
+def plan(tmp_path: Path, files: runs.Files) -> runs.Plan:
+    (tmp_path / "own.toml").write_text(SUITE)
+    return runs.plan(Request(suite=str(tmp_path / "own.toml")), files, Registry(), tmp_path / "out", "missing")
+
+
+def test_it_is_looked_for_below_the_data_root_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cifar10 is missing in .*root .*--data-root DIR .* or --download"):
+        plan(tmp_path, runs.Files(data_root=tmp_path / "root"))
+
+
+def test_pictures_that_the_user_names_take_its_place(tmp_path: Path) -> None:
+    made = plan(tmp_path, runs.Files(images="digits"))
+    assert {job.cell.task.params["images"] for job in made.todo} == {"digits"} and made.locations == {}
+
+
+@pytest.mark.parametrize("parameter", ["images", "pretrain_images"])
+def test_each_kind_of_pictures_may_be_named(tmp_path: Path, parameter: str) -> None:
+    text = SUITE.replace('images = "cifar10", pretrain_epochs = 0', f'{parameter} = "cifar100"')
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(UserError, match="cifar100 is missing"):
+        runs.plan(Request(suite=str(tmp_path / "own.toml")), runs.Files(), Registry(), tmp_path / "out", "missing")
