@@ -163,14 +163,14 @@ def figure_1b(trials: Sequence[Trial]) -> Result:
     by_noise: dict[str, dict[float, Grid]] = {Shallow().init: _grids(own, lambda t: t.task.noise)}
     rows = [row for init, grids in by_init.items() for row in _trend_rows(grids, "sigma", init)]
     verdicts = [
-        _trend(grids, f"N grows with sigma (first weights: {init})", "N ~ (c - sigma)^-2")
+        trend("1b", grids, f"N grows with sigma (first weights: {init})", "N ~ (c - sigma)^-2")
         for init, grids in by_init.items()
     ]
     panels: list[Panel] = [partial(_trends, curves=by_init, label="sigma")]
     if any(len(grids) > 1 for grids in by_noise.values()):
         rows += [row for init, grids in by_noise.items() for row in _trend_rows(grids, "c0", init)]
         verdicts += [
-            _trend(grids, "N grows with the noise of the tokens, c0", "the same picture as sigma")
+            trend("1b", grids, "N grows with the noise of the tokens, c0", "the same picture as sigma")
             for grids in by_noise.values()
         ]
         panels.append(partial(_trends, curves=by_noise, label="token noise $c_0$"))
@@ -193,8 +193,8 @@ def _trend_rows(grids: Mapping[float, Grid], swept: str, init: str) -> list[dict
     ]  # fmt: skip
 
 
-def _trend(grids: Mapping[float, Grid], claim: str, says: str) -> Verdict:
-    """Return whether N50 rises; outside the N that all values were tried with, it counts as their end."""
+def trend(figure: str, grids: Mapping[float, Grid], claim: str, says: str) -> Verdict:
+    """Return whether N50 rises with x, by which the grids are; outside the N that all have, it counts as their end."""
     rule = (
         "reproduced: the interval of the slope of log N50 lies above 0, where an N50 outside the N tried counts as "
         "their end; not: it does not, every interval of N50 is within the N tried, and the slope's upper end is less "
@@ -202,7 +202,7 @@ def _trend(grids: Mapping[float, Grid], claim: str, says: str) -> Verdict:
     )
     some = {value: grid for value, grid in grids.items() if len(grid.wins)}
     if len(some) < 2:
-        return Verdict("1b", claim, says, "fewer than two values with an N50", "", "undecided", rule)
+        return Verdict(figure, claim, says, "fewer than two values with an N50", "", "undecided", rule)
     x = np.array(list(some))
     first, last = some[x[0]], some[x[-1]]
     bottom, top = max(grid.ends[0] for grid in some.values()), min(grid.ends[1] for grid in some.values())
@@ -213,7 +213,7 @@ def _trend(grids: Mapping[float, Grid], claim: str, says: str) -> Verdict:
     ends = f"N50 {interval(*first.n50)} at {x[0]:g}, {interval(*last.n50)} at {x[-1]:g}; N {bottom:g} to {top:g}"
     flat = high * (x[-1] - x[0]) < np.log(2) and all(grid.within(bottom, top) for grid in some.values())
     found = f"slope of log N50 {interval(slope, low, high)}; {ends}"
-    return Verdict("1b", claim, says, found, "", judge([low > 0], [flat]), rule)
+    return Verdict(figure, claim, says, found, "", judge([low > 0], [flat]), rule)
 
 
 def _trends(axis: Any, curves: Mapping[str, Mapping[float, Grid]], label: str) -> None:

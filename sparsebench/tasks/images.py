@@ -72,8 +72,8 @@ class ImageTask(PictureTask):
         "pretrain_epochs", "pretrain_samples", "pretrain_images"
     }  # fmt: skip
 
-    images: str = Field(sources.DIGITS, description="foregrounds: digits, cifar10 or a folder")
-    backgrounds: str = Field(sources.PHOTOS, description="backgrounds: photos or a folder")
+    images: str = Field(sources.DIGITS, description="foregrounds: a set that sparsebench data names, or a folder")
+    backgrounds: str = Field(sources.PHOTOS, description="backgrounds: photos, flowers102, a folder or an .npz file")
     canvas: int = Field(32, gt=0, description="side of the image in pixels")
     foreground: int = Field(24, gt=0, description="side of the foreground in pixels")
     placement: Literal["anywhere", "grid"] = Field(
@@ -120,24 +120,22 @@ class ImageTask(PictureTask):
             "canvas", "foreground", "held_out", "permuted", "patch", "placement", "batch", "lr", "weight_decay",
             "warmup", "smoothing", "flip", "shift", "accumulate",
         })  # fmt: skip
-        images, other = self.pretrain_images or self.images, self.pretrain_images not in ("", self.images)
-        if other:
-            shared["held_out"] = ()
-        return Plain(**shared, images=images, complete=other, epochs=self.pretrain_epochs), self.pretrain_samples
+        other = self.pretrain_images if self.pretrain_images != self.images else ""
+        pictures = {"images": other, "before": self.images} if other else {"images": self.images}
+        return Plain(**shared, **pictures, epochs=self.pretrain_epochs), self.pretrain_samples
 
     def pool(self, locations: Locations) -> sources.Foregrounds:
         """Return the foregrounds."""
         self.check()
-        found = sources.foregrounds(self.images, self.foreground, locations)
+        return sources.foregrounds(self.images, self.foreground, locations)
+
+    def pair(self, images: str, found: sources.Foregrounds) -> tuple[str, ...]:
+        """Return the classes of a source that are held out: as given, bird and airplane, 3 and 8, or the first two."""
         if strange := sorted(set(self.held_out) - set(found.classes)):
             raise UserError(f"held_out of task '{self.name}'", got=strange, allowed=found.classes)
-        return found
-
-    def pair(self, found: sources.Foregrounds) -> tuple[str, ...]:
-        """Return the classes that are held out: as given, bird and airplane, 3 and 8, or else the first two."""
         if self.held_out:
             return self.held_out
-        named = sources.HELD_OUT.get(self.images, ("bird", "airplane"))
+        named = sources.HELD_OUT.get(images, ("bird", "airplane"))
         return named if set(named) <= set(found.classes) else found.classes[:2]
 
     def stream(self, repetition: int, split: str) -> np.random.Generator:
@@ -230,15 +228,16 @@ class Plain(ImageTask):
     """
 
     name: ClassVar[str] = "plain"
-    training: ClassVar[frozenset[str]] = ImageTask.training | {"complete"}
+    training: ClassVar[frozenset[str]] = ImageTask.training | {"before"}
 
     pretrain_epochs: int = Field(0, ge=0, le=0, description="none: this is the pre-training")
-    complete: bool = Field(False, description="all classes: none of them is one of the task that comes after")
+    before: str = Field("", description="foregrounds of the task that comes after, if others: its two are held out")
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
         found = self.pool(locations)
-        without = () if self.complete else self.pair(found)
+        later = self.before or self.images
+        without = self.pair(later, sources.foregrounds(later, self.foreground, locations))
         classes = tuple(name for name in found.classes if name not in without)
         if len(classes) < 2:
             classes = found.classes
@@ -266,7 +265,7 @@ class Spurious(ImageTask):
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
         found = self.pool(locations)
-        classes = self.pair(found)
+        classes = self.pair(self.images, found)
         source = sources.backgrounds(self.backgrounds, self.canvas, locations)
         splits = []
         for split, n in (("train", n_train), ("test", self.test)):

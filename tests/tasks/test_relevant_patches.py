@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.random import Random
 
@@ -17,6 +18,7 @@ from sparsebench.tasks.base import relevant
 from sparsebench.tasks.images import Composite, Plain, Spurious
 
 SMALL = {"canvas": 16, "foreground": 8, "test": 40, "pretrain_epochs": 0}
+LITTLE = {"canvas": 16, "foreground": 8, "test": 4}
 LEVELS = {0.84375: 36 / 54, 0.71875: 36 / 46, 0.625: 0.9, 0.5625: 1.0}
 """Keep rates of 64 patches, and alpha_* where 36 of them matter."""
 
@@ -152,11 +154,34 @@ def test_a_grid_that_is_not_the_models_is_refused(ask, says):
     Vit(patch=8).check(Composite(patch=4))
 
 
-def test_pre_training_on_other_pictures_has_all_their_classes():
-    task = Spurious(images="folder-a", pretrain_images="digits", pretrain_samples=50, pretrain_epochs=2)
+@pytest.fixture
+def pictures(tmp_path):
+    """Return a maker of folders of pictures with these classes, and where they lie by name."""
+
+    def make(name, classes):
+        for split in ("train", "test"):
+            for label in classes:
+                (tmp_path / name / split / label).mkdir(parents=True)
+                Image.new("RGB", (8, 8), (9 * len(label), 0, 0)).save(tmp_path / name / split / label / "0.png")
+        found, place = sources.locate_images(f"folder:{tmp_path / name}")
+        return found, {found: place}
+
+    return make
+
+
+def test_pre_training_on_other_pictures_leaves_out_the_classes_that_come_after(pictures):
+    own, here = pictures("own", ["cat", "dog", "emu"])
+    other, there = pictures("other", ["dog", "fox", "gnu", "hen"])
+    task = Spurious(images=own, pretrain_images=other, pretrain_samples=50, pretrain_epochs=2, **LITTLE)
     first, samples = task.initial()
-    assert (type(first), samples, first.images, first.epochs) == (Plain, 50, "digits", 2)
-    assert first.draw(20, 0, {}).classes == tuple("0123456789")
+    assert (type(first), samples, first.images, first.before, first.epochs) == (Plain, 50, other, own, 2)
+    assert task.draw(4, 0, here).classes == ("cat", "dog")
+    assert first.draw(4, 0, here | there).classes == ("fox", "gnu", "hen")
+    named = task.model_copy(update={"held_out": ("cat", "emu")}).initial()[0]
+    assert named.draw(4, 0, here | there).classes == ("dog", "fox", "gnu", "hen")
+
+
+def test_pre_training_on_its_own_pictures_leaves_out_its_two_classes():
     own, _ = Spurious(pretrain_epochs=2).initial()
     assert own.draw(20, 0, {}).classes == tuple("01245679")
     assert own == Spurious(pretrain_epochs=2, pretrain_images="digits").initial()[0]
