@@ -43,8 +43,8 @@ def paste(
     windows = windows.transpose(0, 1, 2, 4, 5, 3)
     images = np.empty((n, 3, S, S), dtype=np.uint8)
     for start in range(0, n, IN_CACHE):
-        some = np.arange(start, min(n, start + IN_CACHE))
-        windows[some, top[some], left[some]] = pictures[some]
+        some = slice(start, min(n, start + IN_CACHE))
+        windows[np.arange(n)[some], top[some], left[some]] = pictures[some]
         images[some] = canvas[some].transpose(0, 3, 1, 2)
     boxes = np.stack([top, left, np.full(n, s), np.full(n, s)], axis=1)
     return images, boxes

@@ -36,15 +36,25 @@ def draw(items: Tensor, visit: int, stream: int, *, flip: bool, shift: int) -> M
 
 
 def move_images(images: Tensor, moves: Moves, shift: int) -> Tensor:
-    """Return the moved images (B, channels, height, width), by one indexed read of the padded batch."""
-    B, channels, height, width = images.shape
-    padded = F.pad(images, (shift,) * 4)
-    row, column = (torch.arange(side, device=images.device) for side in (height, width))
-    columns = torch.where(moves.mirrored[:, None], width - 1 - column, column) + (shift - moves.right[:, None])
-    rows = row + (shift - moves.down[:, None])
-    place = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
-    read = padded.flatten(2).gather(2, place.view(B, 1, -1).expand(B, channels, -1))
-    return read.view(images.shape)
+    """Return the moved images (B, channels, height, width); they need not be contiguous.
+
+    Whole images are copied, which is several times as fast as reading pixel by pixel through an index.
+    """
+    both = torch.stack([images, images.flip(3)], dim=1).flatten(0, 1)
+    number = torch.arange(len(images), device=images.device)
+    images = both.index_select(0, 2 * number + moves.mirrored)
+    if shift == 0:
+        return images
+    right = torch.where(moves.mirrored, -moves.right, moves.right)  # mirrored first, then shifted
+    # Rows share the zeros between them, so that a shift is one offset into all the pixels of a padded image.
+    channels, height, width = images.shape[1:]
+    above, line = shift + 1, width + shift
+    padded = F.pad(images, (0, shift, above, shift))
+    image, plane = padded.stride()[:2]
+    length = (channels - 1) * plane + (height - 1) * line + width
+    windows = padded.as_strided((padded.numel() - length + 1, length), (1, 1))
+    read = windows.index_select(0, number * image + (above - moves.down) * line - right)
+    return read.as_strided(images.shape, (length, plane, line, 1))
 
 
 def move_boxes(boxes: Tensor, moves: Moves, width: int) -> Tensor:

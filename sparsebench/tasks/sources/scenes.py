@@ -102,7 +102,8 @@ class Pool(Backgrounds):
         """See `Backgrounds.draw`."""
         pool = self.pools[test]
         chosen = pool[rng.integers(0, len(pool), len(kinds))]
-        return np.where(np.equal(kinds, 0)[:, None, None, None], chosen, np.uint8(0))
+        chosen[np.not_equal(kinds, 0)] = 0
+        return chosen
 
     def split(self, pool: np.ndarray, root: Path) -> None:
         """Keep every fifth picture for tests only."""
