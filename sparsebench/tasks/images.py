@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -21,14 +22,28 @@ IN_CACHE = 256
 """Pictures at a time that a processor's cache holds."""
 
 
+class Chosen(NamedTuple):
+    """Pictures and the canvases that they go on.
+
+    Attributes:
+        rows: (k,) canvases.
+        pool: (m, s, s, 3) uint8 pictures.
+        order: (k,) which of the pool go there.
+    """
+
+    rows: np.ndarray
+    pool: np.ndarray
+    order: np.ndarray
+
+
 def paste(
-    canvas: np.ndarray, pictures: np.ndarray, rng: np.random.Generator, step: int = 1
+    canvas: np.ndarray, chosen: Sequence[Chosen], rng: np.random.Generator, step: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Put each picture on its canvas at a random place; the picture replaces what is under it.
+    """Put pictures on canvases, each at a random place; a picture replaces what is under it.
 
     Args:
         canvas: (n, S, S, 3) uint8, changed in place.
-        pictures: (n, s, s, 3) uint8 with s <= S.
+        chosen: which pictures go where; no canvas twice.
         rng: the source of the places.
         step: places are multiples of it, in pixels.
 
@@ -36,15 +51,16 @@ def paste(
         The canvases as (n, 3, S, S), and the (n, 4) boxes: top, left, height, width.
     """
     n, S = canvas.shape[:2]
-    s = pictures.shape[1]
+    s = chosen[0].pool.shape[1]
     top, left = step * rng.integers(0, (S - s) // step + 1, (2, n))
     # A window at each place, without copies: one assignment then moves whole rows of pixels.
     windows = np.lib.stride_tricks.sliding_window_view(canvas, (s, s), axis=(1, 2), writeable=True)
     windows = windows.transpose(0, 1, 2, 4, 5, 3)
+    for rows, pool, order in chosen:
+        windows[rows, top[rows], left[rows]] = pool[order]
     images = np.empty((n, 3, S, S), dtype=np.uint8)
     for start in range(0, n, IN_CACHE):
         some = slice(start, min(n, start + IN_CACHE))
-        windows[np.arange(n)[some], top[some], left[some]] = pictures[some]
         images[some] = canvas[some].transpose(0, 3, 1, 2)
     boxes = np.stack([top, left, np.full(n, s), np.full(n, s)], axis=1)
     return images, boxes
@@ -169,22 +185,21 @@ class ImageTask(PictureTask):
         if self.intensity < 1:
             canvas = np.rint(canvas * self.intensity).astype(np.uint8)
         per_class = found.test if test else found.train
-        s = self.foreground
-        pictures = np.empty((len(labels), s, s, 3), dtype=np.uint8)
+        chosen = []
         for k, name in enumerate(classes):
-            mine = labels == k
-            pictures[mine] = _cycle(per_class[name], int(mine.sum()), rng)
-        images, boxes = paste(canvas, pictures, rng, self.patch if self.placement == "grid" else 1)
+            mine, pool = np.flatnonzero(labels == k), per_class[name]
+            chosen.append(Chosen(mine, pool, _cycle(len(pool), len(mine), rng)))
+        images, boxes = paste(canvas, chosen, rng, self.patch if self.placement == "grid" else 1)
         order = self.order()
         if order is not None:
             images = permute(images, self.patch, order)
         return Split(images, labels, groups, boxes=boxes, order=order, mask=self.mask)
 
 
-def _cycle(pool: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Return n pictures of the pool: all of them before any comes again."""
-    order = [rng.permutation(len(pool)) for _ in range(-(-n // len(pool)))] or [np.empty(0, dtype=int)]
-    return pool[np.concatenate(order)[:n]]
+def _cycle(size: int, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Return (n,) which pictures of a pool of that size are shown: all of them before any comes again."""
+    order = [rng.permutation(size) for _ in range(-(-n // size))] or [np.empty(0, dtype=int)]
+    return np.concatenate(order)[:n]
 
 
 def _balanced(n: int, classes: int, rng: np.random.Generator) -> np.ndarray:
