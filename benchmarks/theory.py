@@ -2,8 +2,8 @@
 
     python benchmarks/theory.py            # about a minute on two cores; prints Markdown tables
 
-Everything is compared inside one run: variants take turns, and a ratio is the median of the ratios turn by turn. Times
-are CPU-seconds of one thread. The same steps timed twice (A/A) show the noise.
+Everything is compared inside one run, see `timing`. Times are CPU-seconds of one thread. The same steps timed twice
+(A/A) show the noise.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 import torch
-from tabulate import tabulate
+from timing import Row, Run, ratio, table, turns
 
 from sparsebench.models.base import Shallow, TwoLayer
 from sparsebench.models.shallow import ShallowViT
@@ -36,40 +36,11 @@ from sparsebench.training.loop import Course, train
 from sparsebench.training.steps import Autograd, Samples, Steps
 from sparsebench.training.trials import Trial, train_together
 
-Run = Callable[[], object]
-Row = tuple[object, ...]
 Kind = Callable[[ShallowViT, None, Samples, Recipe], Steps]
 
 L, M, B, D = 50, 1000, 20, 10
 STILL = 1e-9
 """A step size with which every sample keeps its loss, so that each step does the full work."""
-
-
-def turns(variants: dict[str, Run], rounds: int) -> dict[str, list[float]]:
-    """Return the CPU-seconds of each variant in each round, after one round not counted.
-
-    The variants take turns, each round beginning with the next one, so that none always follows the same.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in variants}
-    names = list(variants)
-    for turn in range(rounds + 1):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            start = time.process_time()
-            variants[name]()
-            if turn:
-                seconds[name].append(time.process_time() - start)
-    return seconds
-
-
-def ratio(over: Iterable[float], under: Iterable[float]) -> float:
-    """Return the median of the ratios, round by round."""
-    return statistics.median(a / b for a, b in zip(over, under, strict=True))
-
-
-def table(headers: Sequence[str], rows: Sequence[Row]) -> str:
-    """Return the rows as Markdown."""
-    align = ("left", *["right"] * (len(headers) - 1))
-    return tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True, colalign=align)
 
 
 def flops(tokens: int = L, m: int = M) -> float:

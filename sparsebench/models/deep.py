@@ -68,16 +68,25 @@ class DeepViT:
 
     def __call__(self, images: Tensor, acting: Pass | None = None) -> Tensor:
         """Return logits (B, classes) of images (B, 3, height, width): uint8, or real in [0, 1]."""
-        if not images.is_floating_point():
-            images = images.to(next(self.module.parameters()).dtype) / 255
-        if self.mean.dtype != images.dtype or self.mean.device != images.device:
-            self.mean, self.std = self.mean.to(images), self.std.to(images)
-        normed = (images - self.mean) / self.std
+        normed = self.normed(images)
         with self._precision(images.device.type):
             if acting is None:
                 return self.module(normed).to(normed.dtype)
             with self._installed(images, acting):
                 return self.module(normed).to(normed.dtype)
+
+    def normed(self, images: Tensor) -> Tensor:
+        """Return images, as they come, as the model takes them: real, their mean taken away, divided by their std."""
+        real = self._real(images)
+        if self.mean.dtype != real.dtype or self.mean.device != real.device:
+            self.mean, self.std = self.mean.to(real), self.std.to(real)
+        return (real - self.mean).div_(self.std)
+
+    def _real(self, images: Tensor) -> Tensor:
+        """Return images in [0, 1]."""
+        if images.is_floating_point():
+            return images
+        return images.to(next(self.module.parameters()).dtype).div_(255)
 
     @contextmanager
     def _precision(self, device: str) -> Iterator[None]:
@@ -127,7 +136,7 @@ class DeepViT:
 
     def _input(self, images: Tensor, acting: Pass, _module: nn.Module, _args: Any, x: Tensor) -> Tensor | None:
         """Act after the position embedding, before the first block."""
-        given: Given = {"tokens": lambda: x[:, self.prefix :], "pixels": lambda: self._patches(images)}
+        given: Given = {"tokens": lambda: x[:, self.prefix :], "pixels": lambda: self._patches(self._real(images))}
         plan = self._decide(acting, 0, given, x.device.type)
         return x if plan is None else self._applied(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
 

@@ -104,7 +104,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
         initial = _load_initial(network, store.weights_path(context.out, cell.init.id))
     network.module.to(context.device)
     train, test = (_on_device(split, network.grid, context.device) for split in (data.train, data.test))
-    train.augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)
+    train.augmentation = _augmentation(cell, task.recipe(), data.train, network, train.items)
     held = data.validation
     validation = None if held is None else _on_device(held, network.grid, context.device)
     return Prepared(cell, task, data, network, _actor(cell, strategy, network), train, test, validation, initial)
@@ -167,14 +167,16 @@ def _actor(cell: Cell, strategy: Strategy, network: Network) -> Actor | None:
     return Actor(strategy, cell.budget, network.cost, network.grid, stream)
 
 
-def _augmentation(cell: Cell, recipe: Recipe, train: Split, network: Network, device: str) -> Augmentation | None:
+def _augmentation(
+    cell: Cell, recipe: Recipe, train: Split, network: Network, items: torch.Tensor
+) -> Augmentation | None:
     """Return how the training images are flipped and shifted, the same for every strategy, or None if they are not."""
     if not (recipe.flip or recipe.shift):
         return None
     assert network.grid is not None
     stream = seeds.seed_of("augment", cell.task.name, cell.n_train, cell.repetition)
-    boxes = None if train.boxes is None else torch.from_numpy(np.ascontiguousarray(train.boxes)).to(device)
-    return Augmentation(stream, recipe.flip, recipe.shift, boxes, network.grid)
+    boxes = None if train.boxes is None else torch.from_numpy(np.ascontiguousarray(train.boxes)).to(items.device)
+    return Augmentation(items, stream, recipe.flip, recipe.shift, boxes, network.grid)
 
 
 def _on_device(split: Split, grid: tuple[int, int] | None, device: str) -> Samples:

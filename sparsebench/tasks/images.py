@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -17,37 +18,41 @@ LOOKS = frozenset({"permuted", "patch", "placement", "mask", "intensity"})
 """Parameters of which the draws know nothing: the same pictures and backgrounds, only shown or judged otherwise."""
 
 
-IN_CACHE = 256
-"""Pictures at a time that a processor's cache holds."""
+class Chosen(NamedTuple):
+    """Pictures and the canvases that they go on.
+
+    Attributes:
+        rows: (k,) canvases.
+        pool: (m, 3, s, s) uint8 pictures.
+        order: (k,) which of the pool go there.
+    """
+
+    rows: np.ndarray
+    pool: np.ndarray
+    order: np.ndarray
 
 
-def paste(
-    canvas: np.ndarray, pictures: np.ndarray, rng: np.random.Generator, step: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
-    """Put each picture on its canvas at a random place; the picture replaces what is under it.
+def paste(canvas: np.ndarray, chosen: Sequence[Chosen], rng: np.random.Generator, step: int = 1) -> np.ndarray:
+    """Put pictures on canvases, each at a random place; a picture replaces what is under it.
 
     Args:
-        canvas: (n, S, S, 3) uint8, changed in place.
-        pictures: (n, s, s, 3) uint8 with s <= S.
+        canvas: (n, 3, S, S) uint8, changed in place.
+        chosen: which pictures go where; no canvas twice.
         rng: the source of the places.
         step: places are multiples of it, in pixels.
 
     Returns:
-        The canvases as (n, 3, S, S), and the (n, 4) boxes: top, left, height, width.
+        The (n, 4) boxes: top, left, height, width.
     """
-    n, S = canvas.shape[:2]
-    s = pictures.shape[1]
+    n, S, s = len(canvas), canvas.shape[2], chosen[0].pool.shape[2]
     top, left = step * rng.integers(0, (S - s) // step + 1, (2, n))
     # A window at each place, without copies: one assignment then moves whole rows of pixels.
-    windows = np.lib.stride_tricks.sliding_window_view(canvas, (s, s), axis=(1, 2), writeable=True)
-    windows = windows.transpose(0, 1, 2, 4, 5, 3)
-    images = np.empty((n, 3, S, S), dtype=np.uint8)
-    for start in range(0, n, IN_CACHE):
-        some = np.arange(start, min(n, start + IN_CACHE))
-        windows[some, top[some], left[some]] = pictures[some]
-        images[some] = canvas[some].transpose(0, 3, 1, 2)
+    windows = np.lib.stride_tricks.sliding_window_view(canvas, (s, s), axis=(2, 3), writeable=True)
+    windows = windows.transpose(0, 2, 3, 1, 4, 5)
+    for rows, pool, order in chosen:
+        windows[rows, top[rows], left[rows]] = pool[order]
     boxes = np.stack([top, left, np.full(n, s), np.full(n, s)], axis=1)
-    return images, boxes
+    return boxes
 
 
 def permute(images: np.ndarray, patch: int, order: np.ndarray) -> np.ndarray:
@@ -167,22 +172,21 @@ class ImageTask(PictureTask):
         if self.intensity < 1:
             canvas = np.rint(canvas * self.intensity).astype(np.uint8)
         per_class = found.test if test else found.train
-        s = self.foreground
-        pictures = np.empty((len(labels), s, s, 3), dtype=np.uint8)
+        chosen = []
         for k, name in enumerate(classes):
-            mine = labels == k
-            pictures[mine] = _cycle(per_class[name], int(mine.sum()), rng)
-        images, boxes = paste(canvas, pictures, rng, self.patch if self.placement == "grid" else 1)
+            mine, pool = np.flatnonzero(labels == k), per_class[name]
+            chosen.append(Chosen(mine, pool, _cycle(len(pool), len(mine), rng)))
+        boxes = paste(canvas, chosen, rng, self.patch if self.placement == "grid" else 1)
         order = self.order()
         if order is not None:
-            images = permute(images, self.patch, order)
-        return Split(images, labels, groups, boxes=boxes, order=order, mask=self.mask)
+            canvas = permute(canvas, self.patch, order)
+        return Split(canvas, labels, groups, boxes=boxes, order=order, mask=self.mask)
 
 
-def _cycle(pool: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Return n pictures of the pool: all of them before any comes again."""
-    order = [rng.permutation(len(pool)) for _ in range(-(-n // len(pool)))] or [np.empty(0, dtype=int)]
-    return pool[np.concatenate(order)[:n]]
+def _cycle(size: int, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Return (n,) which pictures of a pool of that size are shown: all of them before any comes again."""
+    order = [rng.permutation(size) for _ in range(-(-n // size))] or [np.empty(0, dtype=int)]
+    return np.concatenate(order)[:n]
 
 
 def _balanced(n: int, classes: int, rng: np.random.Generator) -> np.ndarray:
@@ -245,7 +249,7 @@ class Plain(ImageTask):
         for split, n in (("train", n_train), ("test", self.test)):
             rng, test = self.stream(repetition, split), split == "test"
             labels = _balanced(n, len(classes), rng)
-            canvas = np.zeros((n, self.canvas, self.canvas, 3), dtype=np.uint8)
+            canvas = np.zeros((n, 3, self.canvas, self.canvas), dtype=np.uint8)
             nogroups = np.zeros(n, dtype=np.int64)
             splits.append(self.compose(found, classes, labels, canvas, nogroups, rng, test=test))
         return Data(splits[0], splits[1], classes)

@@ -36,15 +36,25 @@ def draw(items: Tensor, visit: int, stream: int, *, flip: bool, shift: int) -> M
 
 
 def move_images(images: Tensor, moves: Moves, shift: int) -> Tensor:
-    """Return the moved images (B, channels, height, width), by one indexed read of the padded batch."""
-    B, channels, height, width = images.shape
-    padded = F.pad(images, (shift,) * 4)
-    row, column = (torch.arange(side, device=images.device) for side in (height, width))
-    columns = torch.where(moves.mirrored[:, None], width - 1 - column, column) + (shift - moves.right[:, None])
-    rows = row + (shift - moves.down[:, None])
-    place = rows[:, :, None] * padded.shape[3] + columns[:, None, :]
-    read = padded.flatten(2).gather(2, place.view(B, 1, -1).expand(B, channels, -1))
-    return read.view(images.shape)
+    """Return the moved images (B, channels, height, width); they need not be contiguous.
+
+    Whole images are copied, which is several times as fast as reading pixel by pixel through an index.
+    """
+    both = torch.stack([images, images.flip(3)], dim=1).flatten(0, 1)
+    number = torch.arange(len(images), device=images.device)
+    images = both.index_select(0, 2 * number + moves.mirrored)
+    if shift == 0:
+        return images
+    right = torch.where(moves.mirrored, -moves.right, moves.right)  # mirrored first, then shifted
+    # Rows share the zeros between them, so that a shift is one offset into all the pixels of a padded image.
+    channels, height, width = images.shape[1:]
+    above, line = shift + 1, width + shift
+    padded = F.pad(images, (0, shift, above, shift))
+    image, plane = padded.stride()[:2]
+    length = (channels - 1) * plane + (height - 1) * line + width
+    windows = padded.as_strided((padded.numel() - length + 1, length), (1, 1))
+    read = windows.index_select(0, number * image + (above - moves.down) * line - right)
+    return read.as_strided(images.shape, (length, plane, line, 1))
 
 
 def move_boxes(boxes: Tensor, moves: Moves, width: int) -> Tensor:
@@ -70,28 +80,38 @@ def _overlap(start: Tensor, length: Tensor, pixels: int, parts: int) -> Tensor:
     return (torch.minimum(low + part, end) - torch.maximum(low, start)).clamp(min=0) / part
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Augmentation:
     """How the images of a split are changed in training.
 
     Attributes:
+        items: (n,) the numbers of all its samples, on their device.
         stream: the seed of its random numbers.
         flip, shift: see `Recipe`.
         boxes: (n, 4) of what matters in the images of the split, on their device; None where nobody knows.
         grid: (rows, columns) of the patches.
     """
 
+    items: Tensor
     stream: int
     flip: bool
     shift: int
     boxes: Tensor | None
     grid: tuple[int, int]
+    _drawn: tuple[int, Moves, Tensor | None] | None = None
 
     def __call__(self, images: Tensor, rows: Tensor, visit: int) -> tuple[Tensor, Tensor | None]:
         """Return the (B, 3, height, width) images of those rows as pass `visit` shows them, and their relevance."""
-        moves = draw(rows, visit, self.stream, flip=self.flip, shift=self.shift)
         height, width = images.shape[2:]
-        moved = move_images(images, moves, self.shift)
+        if self._drawn is None or self._drawn[0] != visit:
+            self._drawn = visit, *self._draw(visit, height, width)
+        _, moves, relevant = self._drawn
+        moved = move_images(images, Moves(*(each[rows] for each in moves)), self.shift)
+        return moved, None if relevant is None else relevant.index_select(0, rows)
+
+    def _draw(self, visit: int, height: int, width: int) -> tuple[Moves, Tensor | None]:
+        """Return the moves and the relevance of all samples: at once they cost little more than those of one batch."""
+        moves = draw(self.items, visit, self.stream, flip=self.flip, shift=self.shift)
         if self.boxes is None:
-            return moved, None
-        return moved, relevance(move_boxes(self.boxes[rows], moves, width), height, width, self.grid)
+            return moves, None
+        return moves, relevance(move_boxes(self.boxes, moves, width), height, width, self.grid)

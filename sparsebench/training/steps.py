@@ -94,7 +94,8 @@ class Samples:
         self, network: Network, actor: Actor | None, rows: Tensor, *, visit: int, training: bool
     ) -> tuple[Tensor, Pass | None]:
         """Return the network's outputs for those rows, and the pass (None where nothing acts)."""
-        inputs = self.inputs if rows is self.items else self.inputs[rows.to(self.inputs.device)]  # all: no copy
+        # All: no copy. Else whole samples are copied, which is several times as fast as `inputs[rows]`.
+        inputs = self.inputs if rows is self.items else self.inputs.index_select(0, rows.to(self.inputs.device))
         inputs = inputs.to(rows.device)
         relevance = None
         if training and self.augmentation is not None:

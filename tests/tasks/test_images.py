@@ -11,14 +11,14 @@ from pydantic import ValidationError
 from sparsebench.errors import UserError
 from sparsebench.tasks import sources
 from sparsebench.tasks.base import Split
-from sparsebench.tasks.images import Composite, Plain, Spurious, paste, permute
+from sparsebench.tasks.images import Chosen, Composite, Plain, Spurious, paste, permute
 
 SMALL = {"canvas": 16, "foreground": 10, "test": 40}
 
 
 def foreground_of(split, i):
     top, left, height, width = split.boxes[i]
-    return split.inputs[i, :, top : top + height, left : left + width].transpose(1, 2, 0)
+    return split.inputs[i, :, top : top + height, left : left + width]
 
 
 def foregrounds_of(split):
@@ -48,19 +48,24 @@ def test_pasting_puts_the_very_pixels_in_the_box_and_changes_no_others(seed):
     rng = np.random.default_rng(seed)
     n, S = int(rng.integers(1, 5)), int(rng.integers(4, 12))
     s = int(rng.integers(1, S + 1))
-    canvas = rng.integers(0, 256, (n, S, S, 3), dtype=np.uint8)
-    pictures = rng.integers(0, 256, (n, s, s, 3), dtype=np.uint8)
+    canvas = rng.integers(0, 256, (n, 3, S, S), dtype=np.uint8)
+    pictures = rng.integers(0, 256, (n, 3, s, s), dtype=np.uint8)
     expected = canvas.copy()
-    images, boxes = paste(canvas.copy(), pictures, rng)
+    rows, order = rng.permutation(n), rng.integers(0, n, n)
+    half = n // 2
+    chosen = [Chosen(rows[:half], pictures, order[:half]), Chosen(rows[half:], pictures[::-1], order[half:])]
+    images = canvas.copy()
+    boxes = paste(images, chosen, rng)
+    shown = {rows[j]: order[j] if j < half else n - 1 - order[j] for j in range(n)}
     for i, (top, left, height, width) in enumerate(boxes):
         assert (height, width) == (s, s) and 0 <= top <= S - s and 0 <= left <= S - s
-        expected[i, top : top + s, left : left + s] = pictures[i]
-    np.testing.assert_array_equal(images, expected.transpose(0, 3, 1, 2))
+        expected[i, :, top : top + s, left : left + s] = pictures[shown[i]]
+    np.testing.assert_array_equal(images, expected)
 
 
 def test_foregrounds_come_to_lie_at_every_place():
-    canvas, pictures = np.zeros((400, 4, 4, 3), np.uint8), np.ones((400, 2, 2, 3), np.uint8)
-    _, boxes = paste(canvas, pictures, np.random.default_rng(0))
+    canvas, pictures = np.zeros((400, 3, 4, 4), np.uint8), np.ones((400, 3, 2, 2), np.uint8)
+    boxes = paste(canvas, [Chosen(np.arange(400), pictures, np.arange(400))], np.random.default_rng(0))
     places, counts = np.unique(boxes[:, :2], axis=0, return_counts=True)
     assert len(places) == 9 and counts.min() > 20
 
@@ -326,7 +331,7 @@ def real(real_images, tmp_path_factory):
 
 
 def pictures(root, size):
-    return {sources.read_square(path, size).tobytes() for path in sources.pictures_in(root)}
+    return {sources.read_square(path, size).transpose(2, 0, 1).tobytes() for path in sources.pictures_in(root)}
 
 
 def test_real_foregrounds_are_pasted_on_real_backgrounds_split_by_split(real):

@@ -198,4 +198,4 @@ def test_a_training_is_a_success_from_the_accuracy_asked_for_on():
 
 
 def test_the_pool_of_digits_has_the_sizes_asked_for():
-    assert sources.foregrounds("digits", 26, {}).train["0"].shape[1:] == (26, 26, 3)
+    assert sources.foregrounds("digits", 26, {}).train["0"].shape[1:] == (3, 26, 26)

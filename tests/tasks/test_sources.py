@@ -39,9 +39,9 @@ def test_a_folder_of_classes_is_read_split_by_split(folder):
     assert found.classes == ("cat", "dog")
     for split, n, blue in ((found.train, 6, 0), (found.test, 4, 200)):
         for k, label in enumerate(found.classes):
-            assert split[label].shape == (n, 8, 8, 3) and split[label].dtype == np.uint8
+            assert split[label].shape == (n, 3, 8, 8) and split[label].dtype == np.uint8
             for i, picture in enumerate(split[label]):
-                assert (picture == (100 * k, 10 * i, blue)).all()
+                assert (picture.transpose(1, 2, 0) == (100 * k, 10 * i, blue)).all()
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_crop_comes_from_the_kind_and_the_part_it_should(test):
     crops = photos.draw(np.random.default_rng(0), kinds, test=test)
     own = [windows(photos.photos[kind][test], 8) for kind in (0, 1)]
     other = [windows(photos.photos[kind][not test], 8) for kind in (0, 1)]
-    for crop, kind in zip(crops, kinds, strict=True):
+    for crop, kind in zip(crops.transpose(0, 2, 3, 1), kinds, strict=True):
         assert crop.tobytes() in own[kind] and crop.tobytes() not in other[kind] | own[1 - kind]
     assert len({crop.tobytes() for crop in crops}) > 30
 
@@ -245,7 +245,7 @@ def test_every_fifth_picture_is_for_tests_only_and_the_other_kind_is_black(pictu
     rng, kinds = np.random.default_rng(0), np.array([0] * 200 + [1] * 10)
     for test, expected in ((False, {0, 1, 2, 3, 5, 6, 7, 8, 10, 11}), (True, {4, 9})):
         drawn = source.draw(rng, kinds, test=test)
-        assert drawn.shape == (210, 8, 8, 3) and drawn.dtype == np.uint8
+        assert drawn.shape == (210, 3, 8, 8) and drawn.dtype == np.uint8
         assert {(red - 10) // 20 for red in drawn[:200, 0, 0, 0].tolist()} == expected
         assert not drawn[200:].any()
 

@@ -35,7 +35,7 @@ def begun(early=True, **sizes):
         block.mlp.drop1.p = block.attn.proj_drop.p = 0.3
     recipe = TASK.recipe()
     actor = Actor(Random(), Budget(keep_rate=0.5), network.cost, network.grid, 3)
-    moved = Augmentation(5, True, 2, torch.from_numpy(DATA.train.boxes), (4, 4))
+    moved = Augmentation(torch.arange(len(DATA.train.labels)), 5, True, 2, torch.from_numpy(DATA.train.boxes), (4, 4))
     validation = DATA.validation
     stopping = EarlyStopping(network, actor, samples_of(validation), validation.groups, recipe) if early else None
     torch.manual_seed(1)

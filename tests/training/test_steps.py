@@ -33,7 +33,9 @@ def samples(augmentation=None):
 
 
 def augmentation(flip=True, shift=3):
-    return Augmentation(5, flip, shift, torch.from_numpy(DATA.train.boxes), (4, 4))
+    return Augmentation(
+        torch.arange(len(DATA.train.labels)), 5, flip, shift, torch.from_numpy(DATA.train.boxes), (4, 4)
+    )
 
 
 def gradients(recipe, rows, given=None):

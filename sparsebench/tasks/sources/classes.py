@@ -24,7 +24,7 @@ _in_a_class = re.compile("(train|test)/[^/]+/").match
 
 @dataclass(frozen=True)
 class Foregrounds:
-    """Pictures with classes. `train` and `test` map a class to (n, size, size, 3) uint8 arrays."""
+    """Pictures with classes. `train` and `test` map a class to (n, 3, size, size) uint8 arrays."""
 
     classes: tuple[str, ...]
     train: dict[str, np.ndarray]
@@ -69,6 +69,7 @@ def _digits(size: int) -> Foregrounds:
          for x in bunch.images]
     )[..., None] / 255  # fmt: skip
     coloured = (255 * (shade * ink[:, None, None] + (1 - shade) * paper[:, None, None])).astype(np.uint8)
+    coloured = np.ascontiguousarray(coloured.transpose(0, 3, 1, 2))
     train, test = {}, {}
     for digit in range(10):
         mine = coloured[bunch.target == digit]
@@ -81,7 +82,8 @@ def _official(name: str, root: Path, size: int) -> Foregrounds:
     splits = []
     for split in ("train", "test"):
         pixels, labels, classes = official.pixels_and_labels(official.dataset(name, root, split))
-        squares = cache.kept(f"{name}-{split}-{size}", (len(pixels), size, size, 3), partial(_resized, pixels, size))
+        shape = len(pixels), 3, size, size
+        squares = cache.kept(f"{name}-{split}-{size}-first", shape, partial(_resized, pixels, size))
         splits.append({label: squares[labels == k] for k, label in enumerate(classes)})
     return Foregrounds(classes, *splits)
 
@@ -101,7 +103,8 @@ def _from_folder(root: Path, size: int, content: str) -> Foregrounds:
 
 
 def _resized(pixels: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Yield (size, size, 3) of each of the (n, height, width, 3) uint8 pictures."""
+    """Yield (3, size, size) of each of the (n, height, width, 3) uint8 pictures."""
     from PIL import Image
 
-    return (np.asarray(Image.fromarray(x).resize((size, size), Image.Resampling.BILINEAR)) for x in pixels)
+    for x in pixels:
+        yield np.asarray(Image.fromarray(x).resize((size, size), Image.Resampling.BILINEAR)).transpose(2, 0, 1)

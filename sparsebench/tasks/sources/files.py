@@ -69,7 +69,7 @@ def fingerprint_of(path: Path) -> str:
 def squares_in(
     root: Path, size: int, content: str, wanted: Callable[[str], object] = lambda name: True
 ) -> tuple[list[str], np.ndarray]:
-    """Return the wanted pictures of a folder, sorted by their path in it, and (n, size, size, 3) uint8 of them.
+    """Return the wanted pictures of a folder, sorted by their path in it, and (n, 3, size, size) uint8 of them.
 
     Args:
         root: the folder.
@@ -88,11 +88,11 @@ def squares_in(
         digest = hashlib.sha256()
         for name, data in _contents(root, every, digest):
             if wanted(name):
-                yield decode_square(data, size, root / name)
+                yield decode_square(data, size, root / name).transpose(2, 0, 1)
         if digest.hexdigest()[:DIGITS] != content:
             raise UserError(f"the pictures in {root} changed while the run was under way", next_step="run it again")
 
-    return names, cache.kept(f"{content}-{which}-{size}", (len(names), size, size, 3), rows)
+    return names, cache.kept(f"{content}-{which}-{size}-first", (len(names), 3, size, size), rows)
 
 
 def _contents(root: Path, names: Sequence[str], digest: Any) -> Iterator[tuple[str, bytes]]:

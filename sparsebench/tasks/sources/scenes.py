@@ -53,7 +53,7 @@ class Backgrounds:
     textured: tuple[int, ...]
 
     def draw(self, rng: np.random.Generator, kinds: np.ndarray, *, test: bool) -> np.ndarray:
-        """Return (n, size, size, 3) uint8 backgrounds of the (n,) kinds, 0 or 1."""
+        """Return (n, 3, size, size) uint8 backgrounds of the (n,) kinds, 0 or 1."""
         raise NotImplementedError
 
 
@@ -79,11 +79,11 @@ class Photos(Backgrounds):
 
     def draw(self, rng: np.random.Generator, kinds: np.ndarray, *, test: bool) -> np.ndarray:
         """See `Backgrounds.draw`."""
-        out = np.empty((len(kinds), self.size, self.size, 3), dtype=np.uint8)
+        out = np.empty((len(kinds), 3, self.size, self.size), dtype=np.uint8)
         for row, kind in zip(out, kinds, strict=True):
             photo = self.photos[kind][test]
             top, left = (rng.integers(0, side - self.size + 1) for side in photo.shape[:2])
-            row[:] = photo[top : top + self.size, left : left + self.size]
+            row[:] = photo[top : top + self.size, left : left + self.size].transpose(2, 0, 1)
         return out
 
 
@@ -91,7 +91,7 @@ class Pool(Backgrounds):
     """Pictures against a clean (black) canvas.
 
     Attributes:
-        pools: (n, size, size, 3) uint8 of training, and of the test.
+        pools: (n, 3, size, size) uint8 of training, and of the test.
     """
 
     kinds = ("pictures", "clean")
@@ -102,7 +102,8 @@ class Pool(Backgrounds):
         """See `Backgrounds.draw`."""
         pool = self.pools[test]
         chosen = pool[rng.integers(0, len(pool), len(kinds))]
-        return np.where(np.equal(kinds, 0)[:, None, None, None], chosen, np.uint8(0))
+        chosen[np.not_equal(kinds, 0)] = 0
+        return chosen
 
     def split(self, pool: np.ndarray, root: Path) -> None:
         """Keep every fifth picture for tests only."""
@@ -127,8 +128,8 @@ class Flowers(Pool):
     def __init__(self, root: Path, size: int):
         def squares(split: str) -> np.ndarray:
             found = official.dataset(FLOWERS102, root, split, loader=lambda path: read_square(Path(path), size))
-            rows = lambda: (found[i][0] for i in range(len(found)))  # noqa: E731
-            return cache.kept(f"{FLOWERS102}-{split}-{size}", (len(found), size, size, 3), rows)
+            rows = lambda: (found[i][0].transpose(2, 0, 1) for i in range(len(found)))  # noqa: E731
+            return cache.kept(f"{FLOWERS102}-{split}-{size}-first", (len(found), 3, size, size), rows)
 
         self.pools = np.concatenate([squares("train"), squares("val")]), squares("test")
 
@@ -144,7 +145,7 @@ class Array(Pool):
         if fingerprint_of(path) != content:
             raise UserError(f"{path} changed while the run was under way", next_step="run it again")
         rows = lambda: _squares(pixels, size)  # noqa: E731
-        self.split(cache.kept(f"{ARRAY}-{content}-{size}", (len(pixels), size, size, 3), rows), path)
+        self.split(cache.kept(f"{ARRAY}-{content}-{size}-first", (len(pixels), 3, size, size), rows), path)
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -177,4 +178,4 @@ def _squares(pixels: np.ndarray, size: int) -> Iterator[np.ndarray]:
     for picture in pixels:
         if picture.dtype != np.uint8:
             picture = (picture * 255).round().astype(np.uint8)
-        yield square(Image.fromarray(picture), size)
+        yield square(Image.fromarray(picture), size).transpose(2, 0, 1)

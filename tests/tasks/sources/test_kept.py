@@ -62,7 +62,7 @@ def test_pictures_are_decoded_once_and_each_stays_in_its_class(folder, decoded):
         ]
         assert shades == [[1, 2, 3], [4, 5, 6], [7, 8], [9, 10]]
     assert len(decoded) == 10
-    assert sources.foregrounds(name, 5, locations).train["cat"].shape == (3, 5, 5, 3) and len(decoded) == 20
+    assert sources.foregrounds(name, 5, locations).train["cat"].shape == (3, 3, 5, 5) and len(decoded) == 20
 
 
 def test_a_copy_elsewhere_needs_no_decoding(folder, decoded, tmp_path):
@@ -139,7 +139,7 @@ def test_the_first_array_of_an_npz_file_is_a_source_of_backgrounds(tmp_path, dty
     source = sources.backgrounds(name, 6, {name: place})
     assert source.kinds == ("pictures", "clean")
     for pool, rows in zip(source.pools, ([0, 1, 2, 3, 5, 6, 7, 8], [4, 9]), strict=True):
-        np.testing.assert_array_equal(pool, PIXELS[rows][:, :, 1:7])
+        np.testing.assert_array_equal(pool, PIXELS[rows][:, :, 1:7].transpose(0, 3, 1, 2))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,339 @@
+"""What pictures cost: sparsified Vision Transformers, the harness around their training, and the making of images.
+
+    python benchmarks/images.py            # about 5 minutes on one core; prints the tables of RESULTS.md
+
+Everything is compared inside one run, see `timing`. Times are CPU-seconds of one thread; with CUDA the networks are
+measured on it as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pipelines import PilAugmented, PilComposite, augmented, composed, loaded, made
+from sparsebench_plugins.attn_topk import AttnTopK
+from sparsebench_plugins.oracle import Oracle
+from timing import AGAIN, Run, Seconds, ratio, settled, table
+
+from sparsebench.budget import Budget
+from sparsebench.models.acting import Actor
+from sparsebench.models.base import Vit
+from sparsebench.models.deep import DeepViT, small_vit
+from sparsebench.models.named import named_vit
+from sparsebench.sweep.worker import one_thread
+from sparsebench.tasks.base import Recipe
+from sparsebench.tasks.images import Composite
+from sparsebench.training.loop import train
+from sparsebench.training.steps import Autograd, Samples
+
+RATES = (0.9, 0.7, 0.5)
+KEPT = 42
+"""Of 64 patches, those under a foreground of 26 x 26 on 32 x 32 pixels, by area."""
+RECIPE = Recipe("cross-entropy", "adamw", 1e-4, 128, epochs=1, steps=10**9, weight_decay=0.05)
+NAMED = {"DeiT-S": "deit_small_patch16_224", "ViT-B": "vit_base_patch16_224"}
+SMALL, SIZES = "small ViT", {"DeiT-S": 8, "ViT-B": 4, "small ViT": 128}
+"""Images of a batch for each model, on the CPU."""
+
+
+def network(name: str, device: str, precision: str = "float32") -> DeepViT:
+    """Return DeiT-S, ViT-B or the small ViT (32 pixels, patch 4, 5 blocks, width 192, 4 heads), random weights."""
+    torch.manual_seed(0)
+    vit = named_vit(NAMED[name], 224, 1000) if name in NAMED else small_vit(32, 10, patch=4, dim=192, depth=5, heads=4)
+    return DeepViT(vit.to(device), precision=precision)
+
+
+def samples(net: DeepViT, n: int) -> Samples:
+    """Return n random images for a network, with labels, and a mask of as many patches as `KEPT` of 64."""
+    torch.manual_seed(1)
+    N, device = net.cost.tokens, next(net.module.parameters()).device
+    images = torch.randint(0, 256, (n, 3, *net.module.patch_embed.img_size), dtype=torch.uint8)
+    mask = (torch.rand(n, N).argsort(dim=1) < KEPT * N // 64).float()
+    return Samples(images.to(device), torch.arange(n, device=device) % 10, mask.to(device))
+
+
+def topk(net: DeepViT, rate: float) -> Actor:
+    """Return attention top-k in three places of a large network, or in blocks 2 and 4 of the small one."""
+    blocks = (1, 3) if net.cost.depth == 5 else (3, 6, 9)
+    return Actor(AttnTopK(), Budget(keep_rate=rate, blocks=blocks), net.cost, net.grid, 0)
+
+
+def oracle(net: DeepViT) -> Actor:
+    """Return the oracle at the input."""
+    return Actor(Oracle(), Budget(keep_rate=KEPT / 64), net.cost, net.grid, 0)
+
+
+def macs(net: DeepViT, actor: Actor) -> float:
+    """Return the ratio of the dense model's MACs to the pruned one's."""
+    return net.cost.macs(net.cost.steps("input", (), (net.cost.tokens,), ())) / net.cost.macs(actor.planned)
+
+
+def test_pass(net: DeepViT, actor: Actor | None, data: Samples, times: int = 1) -> Run:
+    """Return what tests the network on all samples, that many times."""
+
+    @torch.inference_mode()
+    def run() -> None:
+        net.module.eval()
+        for _ in range(times):
+            data.forward(net, actor, data.items, visit=0, training=False)
+
+    return run
+
+
+def step(net: DeepViT, actor: Actor | None, data: Samples) -> Run:
+    """Return what takes a training step of the harness with all samples."""
+    steps, rows = Autograd(net, actor, data, RECIPE), data.items.cpu().numpy()
+
+    def run() -> None:
+        net.module.train()
+        steps.step(rows, 0, 0.0)
+
+    return run
+
+
+def shares(title: str, net: DeepViT, actors: dict[str, Actor], seconds: Seconds) -> list[tuple[str, ...]]:
+    """Return the rows of a table that sets speed-ups beside the ratios of MACs."""
+    rows = []
+    for name, actor in actors.items():
+        gain, most = ratio(seconds["dense"], seconds[name]), macs(net, actor)
+        rows.append((f"{title}, {name}", f"{gain:.3f}", f"{most:.3f}", f"{gain / most:.3f}"))
+    return rows
+
+
+SHARES = ("model, batch, tokens", "speed-up", "dense MACs / MACs", "share reached")
+
+
+def speed_up(device: str, rounds: int) -> str:
+    """Compare pruned test passes with dense ones, beside the ratio of MACs."""
+    rows, notes = [], []
+    for name, batch in [*SIZES.items(), ("DeiT-S", 1), (SMALL, 256), (SMALL, 64), (SMALL, 8), (SMALL, 1)]:
+        net = network(name, device)
+        data, times = samples(net, batch), max(1, SIZES[name] // batch // 2)
+        actors = {f"keep {rate}": topk(net, rate) for rate in RATES}
+        runs = {kind: test_pass(net, actor, data, times) for kind, actor in actors.items()}
+        dense = test_pass(net, None, data, times)
+        seconds, note = settled({"dense": dense, "dense" + AGAIN: dense, **runs}, rounds, device)
+        rows += shares(f"{name}, {batch}", net, actors, seconds)
+        notes.append(f"{name}, {batch}: {note}")
+    return table(SHARES, rows, " ".join(notes))
+
+
+def training_step(device: str, rounds: int) -> str:
+    """Compare pruned training steps of the small ViT with dense ones, beside the ratio of MACs."""
+    net = network(SMALL, device)
+    data = samples(net, SIZES[SMALL])
+    actors = {f"oracle at the input, {KEPT} of 64": oracle(net), **{f"keep {rate}": topk(net, rate) for rate in RATES}}
+    runs = {name: step(net, actor, data) for name, actor in actors.items()}
+    dense = step(net, None, data)
+    seconds, note = settled({"dense": dense, "dense" + AGAIN: dense, **runs}, rounds, device)
+    return table(("training step, " + SHARES[0], *SHARES[1:]), shares(f"{SMALL}, 128", net, actors, seconds), note)
+
+
+def bare(net: DeepViT, data: Samples) -> Run:
+    """Return a training step written by hand around the timm model."""
+    vit = net.module
+    parameters = list(vit.parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim > 1]},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    opt = torch.optim.AdamW(groups, lr=RECIPE.lr, weight_decay=RECIPE.weight_decay)
+
+    def run() -> None:
+        vit.train()
+        images = (data.inputs[data.items].float() / 255 - 0.5) / 0.5
+        loss = torch.nn.functional.cross_entropy(vit(images), data.labels[data.items])
+        opt.zero_grad(set_to_none=True)
+        loss.backward()
+        opt.step()
+
+    return run
+
+
+def overhead(device: str, rounds: int) -> str:
+    """Compare the harness's training step with the same step written by hand."""
+    net = network(SMALL, device)
+    data = samples(net, SIZES[SMALL])
+    everything = Actor(AttnTopK(), Budget(macs=1.0), net.cost, net.grid, 0)
+    by_hand = bare(net, data)
+    runs = {
+        "by hand": by_hand, "by hand" + AGAIN: by_hand, "harness, dense": step(net, None, data),
+        "harness, a strategy that keeps all": step(net, everything, data),
+    }  # fmt: skip
+    seconds, note = settled(runs, rounds, device)
+    rows = [(name, f"{ratio(each, seconds['by hand']):.3f}") for name, each in seconds.items()]
+    return table((f"training step, {SMALL}, 128", "time / by hand"), rows, note)
+
+
+def halved(device: str, rounds: int) -> str:
+    """Compare bfloat16 with float32, dense and pruned, in test passes and training steps."""
+    rows, notes = [], []
+    kinds: list[tuple[str, str, Callable[..., Run]]] = [
+        ("test pass", "DeiT-S", test_pass), ("test pass", "ViT-B", test_pass), ("test pass", SMALL, test_pass),
+        ("training step", SMALL, step),
+    ]  # fmt: skip
+    for what, name, make in kinds:
+        runs: dict[str, Run] = {}
+        for precision in ("float32", "bfloat16"):
+            net = network(name, device, precision)
+            data = samples(net, SIZES[name])
+            actors: dict[str, Actor | None] = {"dense": None, **{f"keep {rate}": topk(net, rate) for rate in RATES}}
+            actors[f"oracle at the input, {KEPT} of 64"] = oracle(net)
+            runs |= {f"{kind} {precision}": make(net, actor, data) for kind, actor in actors.items()}
+        runs["dense float32" + AGAIN] = runs["dense float32"]
+        seconds, note = settled(runs, max(3, rounds // 2), device)
+        for kind in actors:
+            gain = ratio(seconds[f"{kind} float32"], seconds[f"{kind} bfloat16"])
+            both = ratio(seconds["dense float32"], seconds[f"{kind} bfloat16"])
+            rows.append((f"{what}, {name}, {kind}", f"{gain:.3f}", f"{both:.3f}"))
+        notes.append(f"{what}, {name}: {note}")
+    return table(("bfloat16", "over the same in float32", "over dense in float32"), rows, " ".join(notes))
+
+
+def attention(device: str, rounds: int) -> str:
+    """Compare dense test passes with torch's fused attention and without, in both precisions."""
+    rows, notes = [], []
+    for name in ("DeiT-S", SMALL):
+        net = network(name, device)
+        parts = [part for part in net.module.modules() if hasattr(part, "fused_attn")]
+        normed = net.normed(samples(net, SIZES[name]).inputs)
+
+        @torch.inference_mode()
+        def run(fused: bool, bf16: bool, net: DeepViT = net, parts: list[Any] = parts, x: Any = normed) -> None:
+            for part in parts:
+                part.fused_attn = fused
+            with torch.autocast(device, torch.bfloat16, enabled=bf16):
+                net.module.eval()(x)
+
+        runs: dict[str, Run] = {
+            f"{precision}, {kernel}": partial(run, kernel == "fused", precision == "bfloat16")
+            for precision in ("float32", "bfloat16")
+            for kernel in ("fused", "plain")
+        }
+        runs["float32, fused" + AGAIN] = runs["float32, fused"]
+        seconds, note = settled(runs, rounds, device)
+        plain = {kind: seconds[f"{kind.partition(',')[0]}, plain"] for kind in runs}
+        rows += [(f"{name}, {kind}", f"{ratio(seconds['float32, fused'], each):.3f}",
+                  f"{ratio(plain[kind], each):.3f}") for kind, each in seconds.items()]  # fmt: skip
+        notes.append(f"{name}: {note}")
+    return table(("dense test pass, attention", "over float32, fused", "over plain"), rows, " ".join(notes))
+
+
+def composites(n: int, rounds: int) -> str:
+    """Compare the making of n composite images, with the patches that matter, with PIL's picture by picture."""
+    with made(n) as of:
+        by_pil, ours = partial(loaded, PilComposite(of)), partial(composed, of)
+        # What follows PIL has to be given its memory anew, which a virtual machine may take long over.
+        runs: dict[str, Run] = {
+            "PIL": by_pil, "PIL" + AGAIN: by_pil, "sparsebench, on fresh memory": ours,
+            "sparsebench": ours, "sparsebench" + AGAIN: ours,
+        }  # fmt: skip
+        return made_per_second("composite images by", n, *settled(runs, rounds))
+
+
+def augmentation(n: int, rounds: int) -> str:
+    """Compare shifting, mirroring and normalising n images in memory with torchvision's on PIL."""
+    images = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8)
+    by_pil = partial(loaded, PilAugmented(images.permute(0, 2, 3, 1).contiguous().numpy()))
+    ours = partial(augmented, images, network(SMALL, "cpu"))
+    runs: dict[str, Run] = {"PIL": by_pil, "PIL" + AGAIN: by_pil, "sparsebench": ours, "sparsebench" + AGAIN: ours}
+    return made_per_second("augmented images by", n, *settled(runs, rounds))
+
+
+def made_per_second(what: str, n: int, seconds: Seconds, note: str) -> str:
+    """Return a table of the images that each way makes a second."""
+    rows = [(name, f"{n / statistics.median(each):,.0f}", f"{ratio(seconds['PIL'], each):.2f}")
+            for name, each in seconds.items()]  # fmt: skip
+    return table((what, "a second", "over PIL"), rows, note)
+
+
+def growth(rounds: int) -> str:
+    """Time whole trainings, data and network included, against images and passes."""
+
+    def whole(n: int, epochs: int) -> None:
+        task = Composite(test=1, epochs=epochs, batch=64)
+        data = task.draw(n, 0, {})
+        split = data.train
+        train_ = Samples(torch.from_numpy(split.inputs), torch.from_numpy(split.labels), None)
+        net = Vit().build(data, 0)
+        train(Autograd(net, None, train_, task.recipe()), n, task.recipe(), ("order",))
+
+    base, double = 1280, {1: "-", 2: 1, 4: 2}
+    images: dict[str, Run] = {f"{k * base} images, 1 pass": partial(whole, k * base, 1) for k in double}
+    passes: dict[str, Run] = {f"{base} images, {k} passes": partial(whole, base, k) for k in (2, 4)}
+    first = next(iter(images))
+    seconds, note = settled({**images, **passes, first + AGAIN: images[first]}, rounds)
+    rows = []
+    for names in ([*images], [first, *passes]):
+        for before, name in zip([None, *names], names, strict=False):
+            gain = "" if before is None else f"{ratio(seconds[name], seconds[before]):.3f}"
+            rows.append((name, f"{statistics.median(seconds[name]):.3f}", gain))
+    return table(("training", "seconds", "over the half"), rows, note)
+
+
+def resident(what: str) -> float:
+    """Return "VmRSS" or its peak "VmHWM" of this process in MiB.
+
+    getrusage's peak would begin with that of the process which started this one.
+    """
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(f"{what}:")[2].split()[0]) / 1024
+
+
+def peak(name: str, kind: str) -> tuple[float, float]:
+    """Return the MiB of this process after two training steps at their most, and before them."""
+    with one_thread():
+        net = network(name, "cpu")
+        actor = {"dense": None, "keep 0.7": topk(net, 0.7), "oracle": oracle(net)}[kind.removesuffix(AGAIN)]
+        run, before = step(net, actor, samples(net, SIZES[name])), resident("VmRSS")
+        run()
+        run()
+    return resident("VmHWM"), before
+
+
+def memory() -> str:
+    """Compare the peak memory of training steps, dense and pruned, each in a process of its own."""
+    rows, spawn = [], multiprocessing.get_context("spawn")
+    for name in ("DeiT-S", SMALL):
+        found = {}
+        for kind in ("dense", "dense" + AGAIN, "keep 0.7", "oracle"):
+            with ProcessPoolExecutor(1, mp_context=spawn) as process:
+                most, before = process.submit(peak, name, kind).result()
+            found[kind] = most, most - before
+        for kind, each in found.items():
+            over = (f"{a / b:.3f}" for a, b in zip(each, found["dense"], strict=True))
+            rows.append((f"{name}, {SIZES[name]}, {kind}", *(f"{mib:.0f}" for mib in each), *over))
+    return table(("training step", "peak MiB", "of the step", "peak over dense", "step over dense"), rows)
+
+
+NETWORKS: tuple[Callable[[str, int], str], ...] = (speed_up, training_step, overhead, halved, attention)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="*", help="names of tables: speed_up, training_step, ...; all unless given")
+    args = parser.parse_args()
+    on_cpu: list[Callable[[], str]] = [partial(one, "cpu", args.rounds) for one in NETWORKS]
+    others = [partial(composites, 20_000, 5), partial(augmentation, 5_000, 5), partial(growth, 3), memory]
+    with one_thread():
+        for one in [*on_cpu, *others]:
+            name = getattr(one, "func", one).__name__
+            if not args.only or name in args.only:
+                print(one(), end="\n\n", flush=True)
+        if torch.cuda.is_available():
+            print(*(one("cuda", args.rounds) for one in NETWORKS), sep="\n\n")
+        else:
+            print(table(("on CUDA", ""), [("the tables of networks", "not measured")]))
+
+
+if __name__ == "__main__":
+    main()
