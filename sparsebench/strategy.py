@@ -5,18 +5,20 @@ This module imports no torch, so that listing strategies stays fast; a strategy 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
-from sparsebench.errors import StrategyError
+from sparsebench.errors import StrategyError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Kind = Literal["baseline", "deployable", "oracle"]
+Disposal = Literal["drop", "fuse", "merge", "squeeze"]
+Schedule = Literal["stages", "every", "late"]
 Site = Literal["input", "attention", "block"]
 KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
 SITES: tuple[Site, ...] = ("input", "attention", "block")
@@ -165,6 +167,24 @@ class TokenView:
         return self._random(draw)
 
 
+class Habits(NamedTuple):
+    """What of a strategy decides how a budget becomes token counts; see `Strategy`.
+
+    Attributes:
+        site: where it acts.
+        needs: the fields of the view that it reads.
+        schedule: its own.
+        most: the largest share of the tokens that can leave at once.
+        fuses: whether one token more goes on, in which those that left are fused.
+    """
+
+    site: str
+    needs: Collection[str] = ()
+    schedule: Schedule = "stages"
+    most: float = 1.0
+    fuses: bool = False
+
+
 class Strategy(BaseModel):
     """Decides which tokens stay. Subclass it, name it, and write `scores` (or `plan`).
 
@@ -178,6 +198,12 @@ class Strategy(BaseModel):
         needs: the fields of the view that it reads.
         budgeted: False for one that spends the same whatever the budget, and so has one row.
         citation: where the method was published.
+        schedule: in which blocks it acts where the budget does not say, see `Budget`.
+        most: the largest share of the tokens that it can remove at once; 0.5 for those that merge pairs.
+        fuses: whether one of the tokens that go on is made of those that do not.
+        proportional: whether attention after it weighs a token by its size, softmax(qk^T / sqrt(d) + log s), as in
+            ToMe (Bolya et al. 2023).
+        disposal: what becomes of the tokens that its scores do not keep, see `sparsebench.disposal.dispose`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -188,10 +214,35 @@ class Strategy(BaseModel):
     needs: ClassVar[frozenset[str]] = frozenset({"tokens"})
     budgeted: ClassVar[bool] = True
     citation: ClassVar[str] = ""
+    schedule: ClassVar[Schedule] = "stages"
+    most: ClassVar[float] = 1.0
+    fuses: ClassVar[bool] = False
+    proportional: ClassVar[bool] = False
+
+    disposal: Disposal = "drop"
+
+    def model_post_init(self, _context: Any) -> None:
+        """Refuse a disposal for a strategy that makes its plans itself."""
+        if self.disposal != "drop" and type(self).plan is not Strategy.plan:
+            raise UserError(
+                f"strategy '{self.name}' decides itself what becomes of tokens", got=f"disposal={self.disposal}",
+                next_step="leave disposal out",
+            )  # fmt: skip
 
     def requires(self) -> frozenset[str]:
         """Return the fields of the view it reads with these parameters; by default `needs`."""
         return self.needs
+
+    def reads(self) -> frozenset[str]:
+        """Return what it requires, and what its disposal needs."""
+        from sparsebench.disposal import NEEDS
+
+        return self.requires() | NEEDS[self.disposal]
+
+    def habits(self) -> Habits:
+        """Return what of it decides how a budget becomes token counts."""
+        fuses = self.fuses or self.disposal == "fuse"
+        return Habits(self.site, self.reads(), self.schedule, self.most, fuses)
 
     def scores(self, view: TokenView) -> Tensor:
         """Return (B, N) scores; the tokens with the largest stay."""
@@ -199,7 +250,9 @@ class Strategy(BaseModel):
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         """Return what happens to the view's N tokens so that `keep` go on; None leaves them all as they are."""
-        return Keep.top(self.scores(view), keep)
+        from sparsebench.disposal import dispose
+
+        return dispose(self.disposal, self.scores(view), keep, view)
 
 
 def complaint(candidate: object) -> str | None:

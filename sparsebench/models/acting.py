@@ -31,11 +31,11 @@ class Actor:
     def __init__(self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int):
         self.strategy, self.grid, self.stream = strategy, grid, stream
         self.depth, self.tokens = cost.depth, cost.tokens
-        self.requires = strategy.requires()
+        self.requires = strategy.reads()
         if "relevance" in self.requires and strategy.kind != "oracle":
             raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
-        blocks = stages(budget, strategy.site, cost.depth)
-        counts = solve(budget, cost, strategy.site, self.requires)
+        habits = strategy.habits()
+        blocks, counts = stages(budget, habits, cost.depth), solve(budget, cost, habits)
         self.keep = dict(zip(blocks, counts, strict=True))
         self.planned = cost.steps(strategy.site, blocks, counts, self.requires)
 
