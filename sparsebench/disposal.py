@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from sparsebench.strategy import TokenView
 
 NEEDS: dict[Disposal, frozenset[str]] = {
-    "drop": frozenset(), "fuse": frozenset(), "merge": frozenset({"tokens"}), "squeeze": frozenset({"tokens"}),
+    "drop": frozenset(), "fuse": frozenset({"tokens"}), "merge": frozenset({"tokens"}), "squeeze": frozenset({"tokens"}),
 }  # fmt: skip
-"""What each reads besides the scores."""
+"""What each reads besides the scores: the tokens, wherever more is done than to remove some."""
 
 
 def dispose(kind: Disposal, scores: Tensor, keep: int, view: TokenView) -> Plan:
     """Return the plan after which `keep` tokens go on, the best of the (B, N) scores among them.
 
-    "drop": the others are gone. "fuse": their size-weighted mean goes on as the last of the `keep` tokens. "merge": each
-    joins the kept token that it is most similar to (cosine), size-weighted. "squeeze": each is added to that token with
-    weight e^cos, beside e for the kept one, over the sum of the weights (TPS, Wei et al. 2023).
+    "drop": the others are gone. "fuse": their size-weighted mean goes on as the last of the `keep` tokens. "merge":
+    each joins the kept token that it is most similar to (cosine), size-weighted. "squeeze": each is added to that token
+    with weight e^cos, beside e for the kept one, over the sum of the weights (TPS, Wei et al. 2023).
     """
     top = Keep.top(scores, keep - (kind == "fuse"))
     if kind == "drop":

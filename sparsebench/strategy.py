@@ -23,8 +23,8 @@ Site = Literal["input", "attention", "block"]
 KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
 SITES: tuple[Site, ...] = ("input", "attention", "block")
 NEEDS = frozenset(
-    {"tokens", "queries", "keys", "values", "attention", "class_attention", "received_attention", "pixels",
-     "relevance"}
+    {"tokens", "branch", "queries", "keys", "values", "attention", "class_attention", "received_attention",
+     "mean_query_attention", "attention_maps", "pixels", "relevance"}
 )  # fmt: skip
 
 
@@ -123,6 +123,11 @@ class TokenView:
         return self._get("tokens")
 
     @property
+    def branch(self) -> Tensor:
+        """(B, N, C) what this block's attention added to each token."""
+        return self._get("branch")
+
+    @property
     def queries(self) -> Tensor:
         """(B, H, N, C / H) queries of the patch tokens in this block's attention."""
         return self._get("queries")
@@ -146,6 +151,16 @@ class TokenView:
     def received_attention(self) -> Tensor:
         """(B, N) attention that each patch receives, mean over heads and queries."""
         return self._get("received_attention")
+
+    @property
+    def mean_query_attention(self) -> Tensor:
+        """(B, N) attention from the mean of the patches' queries to each patch, mean over heads."""
+        return self._get("mean_query_attention")
+
+    @property
+    def attention_maps(self) -> Tensor:
+        """(B, H, P + N, P + N) the whole attention of this block, class and register tokens first."""
+        return self._get("attention_maps")
 
     @property
     def attention(self) -> Tensor:
@@ -195,7 +210,7 @@ class Strategy(BaseModel):
         kind: "baseline", "deployable", or "oracle" for one that reads the relevance mask.
         site: where it acts: "input" (before the first block), "attention" (between attention and MLP of the
             scheduled blocks) or "block" (before the scheduled blocks).
-        needs: the fields of the view that it reads.
+        needs: the fields of the view that it reads; `tokens` among them if its plans fuse, merge or mix them.
         budgeted: False for one that spends the same whatever the budget, and so has one row.
         citation: where the method was published.
         schedule: in which blocks it acts where the budget does not say, see `Budget`.

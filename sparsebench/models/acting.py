@@ -105,6 +105,11 @@ class Pass:
         """Say whether fewer tokens are to leave this block than are there now."""
         return self.actor.keep.get(block, self.index.shape[1]) < self.index.shape[1]
 
+    @property
+    def weighs_sizes(self) -> bool:
+        """Whether attention is to weigh tokens by their sizes: where the strategy asks for it, and some are merged."""
+        return self.actor.strategy.proportional and any(isinstance(d.plan, Merge) for d in self.decisions)
+
     def acts_at(self, site: Site, block: int) -> bool:
         """Say whether fewer tokens are to leave this site of this block than come to it."""
         return site == self.site and self.acts(block)
@@ -132,6 +137,11 @@ class Pass:
             return None
         name = self.actor.strategy.name
         check_plan(plan, name, self.index.shape, keep)
+        if self.site == "attention" and "tokens" not in self.requires and not _only_removes(plan):
+            raise StrategyError(
+                f"'{name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as what is "
+                "only removed leaves before the attention and costs less"
+            )
         if isinstance(plan, Keep):
             plan = Keep(plan.index.sort(dim=1).values, plan.fuse, plan.scores)
         before = self.index
@@ -174,6 +184,7 @@ class Replay(Pass):
     """
 
     requires = frozenset()
+    weighs_sizes = False
 
     def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
         self.script = list(script)
@@ -221,7 +232,7 @@ def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, becau
     acting.went(tokens_in, early=plan is not None, scoring=scoring, projected=projected)
     if plan is None:
         return None
-    if not isinstance(plan, Keep) or plan.fuse is not None:
+    if not isinstance(plan, Keep) or not _only_removes(plan):
         raise UnsupportedError(f"{because}: tokens can be kept or removed, not fused, merged or mixed")
     return plan.index
 
@@ -231,6 +242,10 @@ def finite(seen: Tensor) -> Tensor:
     if not bool(seen.isfinite().all()):
         raise DivergedError("training diverged: what the network shows a strategy is not finite")
     return seen
+
+
+def _only_removes(plan: Plan) -> bool:
+    return isinstance(plan, Keep) and plan.fuse is None
 
 
 def _current(mask: Tensor, index: Tensor) -> Tensor:
