@@ -12,9 +12,8 @@ if TYPE_CHECKING:
 
     from sparsebench.strategy import TokenView
 
-NEEDS: dict[Disposal, frozenset[str]] = {
-    "drop": frozenset(), "fuse": frozenset({"tokens"}), "merge": frozenset({"tokens"}), "squeeze": frozenset({"tokens"}),
-}  # fmt: skip
+_TOKENS = frozenset({"tokens"})
+NEEDS: dict[Disposal, frozenset[str]] = {"drop": frozenset(), "fuse": _TOKENS, "merge": _TOKENS, "squeeze": _TOKENS}
 """What each reads besides the scores: the tokens, wherever more is done than to remove some."""
 
 
