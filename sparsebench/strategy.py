@@ -55,12 +55,24 @@ class Merge:
     """Send each token to a group; a group's token is the size-weighted mean of its members.
 
     Attributes:
-        target: (B, N) integer group of each token, in 0..M-1; every group has a member.
+        target: (B, N) integer group of each token, in 0..M-1, or -1 to drop it; every group has a member.
         scores: as in `Keep`.
+        weight: (B, N), or None. With weights w a group's token is sum_i w_i x_i over its members instead of their mean.
+        sizes: (B, N) what each token adds to the size of its group, or None for its own size.
     """
 
     target: Tensor
     scores: Tensor | None = None
+    weight: Tensor | None = None
+    sizes: Tensor | None = None
+
+    @classmethod
+    def into(cls, host: Tensor, scores: Tensor | None = None) -> Merge:
+        """Merge each token into the one at position host (B, N). A token that is its own host goes on; order stays."""
+        import torch
+
+        stays = host == torch.arange(host.shape[1], device=host.device)
+        return cls((stays.cumsum(dim=1) - 1).gather(1, host), scores)
 
 
 @dataclass(frozen=True, eq=False)

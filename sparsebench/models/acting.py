@@ -263,6 +263,9 @@ def _tensors(plan: Plan, B: int, N: int, keep: int) -> Iterator[tuple[str, objec
             yield "Keep.fuse", plan.fuse, (B, N)
     elif isinstance(plan, Merge):
         yield "Merge.target", plan.target, (B, N)
+        for what in ("weight", "sizes"):
+            if (value := getattr(plan, what)) is not None:
+                yield f"Merge.{what}", value, (B, N)
     else:
         yield "Mix.weight", plan.weight, (B, keep, N)
 
@@ -301,8 +304,8 @@ def _check_groups(target: Tensor, name: str, keep: int) -> None:
     if target.dtype != torch.int64:
         raise StrategyError(f"'{name}': Merge.target must be int64, got {target.dtype}")
     low, high = (int(x) for x in target.aminmax())
-    if low < 0 or high >= keep:
-        raise StrategyError(f"'{name}': Merge.target must lie in 0..{keep - 1}, got {low}..{high}")
-    members = torch.zeros(target.shape[0], keep, device=target.device)
-    if bool((members.scatter(1, target, 1.0) == 0).any()):
+    if low < -1 or high >= keep:
+        raise StrategyError(f"'{name}': Merge.target must lie in 0..{keep - 1}, or be -1, got {low}..{high}")
+    members = torch.zeros(target.shape[0], keep + 1, device=target.device)
+    if bool((members.scatter(1, target + 1, 1.0)[:, 1:] == 0).any()):
         raise StrategyError(f"'{name}': Merge.target leaves one of its {keep} groups empty")
