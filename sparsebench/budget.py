@@ -127,14 +127,16 @@ def spread(removed: float, tokens: int, blocks: Sequence[int], depth: int, gamma
     return tuple(counts)
 
 
-def capped(counts: Sequence[int], tokens: int, most: float) -> tuple[int, ...]:
+def capped(counts: Sequence[int], tokens: int, most: float, *, later: bool = False) -> tuple[int, ...]:
     """Return the counts when no more than the share `most` of the tokens can leave at once.
 
-    As many leave each stage as was asked for there, or as can: what could not leave does not leave later instead.
+    As many leave each stage as was asked for there, or as can. What could not leave does so `later`, as soon as it
+    can, or never.
     """
     out, asked = [tokens], [tokens, *counts]
     for before, after in pairwise(asked):
-        out.append(out[-1] - min(before - after, math.floor(most * out[-1] + 1e-9)))
+        wanted = (out[-1] if later else before) - after
+        out.append(out[-1] - min(wanted, math.floor(most * out[-1] + 1e-9)))
     return tuple(out[1:])
 
 
@@ -153,7 +155,9 @@ def solve(budget: Budget, cost: CostModel, habits: Habits) -> tuple[int, ...]:
             made = counts_at(rate, budget.convention, N, len(blocks), habits.fuses)
         else:
             made = spread(removed, N, blocks, cost.depth, budget.gamma if schedule == "late" else 0.0)
-        return capped(made, N, habits.most)
+        # A keep rate means what it does in the published methods. To come near a fraction of MACs, fewer tokens that are
+        # asked for must never leave more MACs, as they would where what could not leave in one stage then stays.
+        return capped(made, N, habits.most, later=budget.macs is not None)
 
     if budget.per_block is not None:
         return _falling(budget.per_block, N, len(blocks), habits.most)

@@ -1,12 +1,13 @@
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sparsebench.budget import FULL, Budget, counts_at, solve, stages
+from sparsebench.budget import FULL, Budget, capped, counts_at, solve, stages
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import BlockCost, ShallowCost, VitCost
 from sparsebench.strategy import Habits
@@ -175,3 +176,32 @@ def test_a_keep_rate_is_taken_as_it_is_whatever_it_costs():
 def test_all_the_macs_keep_all_tokens_even_where_scoring_costs():
     assert solve(FULL, SHALLOW, Habits("input", ("attention",))) == (50,)
     assert solve(FULL, VIT, Habits("attention", ("received_attention",))) == (64, 64, 64)
+
+
+@given(st.lists(st.integers(1, 196), min_size=1, max_size=12), st.sampled_from([0.3, 0.5, 1.0]))
+def test_what_cannot_leave_at_once_stays_or_leaves_as_soon_as_it_can(asked, most):
+    asked = sorted(asked, reverse=True)
+    never, later = capped(asked, 196, most), capped(asked, 196, most, later=True)
+    for counts, wanted in ((never, [a - b for a, b in pairwise([196, *asked])]), (later, None)):
+        before = 196
+        for stage, after in enumerate(counts):
+            can = math.floor(most * before + 1e-9)
+            assert before - after == min(before - asked[stage] if wanted is None else wanted[stage], can)
+            before = after
+    assert all(a <= b for a, b in zip(later, never, strict=True))
+
+
+@pytest.mark.parametrize("schedule", ["stages", "every", "late"])
+@given(target=st.floats(0.3, 1))
+@settings(max_examples=40, deadline=None)
+def test_where_half_can_leave_at_most_a_fraction_of_macs_is_reached_wherever_it_can_be(schedule, target):
+    habits = Habits("attention", ("tokens", "keys"), schedule, 0.5)
+    budget = Budget(macs=target)
+    blocks = stages(budget, habits, 4)
+    dense, least = (VIT.macs(VIT.steps("attention", blocks, k, habits.needs)) for k in (
+        [64] * len(blocks), capped([1] * len(blocks), 64, 0.5, later=True)
+    ))  # fmt: skip
+    counts = solve(budget, VIT, habits)
+    ratio = VIT.macs(VIT.steps("attention", blocks, counts, habits.needs)) / dense
+    assert ratio == pytest.approx(max(target, least / dense), abs=0.02)
+    assert all(after >= before - before // 2 for before, after in pairwise([64, *counts]))
