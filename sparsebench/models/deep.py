@@ -174,10 +174,10 @@ class DeepViT:
         came, sizes = x.shape[1] - self.prefix, acting.sizes
         scoring = self.cost.scoring(acting.requires)
         normed = block.norm1(x)
-        plain = is_plain(block.attn)
+        plain, bias = is_plain(block.attn), self._bias(acting, sizes)
         if plain:
             q, k, v = qkv(block.attn, normed)
-            given = shown.given(block.attn, q, k, v, self.prefix, self.class_rows)
+            given = shown.given(block.attn, q, k, v, self.prefix, self.class_rows, bias)
         if plain and not {"tokens", "branch"} & acting.requires:
             plan = self._decide(acting, number, given, x.device.type)
             early = isinstance(plan, Keep) and plan.fuse is None
@@ -185,11 +185,11 @@ class DeepViT:
                 rows = tokens.with_prefix(plan.index, self.prefix)  # type: ignore[union-attr]
                 q = gather_heads(q, rows)
                 x = tokens.gather(x, rows)
-            x = x + block.drop_path1(block.ls1(attend(block.attn, q, k, v, self._bias(acting, sizes))))
+            x = x + block.drop_path1(block.ls1(attend(block.attn, q, k, v, bias)))
             acting.went(came, early=early, scoring=scoring)
             return x if early or plan is None else self._applied(plan, x, sizes)
         if plain:
-            attended = attend(block.attn, q, k, v, self._bias(acting, sizes))
+            attended = attend(block.attn, q, k, v, bias)
         else:
             attended, given = shown.observed(block.attn, normed, self.prefix, self.class_rows)
         branch = block.drop_path1(block.ls1(attended))

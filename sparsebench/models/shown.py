@@ -12,7 +12,9 @@ from torch import Tensor
 Fields = dict[str, Callable[[], Tensor | None]]
 
 
-def given(attn: Any, q: Tensor, k: Tensor, v: Tensor | None, prefix: int, class_rows: int) -> Fields:
+def given(
+    attn: Any, q: Tensor, k: Tensor, v: Tensor | None, prefix: int, class_rows: int, bias: Tensor | None = None
+) -> Fields:
     """Return how to make each field of the view from queries, keys and values (B, H, P + N, C / H) of a block.
 
     Args:
@@ -20,16 +22,17 @@ def given(attn: Any, q: Tensor, k: Tensor, v: Tensor | None, prefix: int, class_
         q, k, v: v may be None where it cannot be had.
         prefix: P, the number of class and register tokens.
         class_rows: how many of them are class (and distillation) tokens.
+        bias: (B, 1, 1, P + N) what this block adds to what keys are weighed by, or None.
     """
-    P = prefix
+    P, added = prefix, 0.0 if bias is None else bias
 
     def maps() -> Tensor:
-        return torch.softmax(_full(q) * attn.scale @ _full(k).transpose(-2, -1), dim=-1)
+        return torch.softmax(_full(q) * attn.scale @ _full(k).transpose(-2, -1) + added, dim=-1)
 
     def row(queries: Tensor) -> Tensor:
         # A product and a sum: for one row several times faster than a matrix product.
         scores = torch.stack([(one[:, :, None] * _full(k)).sum(-1) for one in queries.unbind(2)], dim=2)
-        return torch.softmax(scores * attn.scale, dim=-1).mean(dim=(1, 2))[:, P:]
+        return torch.softmax(scores * attn.scale + added, dim=-1).mean(dim=(1, 2))[:, P:]
 
     fields: Fields = {
         "queries": lambda: q[:, :, P:],
