@@ -155,8 +155,8 @@ def solve(budget: Budget, cost: CostModel, habits: Habits) -> tuple[int, ...]:
             made = counts_at(rate, budget.convention, N, len(blocks), habits.fuses)
         else:
             made = spread(removed, N, blocks, cost.depth, budget.gamma if schedule == "late" else 0.0)
-        # A keep rate means what it does in the published methods. To come near a fraction of MACs, fewer tokens that are
-        # asked for must never leave more MACs, as they would where what could not leave in one stage then stays.
+        # A keep rate means what it does in published methods. A fraction of MACs is searched for: there a smaller rate
+        # must never cost more, as it would where what could not leave in one stage stays for good.
         return capped(made, N, habits.most, later=budget.macs is not None)
 
     if budget.per_block is not None:
