@@ -29,9 +29,7 @@ class DiffRate(Strategy):
     schedule: ClassVar[Schedule] = "every"
     proportional: ClassVar[bool] = True
 
-    merged: float = Field(
-        0.5, ge=0, le=1, description="share of the tokens not kept that is merged, not dropped"
-    )
+    merged: float = Field(0.5, ge=0, le=1, description="share of the tokens not kept that is merged, not dropped")
 
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Drop the last ranks and merge the middle ones."""

@@ -34,14 +34,16 @@ class DPCKNN(Strategy):
         N = x.shape[1]
         d = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist") / x.shape[2] ** 0.5
         nearest = d.topk(min(self.neighbours, N), dim=2, largest=False).values
-        rho = (-nearest.square().mean(dim=2)).exp() + 1e-6 * view.random()
+        # Two tokens nearest to each other are equally dense: in float32 the noise would not always tell them apart.
+        rho = (-nearest.square().mean(dim=2)).exp().double() + 1e-6 * view.random()
         higher = rho[:, None] > rho[:, :, None]
         delta = d.masked_fill(~higher, float("inf")).amin(dim=2)
         score = rho * torch.where(delta.isinf(), d.amax(dim=2), delta)
         centres = score.argsort(dim=1, descending=True, stable=True)[:, :keep].sort(dim=1).values
         target = d.gather(2, centres[:, None].expand(-1, N, -1)).argmin(dim=2)
         target = target.scatter(1, centres, torch.arange(keep, device=x.device).expand_as(centres))
-        count = torch.zeros_like(score[:, :keep]).scatter_add(1, target, torch.ones_like(score))
+        ones = torch.ones_like(view.sizes)
+        count = torch.zeros_like(ones[:, :keep]).scatter_add(1, target, ones)
         return Merge(target, scores=score, weight=1 / count.gather(1, target))
 
 

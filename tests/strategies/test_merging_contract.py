@@ -63,7 +63,7 @@ def test_sizes_add_up_to_all_patches_where_nothing_is_dropped(make):
 @every
 def test_gradients_flow_through_what_goes_on(make):
     network = vit()
-    acting, out = act(make(), network, images())
+    _, out = act(make(), network, images())
     out.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in network.module.parameters())
     assert float(network.module.patch_embed.proj.weight.grad.abs().sum()) > 0
