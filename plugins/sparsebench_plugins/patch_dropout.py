@@ -10,8 +10,9 @@ class PatchDropout(Strategy):
     """Drops random tokens at the input while the network is trained (Liu et al. 2023); the test sees all of them.
 
     What it saves is training: the budget is what a training step spends, and the record's MACs are the test's, dense
-    ones. Its cells are marked "in training only". The paper drops p = 0.5: keep_rate=0.5, of N tokens max(1, floor(
-    N (1 - p))) by the default convention.
+    ones. Its cells are marked "in training only": they are those of `random` where that is asked to act in training
+    only. The paper's p = 0.5 is keep_rate=0.5, of N tokens max(1, floor(N (1 - p))). Each step draws anew, but for
+    tasks whose recipe fixes the choice.
     """
 
     name: ClassVar[str] = "patch_dropout"

