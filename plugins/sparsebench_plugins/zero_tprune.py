@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 import sparsebench
 from sparsebench import Keep, Site, Strategy, TokenView
@@ -29,9 +29,9 @@ class ZeroTPrune(Strategy):
     needs: ClassVar[frozenset[str]] = frozenset({"attention_maps", "keys"})
     citation: ClassVar[str] = "Wang et al., Zero-TPrune, CVPR 2024"
 
-    iterations: tuple[int, int, int] = (30, 5, 1)
-    low: float = 0.01
-    high: float = 0.7
+    iterations: tuple[PositiveInt, PositiveInt, PositiveInt] = Field((30, 5, 1), description="early, middle, late")
+    low: float = Field(0.01, description="least variance of s T of a head that counts")
+    high: float = Field(0.7, description="largest variance of s T of a head that counts")
     similar: float = Field(0.5, ge=0, le=1, description="share of those to go that go as similar")
     groups: Literal["alternate", "rank"] = "alternate"
 
