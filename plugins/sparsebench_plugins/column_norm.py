@@ -16,7 +16,8 @@ class ColumnNorm(Strategy):
 
     s_j = mean over heads of (sum_i A_ij^n)^(1/n), i over all queries, class and register tokens too. With n = 1 that
     is the attention received; the larger n, the more a few queries that look for the token count. It asks no class
-    token and so can act from block 0. n = 2 is chosen here, the paper's abstract gives none.
+    token and so can act from block 0. Made from a description of the paper, not from its equations: the mean over heads
+    and n = 2 are chosen here.
     """
 
     name: ClassVar[str] = "column_norm"
