@@ -224,6 +224,7 @@ class Strategy(BaseModel):
             scheduled blocks) or "block" (before the scheduled blocks).
         needs: the fields of the view that it reads; `tokens` among them if its plans fuse, merge or mix them.
         budgeted: False for one that spends the same whatever the budget, and so has one row.
+        trains_only: True for one that acts in training only: the budget is the training's, the test is dense.
         citation: where the method was published.
         schedule: in which blocks it acts where the budget does not say, see `Budget`.
         most: the largest share of the tokens that it can remove at once; 0.5 for those that merge pairs.
@@ -240,6 +241,7 @@ class Strategy(BaseModel):
     site: ClassVar[Site] = "input"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens"})
     budgeted: ClassVar[bool] = True
+    trains_only: ClassVar[bool] = False
     citation: ClassVar[str] = ""
     schedule: ClassVar[Schedule] = "stages"
     most: ClassVar[float] = 1.0

@@ -107,12 +107,19 @@ def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: in
     strategy, found, budget = contender
     cell = Cell(
         task=Part.of(setting.task), model=Part.of(setting.model), strategy=Part.of(strategy), budget=budget,
-        n_train=n_train, repetition=repetition, where=setting.where if strategy.budgeted else "both", init=init,
+        n_train=n_train, repetition=repetition, where=_where(setting, strategy), init=init,
     )  # fmt: skip
     yield Job(
         cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), files=files, failure=found.failure,
         after=init.id if init else "", together=setting.model.together and init is None,
     )  # fmt: skip
+
+
+def _where(setting: _Setting, strategy: Strategy) -> Where:
+    """Return where the strategy acts: as asked for, unless it leaves no choice."""
+    if not strategy.budgeted:
+        return "both"
+    return "train" if strategy.trains_only else setting.where
 
 
 def _label(strategy: Strategy) -> str:
