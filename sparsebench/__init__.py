@@ -9,16 +9,18 @@ table = sparsebench.leaderboard(records)
 from sparsebench.api import leaderboard, load_records, run
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.plugin.hooks import hookimpl
-from sparsebench.strategy import Keep, Kind, Merge, Mix, Plan, Site, Strategy, TokenView
+from sparsebench.strategy import Disposal, Keep, Kind, Merge, Mix, Plan, Schedule, Site, Strategy, TokenView
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Disposal",
     "Keep",
     "Kind",
     "Merge",
     "Mix",
     "Plan",
+    "Schedule",
     "Site",
     "Strategy",
     "StrategyError",

@@ -5,24 +5,26 @@ This module imports no torch, so that listing strategies stays fast; a strategy 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
-from sparsebench.errors import StrategyError
+from sparsebench.errors import StrategyError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Kind = Literal["baseline", "deployable", "oracle"]
+Disposal = Literal["drop", "fuse", "merge", "squeeze"]
+Schedule = Literal["stages", "every", "late"]
 Site = Literal["input", "attention", "block"]
 KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
 SITES: tuple[Site, ...] = ("input", "attention", "block")
 NEEDS = frozenset(
-    {"tokens", "queries", "keys", "values", "attention", "class_attention", "received_attention", "pixels",
-     "relevance"}
+    {"tokens", "branch", "queries", "keys", "values", "attention", "class_attention", "received_attention",
+     "mean_query_attention", "attention_maps", "pixels", "relevance"}
 )  # fmt: skip
 
 
@@ -53,12 +55,24 @@ class Merge:
     """Send each token to a group; a group's token is the size-weighted mean of its members.
 
     Attributes:
-        target: (B, N) integer group of each token, in 0..M-1; every group has a member.
+        target: (B, N) integer group of each token, in 0..M-1, or -1 to drop it; every group has a member.
         scores: as in `Keep`.
+        weight: (B, N), or None. With weights w a group's token is sum_i w_i x_i over its members instead of their mean.
+        sizes: (B, N) what each token adds to the size of its group, or None for its own size.
     """
 
     target: Tensor
     scores: Tensor | None = None
+    weight: Tensor | None = None
+    sizes: Tensor | None = None
+
+    @classmethod
+    def into(cls, host: Tensor, scores: Tensor | None = None) -> Merge:
+        """Merge each token into the one at position host (B, N). A token that is its own host goes on; order stays."""
+        import torch
+
+        stays = host == torch.arange(host.shape[1], device=host.device)
+        return cls((stays.cumsum(dim=1) - 1).gather(1, host), scores)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +135,11 @@ class TokenView:
         return self._get("tokens")
 
     @property
+    def branch(self) -> Tensor:
+        """(B, N, C) what this block's attention added to each token."""
+        return self._get("branch")
+
+    @property
     def queries(self) -> Tensor:
         """(B, H, N, C / H) queries of the patch tokens in this block's attention."""
         return self._get("queries")
@@ -146,6 +165,16 @@ class TokenView:
         return self._get("received_attention")
 
     @property
+    def mean_query_attention(self) -> Tensor:
+        """(B, N) attention from the mean of the patches' queries to each patch, mean over heads."""
+        return self._get("mean_query_attention")
+
+    @property
+    def attention_maps(self) -> Tensor:
+        """(B, H, P + N, P + N) the whole attention of this block, class and register tokens first."""
+        return self._get("attention_maps")
+
+    @property
     def attention(self) -> Tensor:
         """(B, N) `class_attention` where the model has a class token, else `received_attention`."""
         return self._get("attention")
@@ -165,6 +194,24 @@ class TokenView:
         return self._random(draw)
 
 
+class Habits(NamedTuple):
+    """What of a strategy decides how a budget becomes token counts; see `Strategy`.
+
+    Attributes:
+        site: where it acts.
+        needs: the fields of the view that it reads.
+        schedule: its own.
+        most: the largest share of the tokens that can leave at once.
+        fuses: whether one token more goes on, in which those that left are fused.
+    """
+
+    site: str
+    needs: Collection[str] = ()
+    schedule: Schedule = "stages"
+    most: float = 1.0
+    fuses: bool = False
+
+
 class Strategy(BaseModel):
     """Decides which tokens stay. Subclass it, name it, and write `scores` (or `plan`).
 
@@ -175,9 +222,16 @@ class Strategy(BaseModel):
         kind: "baseline", "deployable", or "oracle" for one that reads the relevance mask.
         site: where it acts: "input" (before the first block), "attention" (between attention and MLP of the
             scheduled blocks) or "block" (before the scheduled blocks).
-        needs: the fields of the view that it reads.
+        needs: the fields of the view that it reads; `tokens` among them if its plans fuse, merge or mix them.
         budgeted: False for one that spends the same whatever the budget, and so has one row.
+        trains_only: True for one that acts in training only: the budget is the training's, the test is dense.
         citation: where the method was published.
+        schedule: in which blocks it acts where the budget does not say, see `Budget`.
+        most: the largest share of the tokens that it can remove at once; 0.5 for those that merge pairs.
+        fuses: whether one of the tokens that go on is made of those that do not.
+        proportional: whether attention after it weighs a token by its size, softmax(qk^T / sqrt(d) + log s), as in
+            ToMe (Bolya et al. 2023).
+        disposal: what becomes of the tokens that its scores do not keep, see `sparsebench.disposal.dispose`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -187,11 +241,37 @@ class Strategy(BaseModel):
     site: ClassVar[Site] = "input"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens"})
     budgeted: ClassVar[bool] = True
+    trains_only: ClassVar[bool] = False
     citation: ClassVar[str] = ""
+    schedule: ClassVar[Schedule] = "stages"
+    most: ClassVar[float] = 1.0
+    fuses: ClassVar[bool] = False
+    proportional: ClassVar[bool] = False
+
+    disposal: Disposal = "drop"
+
+    def model_post_init(self, _context: Any) -> None:
+        """Refuse a disposal for a strategy that makes its plans itself."""
+        if self.disposal != "drop" and type(self).plan is not Strategy.plan:
+            raise UserError(
+                f"strategy '{self.name}' decides itself what becomes of tokens", got=f"disposal={self.disposal}",
+                next_step="leave disposal out",
+            )  # fmt: skip
 
     def requires(self) -> frozenset[str]:
         """Return the fields of the view it reads with these parameters; by default `needs`."""
         return self.needs
+
+    def reads(self) -> frozenset[str]:
+        """Return what it requires, and what its disposal needs."""
+        from sparsebench.disposal import NEEDS
+
+        return self.requires() | NEEDS[self.disposal]
+
+    def habits(self) -> Habits:
+        """Return what of it decides how a budget becomes token counts."""
+        fuses = self.fuses or self.disposal == "fuse"
+        return Habits(self.site, self.reads(), self.schedule, self.most, fuses)
 
     def scores(self, view: TokenView) -> Tensor:
         """Return (B, N) scores; the tokens with the largest stay."""
@@ -199,7 +279,9 @@ class Strategy(BaseModel):
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         """Return what happens to the view's N tokens so that `keep` go on; None leaves them all as they are."""
-        return Keep.top(self.scores(view), keep)
+        from sparsebench.disposal import dispose
+
+        return dispose(self.disposal, self.scores(view), keep, view)
 
 
 def complaint(candidate: object) -> str | None:

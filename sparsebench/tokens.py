@@ -34,8 +34,8 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
     first, patches = tokens[:, :prefix], tokens[:, prefix:]
     if isinstance(plan, Keep):
         return torch.cat([first, gather(patches, plan.index), _fused(plan, patches)], dim=1)
-    weight = plan.weight if isinstance(plan, Mix) else _group_weights(plan, sizes)
-    return torch.cat([first, weight.to(patches.dtype) @ patches], dim=1)
+    new = plan.weight.to(patches.dtype) @ patches if isinstance(plan, Mix) else _merged(plan, patches, sizes)
+    return torch.cat([first, new], dim=1)
 
 
 def _fused(plan: Keep, patches: Tensor) -> Tensor:
@@ -45,17 +45,33 @@ def _fused(plan: Keep, patches: Tensor) -> Tensor:
     return weight[:, None, :] @ patches
 
 
-def _group_weights(plan: Merge, sizes: Tensor) -> Tensor:
-    """Return the (B, M, N) weights of the size-weighted mean of each group."""
-    groups = F.one_hot(plan.target).transpose(1, 2) * sizes[:, None, :]
-    return groups / groups.sum(dim=2, keepdim=True)
+def _merged(plan: Merge, patches: Tensor, sizes: Tensor) -> Tensor:
+    """Return (B, M, C), each group's members summed with their weights."""
+    if plan.weight is not None:
+        return _by_group(plan, patches, plan.weight)
+    return _by_group(plan, patches, sizes / _by_group(plan, sizes[..., None])[..., 0].gather(1, plan.target.clamp(0)))
+
+
+def _by_group(plan: Merge, values: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return (B, M, C), the sum of each group's (B, N, C) values times their (B, N) weights; dropped ones are in none.
+
+    Bags of rows, which are summed in the same order on every run: a product with a (B, M, N) matrix costs 30 times as
+    much, and `scatter_add` on a GPU adds in any order.
+    """
+    (B, N), M = plan.target.shape, int(plan.target.max()) + 1
+    group = plan.target + torch.arange(B, device=values.device)[:, None] * M
+    group, order = torch.where(plan.target < 0, B * M, group).flatten().sort(stable=True)
+    first = torch.searchsorted(group, torch.arange(B * M + 1, device=values.device))  # the last bag is of the dropped
+    factor = values.new_ones(B * N) if weight is None else weight.flatten()[order].to(values.dtype)
+    bags = F.embedding_bag(order, values.reshape(B * N, -1), first, mode="sum", per_sample_weights=factor)
+    return bags[:-1].unflatten(0, (B, M))
 
 
 def sizes_after(plan: Plan, sizes: Tensor) -> Tensor:
     """Return (B, M), how many patches each new token stands for."""
     if isinstance(plan, Merge):
-        M = int(plan.target.max()) + 1
-        return sizes.new_zeros(sizes.shape[0], M).scatter_add(1, plan.target, sizes)
+        added = sizes if plan.sizes is None else plan.sizes.to(sizes.dtype)
+        return _by_group(plan, added[..., None])[..., 0]
     if isinstance(plan, Mix):
         return sizes.new_ones(plan.weight.shape[:2])
     kept = sizes.gather(1, plan.index)
@@ -72,9 +88,9 @@ def index_after(plan: Plan, index: Tensor) -> Tensor:
     if isinstance(plan, Mix):
         return index.new_full(plan.weight.shape[:2], -1)
     if isinstance(plan, Merge):
-        M = int(plan.target.max()) + 1
-        far = torch.iinfo(index.dtype).max
-        return index.new_full((index.shape[0], M), far).scatter_reduce(1, plan.target, index, "amin")
+        M, far = int(plan.target.max()) + 1, torch.iinfo(index.dtype).max
+        rows = torch.where(plan.target < 0, M, plan.target)
+        return index.new_full((index.shape[0], M + 1), far).scatter_reduce(1, rows, index, "amin")[:, :M]
     kept = index.gather(1, plan.index)
     if plan.fuse is None:
         return kept

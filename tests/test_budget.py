@@ -1,14 +1,16 @@
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sparsebench.budget import FULL, Budget, counts_at, solve, stages
+from sparsebench.budget import FULL, Budget, capped, counts_at, solve, stages
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import BlockCost, ShallowCost, VitCost
+from sparsebench.strategy import Habits
 
 BLOCK = BlockCost(qkv=3 * 64**2, proj=64**2, mlp=8 * 64**2, width=64)
 VIT = VitCost(tokens=64, prefix=1, class_rows=1, embed=48 * 64, head=640, blocks=(BLOCK,) * 4)
@@ -103,19 +105,19 @@ def test_labels_tell_budgets_apart():
 @pytest.mark.parametrize(("depth", "blocks"), [(12, (3, 6, 9)), (24, (6, 12, 18)), (5, (1, 2, 4)), (3, (1, 2))])
 @pytest.mark.parametrize("site", ["attention", "block"])
 def test_the_default_stages_follow_each_quarter_of_the_depth(site, depth, blocks):
-    assert stages(Budget(macs=0.5), site, depth) == blocks
+    assert stages(Budget(macs=0.5), Habits(site), depth) == blocks
 
 
 def test_the_input_site_and_a_single_block_have_one_stage():
-    assert stages(Budget(macs=0.5), "input", 12) == (0,)
-    assert stages(Budget(macs=0.5), "attention", 1) == (0,)
-    assert stages(Budget(macs=0.5, blocks=(0, 2, 11)), "attention", 12) == (0, 2, 11)
+    assert stages(Budget(macs=0.5), Habits("input"), 12) == (0,)
+    assert stages(Budget(macs=0.5), Habits("attention"), 1) == (0,)
+    assert stages(Budget(macs=0.5, blocks=(0, 2, 11)), Habits("attention"), 12) == (0, 2, 11)
 
 
 @pytest.mark.parametrize("blocks", [(12,), (-1, 3), (3, 12), (6, 3), (3, 3), ()])
 def test_stages_outside_the_network_or_out_of_order_are_a_user_error(blocks):
     with pytest.raises(UserError, match="budget blocks"):
-        stages(Budget(macs=0.5, blocks=blocks), "attention", 12)
+        stages(Budget(macs=0.5, blocks=blocks), Habits("attention"), 12)
 
 
 def ratios(cost, site, blocks, needs):
@@ -129,9 +131,9 @@ ONE_STAGE = [("input", None), ("attention", (1,)), ("attention", (3,)), ("block"
 @pytest.mark.parametrize(("site", "blocks"), ONE_STAGE)
 @pytest.mark.parametrize("needs", [(), ("tokens",), ("class_attention",)])
 def test_one_stage_comes_as_near_to_the_target_as_any_count(site, blocks, needs):
-    found = ratios(VIT, site, stages(Budget(macs=0.5, blocks=blocks), site, 4), needs)
+    found = ratios(VIT, site, stages(Budget(macs=0.5, blocks=blocks), Habits(site), 4), needs)
     for target in (0.05, 0.2, 0.37, 0.5, 0.65, 0.8, 0.87, 0.95, 0.999, 1.0):
-        (count,) = solve(Budget(macs=target, blocks=blocks), VIT, site, needs)
+        (count,) = solve(Budget(macs=target, blocks=blocks), VIT, Habits(site, needs))
         assert abs(found[count] - target) == min(abs(ratio - target) for ratio in found.values())
 
 
@@ -142,8 +144,8 @@ def test_one_stage_comes_as_near_to_the_target_as_any_count(site, blocks, needs)
 @settings(max_examples=60, deadline=None)
 def test_keeping_all_is_taken_where_scoring_makes_nearly_all_dearer(cost, site, blocks, target):
     needs = ("received_attention",)
-    found = ratios(cost, site, stages(Budget(macs=target, blocks=blocks), site, cost.depth), needs)
-    (count,) = solve(Budget(macs=target, blocks=blocks), cost, site, needs)
+    found = ratios(cost, site, stages(Budget(macs=target, blocks=blocks), Habits(site), cost.depth), needs)
+    (count,) = solve(Budget(macs=target, blocks=blocks), cost, Habits(site, needs))
     assert abs(found[count] - target) <= min(abs(ratio - target) for ratio in found.values()) + 1e-12
 
 
@@ -155,22 +157,51 @@ def test_several_stages_share_one_rate_and_no_rate_comes_nearer(target):
     def distance(counts):
         return abs(VIT.macs(VIT.steps("attention", blocks, counts, needs)) / dense - target)
 
-    counts = solve(Budget(macs=target), VIT, "attention", needs)
+    counts = solve(Budget(macs=target), VIT, Habits("attention", needs))
     every = {counts_at(k / 5000, "power-floor", 64, 3) for k in range(1, 5001)}
     assert min(max(abs(a - b) for a, b in zip(counts, other, strict=True)) for other in every) <= 1
     assert distance(counts) <= min(map(distance, every)) + 1e-12
 
 
 def test_a_target_below_what_one_token_costs_gives_one_token():
-    assert solve(Budget(macs=0.001), VIT, "attention", ()) == (1, 1, 1)
+    assert solve(Budget(macs=0.001), VIT, Habits("attention", ())) == (1, 1, 1)
 
 
 def test_a_keep_rate_is_taken_as_it_is_whatever_it_costs():
     budget = Budget(keep_rate=0.5, convention="compound-ceil")
-    assert solve(budget, VIT, "attention", ()) == (32, 16, 8)
-    assert solve(budget, VIT, "input", ()) == (32,)
+    assert solve(budget, VIT, Habits("attention", ())) == (32, 16, 8)
+    assert solve(budget, VIT, Habits("input", ())) == (32,)
 
 
 def test_all_the_macs_keep_all_tokens_even_where_scoring_costs():
-    assert solve(FULL, SHALLOW, "input", ("attention",)) == (50,)
-    assert solve(FULL, VIT, "attention", ("received_attention",)) == (64, 64, 64)
+    assert solve(FULL, SHALLOW, Habits("input", ("attention",))) == (50,)
+    assert solve(FULL, VIT, Habits("attention", ("received_attention",))) == (64, 64, 64)
+
+
+@given(st.lists(st.integers(1, 196), min_size=1, max_size=12), st.sampled_from([0.3, 0.5, 1.0]))
+def test_what_cannot_leave_at_once_stays_or_leaves_as_soon_as_it_can(asked, most):
+    asked = sorted(asked, reverse=True)
+    never, later = capped(asked, 196, most), capped(asked, 196, most, later=True)
+    for counts, wanted in ((never, [a - b for a, b in pairwise([196, *asked])]), (later, None)):
+        before = 196
+        for stage, after in enumerate(counts):
+            can = math.floor(most * before + 1e-9)
+            assert before - after == min(before - asked[stage] if wanted is None else wanted[stage], can)
+            before = after
+    assert all(a <= b for a, b in zip(later, never, strict=True))
+
+
+@pytest.mark.parametrize("schedule", ["stages", "every", "late"])
+@given(target=st.floats(0.3, 1))
+@settings(max_examples=40, deadline=None)
+def test_where_half_can_leave_at_most_a_fraction_of_macs_is_reached_wherever_it_can_be(schedule, target):
+    habits = Habits("attention", ("tokens", "keys"), schedule, 0.5)
+    budget = Budget(macs=target)
+    blocks = stages(budget, habits, 4)
+    dense, least = (VIT.macs(VIT.steps("attention", blocks, k, habits.needs)) for k in (
+        [64] * len(blocks), capped([1] * len(blocks), 64, 0.5, later=True)
+    ))  # fmt: skip
+    counts = solve(budget, VIT, habits)
+    ratio = VIT.macs(VIT.steps("attention", blocks, counts, habits.needs)) / dense
+    assert ratio == pytest.approx(max(target, least / dense), abs=0.02)
+    assert all(after >= before - before // 2 for before, after in pairwise([64, *counts]))

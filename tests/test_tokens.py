@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from sparsebench import tokens
 from sparsebench.strategy import Keep, Merge, Mix
 
-KINDS = ("keep", "fuse", "merge", "mix")
+KINDS = ("keep", "fuse", "merge", "weigh", "mix")
 PREFIXES = (0, 1, 2, 5)
 
 
@@ -19,6 +19,10 @@ def make_plan(kind, rng, B, N, M):
     if kind == "merge":
         target = torch.randint(0, M, (B, N), generator=rng)
         return Merge(target.scatter(1, order[:, :M], torch.arange(M).expand(B, M)))
+    if kind == "weigh":
+        target = torch.randint(-1, M, (B, N), generator=rng)
+        weight, added = torch.rand(2, B, N, generator=rng, dtype=torch.float64)
+        return Merge(target.scatter(1, order[:, :M], torch.arange(M).expand(B, M)), weight=weight, sizes=added)
     return Mix(torch.randn(B, M, N, generator=rng, dtype=torch.float64))
 
 
@@ -37,8 +41,9 @@ def by_loops(plan, x, sizes, prefix):
         elif isinstance(plan, Merge):
             for group in range(int(plan.target[b].max()) + 1):
                 members = [i for i in range(N) if plan.target[b, i] == group]
-                weight = sum(sizes[b, i] for i in members)
-                rows.append(sum(sizes[b, i] * patches[i] for i in members) / weight)
+                mean = sizes[b] / sum(sizes[b, i] for i in members)
+                weight = mean if plan.weight is None else plan.weight[b]
+                rows.append(sum(weight[i] * patches[i] for i in members))
         else:
             rows += [sum(weights[i] * patches[i] for i in range(N)) for weights in plan.weight[b]]
         out.append(torch.stack(rows))
@@ -108,6 +113,33 @@ def test_a_group_weighs_its_members_by_the_patches_they_stand_for():
     assert out.flatten().tolist() == [2.0, 10.0]
 
 
+def test_merging_as_told_drops_what_has_no_group_and_adds_up_the_given_sizes():
+    target, index = torch.tensor([[1, -1, 0, 1]]), torch.tensor([[2, 5, 7, 9]])
+    plan = Merge(target, sizes=torch.tensor([[1.0, 9.0, 2.0, 0.25]]))
+    assert tokens.sizes_after(plan, torch.ones(1, 4)).tolist() == [[2.0, 1.25]]
+    assert tokens.sizes_after(Merge(target), torch.tensor([[3.0, 1.0, 2.0, 4.0]])).tolist() == [[2.0, 7.0]]
+    assert tokens.index_after(plan, index).tolist() == [[7, 2]]
+    x = torch.tensor([[[1.0], [50.0], [4.0], [9.0]]])
+    assert tokens.apply(plan, x, torch.tensor([[3.0, 1.0, 2.0, 1.0]])).flatten().tolist() == [4.0, 3.0]
+
+
+def test_merging_into_hosts_leaves_those_that_are_their_own_in_their_order():
+    assert Merge.into(torch.tensor([[3, 1, 1, 3], [0, 0, 2, 3]])).target.tolist() == [[1, 0, 0, 1], [0, 0, 1, 2]]
+
+
+@pytest.mark.parametrize("kind", ["merge", "weigh"])
+def test_gradients_flow_through_merged_tokens_and_their_weights(kind):
+    rng = torch.Generator().manual_seed(0)
+    plan = make_plan(kind, rng, 2, 6, 3)
+    x = torch.randn(2, 6, 2, generator=rng, dtype=torch.float64, requires_grad=True)
+    weights = () if plan.weight is None else (plan.weight.requires_grad_(),)
+
+    def merged(x, *weight):
+        return tokens.apply(Merge(plan.target, weight=weight[0] if weight else None), x, torch.ones(2, 6).double())
+
+    assert torch.autograd.gradcheck(merged, (x, *weights))
+
+
 def test_the_fused_weight_of_a_kept_token_does_not_count():
     x = torch.tensor([[[1.0], [2.0], [4.0]]])
     out = tokens.apply(Keep(torch.tensor([[1]]), fuse=torch.tensor([[0.5, 100.0, 0.25]])), x, torch.ones(1, 3))
@@ -129,7 +161,7 @@ def test_the_numbers_keep_their_type(kind):
     assert tokens.apply(make_plan(kind, rng, 2, 6, 3), x, torch.ones(2, 6), 1).dtype == torch.bfloat16
 
 
-@given(cases(("keep", "fuse", "merge")), st.integers(0, 10**6))
+@given(cases(("keep", "fuse", "merge", "weigh")), st.integers(0, 10**6))
 @settings(max_examples=150, deadline=None)
 def test_patches_are_followed_to_the_token_that_they_are_in(case, seed):
     plan, sizes, _, _, _ = case

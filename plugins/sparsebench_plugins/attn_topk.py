@@ -14,6 +14,7 @@ class AttnTopK(Strategy):
 
     The score is the class token's attention, mean over heads: EViT (Liang et al. 2022) without its fused token.
     Where there is no class token it is the attention received, mean over heads and queries; the record says which.
+    "mean_query" asks with the mean of the patches' queries, one row as the class token's; it needs no class token.
     """
 
     name: ClassVar[str] = "attn_topk"
@@ -21,12 +22,11 @@ class AttnTopK(Strategy):
     needs: ClassVar[frozenset[str]] = frozenset({"attention"})
     citation: ClassVar[str] = "Liang et al., Not all patches are what you need (EViT), ICLR 2022"
 
-    attention: Literal["auto", "class", "received"] = "auto"
+    attention: Literal["auto", "class", "received", "mean_query"] = "auto"
 
     def requires(self) -> frozenset[str]:
         """Ask for the one attention that is used."""
-        field = {"auto": "attention", "class": "class_attention", "received": "received_attention"}
-        return frozenset({field[self.attention]})
+        return frozenset({"attention" if self.attention == "auto" else f"{self.attention}_attention"})
 
     def scores(self, view: TokenView) -> "Tensor":
         """Return the attention."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Scoring = Literal["", "class", "received"]
+Scoring = Literal["", "class", "received", "mean"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Step:
         tokens_in: tokens that enter attention as keys.
         tokens_out: tokens that leave it and enter the MLP.
         early: whether only the tokens that stay were queries (the choice was made before attention ran).
-        scoring: attention computed only to score the tokens: class row, received by each token, or none.
+        scoring: attention computed only to score the tokens: class row, received by each token, row of the mean
+            query, or none.
         projected: what else was made of all tokens only to score them: some of "qkv", queries, keys and values.
     """
 
@@ -55,9 +56,11 @@ class CostModel(Protocol):
 
 def scoring_of(needs: Collection[str], source: Scoring) -> Scoring:
     """Return which attention must be computed for these needs; `source` is what plain "attention" means here."""
-    if "received_attention" in needs or ("attention" in needs and source == "received"):
+    if {"received_attention", "attention_maps"} & set(needs) or ("attention" in needs and source == "received"):
         return "received"
-    return "class" if {"class_attention", "attention"} & set(needs) else ""
+    if {"class_attention", "attention"} & set(needs):
+        return "class"
+    return "mean" if "mean_query_attention" in needs else ""
 
 
 def projected_for(needs: Collection[str], scoring: Scoring) -> str:
@@ -79,7 +82,7 @@ class BlockCost:
         """Return 3ND^2 + 2QND + QD^2 + 8MD^2 for a plain block: N keys, Q queries, M tokens after it."""
         keys, out = prefix + step.tokens_in, prefix + step.tokens_out
         queries = out if step.early else keys
-        rows = {"": 0.0, "class": class_rows, "received": keys}[step.scoring]
+        rows = {"": 0.0, "class": class_rows, "received": keys, "mean": 1}[step.scoring]
         attention = self.qkv * keys + 2 * queries * keys * self.width + self.proj * queries
         return attention + rows * keys * self.width + self.mlp * out
 
@@ -108,7 +111,7 @@ class VitCost:
     def steps(self, site: str, blocks: Sequence[int], counts: Sequence[int], needs: Collection[str]) -> list[Step]:
         """See `CostModel.steps`."""
         scoring = self.scoring(needs)
-        early = self.plain and "tokens" not in needs
+        early = self.plain and not {"tokens", "branch"} & set(needs)
         steps, n = [], self.tokens
         if site == "input":
             n = counts[0]

@@ -31,11 +31,11 @@ class Actor:
     def __init__(self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int):
         self.strategy, self.grid, self.stream = strategy, grid, stream
         self.depth, self.tokens = cost.depth, cost.tokens
-        self.requires = strategy.requires()
+        self.requires = strategy.reads()
         if "relevance" in self.requires and strategy.kind != "oracle":
             raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
-        blocks = stages(budget, strategy.site, cost.depth)
-        counts = solve(budget, cost, strategy.site, self.requires)
+        habits = strategy.habits()
+        blocks, counts = stages(budget, habits, cost.depth), solve(budget, cost, habits)
         self.keep = dict(zip(blocks, counts, strict=True))
         self.planned = cost.steps(strategy.site, blocks, counts, self.requires)
 
@@ -105,6 +105,11 @@ class Pass:
         """Say whether fewer tokens are to leave this block than are there now."""
         return self.actor.keep.get(block, self.index.shape[1]) < self.index.shape[1]
 
+    @property
+    def weighs_sizes(self) -> bool:
+        """Whether attention is to weigh tokens by their sizes: where the strategy asks for it, and some are merged."""
+        return self.actor.strategy.proportional and any(isinstance(d.plan, Merge) for d in self.decisions)
+
     def acts_at(self, site: Site, block: int) -> bool:
         """Say whether fewer tokens are to leave this site of this block than come to it."""
         return site == self.site and self.acts(block)
@@ -132,6 +137,11 @@ class Pass:
             return None
         name = self.actor.strategy.name
         check_plan(plan, name, self.index.shape, keep)
+        if self.site == "attention" and "tokens" not in self.requires and not _only_removes(plan):
+            raise StrategyError(
+                f"'{name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as what is "
+                "only removed leaves before the attention and costs less"
+            )
         if isinstance(plan, Keep):
             plan = Keep(plan.index.sort(dim=1).values, plan.fuse, plan.scores)
         before = self.index
@@ -174,6 +184,7 @@ class Replay(Pass):
     """
 
     requires = frozenset()
+    weighs_sizes = False
 
     def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
         self.script = list(script)
@@ -221,7 +232,7 @@ def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, becau
     acting.went(tokens_in, early=plan is not None, scoring=scoring, projected=projected)
     if plan is None:
         return None
-    if not isinstance(plan, Keep) or plan.fuse is not None:
+    if not isinstance(plan, Keep) or not _only_removes(plan):
         raise UnsupportedError(f"{because}: tokens can be kept or removed, not fused, merged or mixed")
     return plan.index
 
@@ -231,6 +242,10 @@ def finite(seen: Tensor) -> Tensor:
     if not bool(seen.isfinite().all()):
         raise DivergedError("training diverged: what the network shows a strategy is not finite")
     return seen
+
+
+def _only_removes(plan: Plan) -> bool:
+    return isinstance(plan, Keep) and plan.fuse is None
 
 
 def _current(mask: Tensor, index: Tensor) -> Tensor:
@@ -248,6 +263,9 @@ def _tensors(plan: Plan, B: int, N: int, keep: int) -> Iterator[tuple[str, objec
             yield "Keep.fuse", plan.fuse, (B, N)
     elif isinstance(plan, Merge):
         yield "Merge.target", plan.target, (B, N)
+        for what in ("weight", "sizes"):
+            if (value := getattr(plan, what)) is not None:
+                yield f"Merge.{what}", value, (B, N)
     else:
         yield "Mix.weight", plan.weight, (B, keep, N)
 
@@ -286,8 +304,8 @@ def _check_groups(target: Tensor, name: str, keep: int) -> None:
     if target.dtype != torch.int64:
         raise StrategyError(f"'{name}': Merge.target must be int64, got {target.dtype}")
     low, high = (int(x) for x in target.aminmax())
-    if low < 0 or high >= keep:
-        raise StrategyError(f"'{name}': Merge.target must lie in 0..{keep - 1}, got {low}..{high}")
-    members = torch.zeros(target.shape[0], keep, device=target.device)
-    if bool((members.scatter(1, target, 1.0) == 0).any()):
+    if low < -1 or high >= keep:
+        raise StrategyError(f"'{name}': Merge.target must lie in 0..{keep - 1}, or be -1, got {low}..{high}")
+    members = torch.zeros(target.shape[0], keep + 1, device=target.device)
+    if bool((members.scatter(1, target + 1, 1.0)[:, 1:] == 0).any()):
         raise StrategyError(f"'{name}': Merge.target leaves one of its {keep} groups empty")

@@ -106,12 +106,17 @@ def gather_heads(q: Tensor, rows: Tensor) -> Tensor:
     return taken.reshape(B, -1, H, d).transpose(1, 2)
 
 
-def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return (B, Q, C), plain attention's output for its Q queries, with the kernel that the module would use."""
+def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return (B, Q, C), plain attention's output for its Q queries, with the kernel that the module would use.
+
+    A bias (B, 1, 1, keys) is added to what keys are weighed by, before the softmax.
+    """
     drop = attn.attn_drop.p if attn.training else 0.0
+    bias = None if bias is None else bias.to(q.dtype)
     if attn.fused_attn:
-        x = F.scaled_dot_product_attention(q, k, v, dropout_p=drop)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=drop)
     else:
-        x = attn.attn_drop(torch.softmax(q * attn.scale @ k.transpose(-2, -1), dim=-1)) @ v
+        scores = q * attn.scale @ k.transpose(-2, -1)
+        x = attn.attn_drop(torch.softmax(scores if bias is None else scores + bias, dim=-1)) @ v
     x = x.transpose(1, 2).flatten(2)
     return attn.proj_drop(attn.proj(getattr(attn, "norm", nn.Identity())(x)))

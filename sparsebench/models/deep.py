@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from timm.layers import Attention, PatchEmbed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from sparsebench import seeds, tokens
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import BlockCost, VitCost
 from sparsebench.measure.neighbours import neighbour_agreement
+from sparsebench.models import shown
 from sparsebench.models.acting import Given, Look, Pass
 from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, is_plain, qkv
 from sparsebench.strategy import Keep, Plan
@@ -113,7 +115,7 @@ class DeepViT:
     def _decide(self, acting: Pass, number: int, given: Given, device: str) -> Plan | None:
         """Ask the strategy, see `Pass.decide`; what it sees has the precision of the weights."""
         with self._in_full(device):
-            return acting.decide(number, {name: partial(_shown, make) for name, make in given.items()})
+            return acting.decide(number, {name: partial(shown.in_full, make) for name, make in given.items()})
 
     def _applied(self, plan: Plan, x: Tensor, sizes: Tensor) -> Tensor:
         """Return what the plan makes of the tokens x, see `tokens.apply`."""
@@ -153,7 +155,8 @@ class DeepViT:
             sizes = acting.sizes
             plan = self._decide(acting, number, {"tokens": lambda: x[:, self.prefix :]}, x.device.type)
             x = x if plan is None else self._applied(plan, x, sizes)
-        if not acting.acts_at("attention", number):
+        acts = acting.acts_at("attention", number)
+        if not acts and not acting.weighs_sizes:
             acting.went(x.shape[1] - self.prefix)
             return type(block).forward(block, x, **kwargs)
         if type(block).forward is not Block.forward:
@@ -161,6 +164,13 @@ class DeepViT:
                 f"blocks of type {type(block).__name__} cannot be cut between attention and MLP; use a strategy of "
                 "the input or block site"
             )
+        if acting.weighs_sizes and not is_plain(block.attn):
+            raise UnsupportedError(f"attention of type {type(block.attn).__name__} cannot weigh tokens by their sizes")
+        if not acts:
+            acting.went(x.shape[1] - self.prefix)
+            attended = attend(block.attn, *qkv(block.attn, block.norm1(x)), self._bias(acting, acting.sizes))
+            x = x + block.drop_path1(block.ls1(attended))
+            return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
         x = self._attention_site(acting, number, block, x)
         return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
 
@@ -173,66 +183,36 @@ class DeepViT:
         came, sizes = x.shape[1] - self.prefix, acting.sizes
         scoring = self.cost.scoring(acting.requires)
         normed = block.norm1(x)
-        plain = is_plain(block.attn)
+        plain, bias = is_plain(block.attn), self._bias(acting, sizes)
         if plain:
             q, k, v = qkv(block.attn, normed)
-            given = self._given(block.attn, q, k, v)
-        if plain and "tokens" not in acting.requires:
+            given = shown.given(block.attn, q, k, v, self.prefix, self.class_rows, bias)
+        if plain and not {"tokens", "branch"} & acting.requires:
             plan = self._decide(acting, number, given, x.device.type)
             early = isinstance(plan, Keep) and plan.fuse is None
             if early:
                 rows = tokens.with_prefix(plan.index, self.prefix)  # type: ignore[union-attr]
                 q = gather_heads(q, rows)
                 x = tokens.gather(x, rows)
-            x = x + block.drop_path1(block.ls1(attend(block.attn, q, k, v)))
+            x = x + block.drop_path1(block.ls1(attend(block.attn, q, k, v, bias)))
             acting.went(came, early=early, scoring=scoring)
             return x if early or plan is None else self._applied(plan, x, sizes)
         if plain:
-            attended = attend(block.attn, q, k, v)
+            attended = attend(block.attn, q, k, v, bias)
         else:
-            attended, given = self._observed(block.attn, normed)
-        x = x + block.drop_path1(block.ls1(attended))
-        plan = self._decide(acting, number, {**given, "tokens": lambda: x[:, self.prefix :]}, x.device.type)
+            attended, given = shown.observed(block.attn, normed, self.prefix, self.class_rows)
+        branch = block.drop_path1(block.ls1(attended))
+        x = x + branch
+        given = {**given, "tokens": lambda: x[:, self.prefix :], "branch": lambda: branch[:, self.prefix :]}
+        plan = self._decide(acting, number, given, x.device.type)
         acting.went(came, scoring=scoring)
         return x if plan is None else self._applied(plan, x, sizes)
 
-    def _observed(self, attn: Any, normed: Tensor) -> tuple[Tensor, dict[str, Callable[[], Tensor | None]]]:
-        """Run attention that cannot be taken apart as it is; take its queries and keys where it shows them."""
-        seen: dict[str, Tensor] = {}
-        with ExitStack() as stack:
-            for name in ("q_norm", "k_norm"):
-                hook = getattr(attn, name).register_forward_hook(
-                    lambda _m, _a, out, name=name: seen.__setitem__(name, out)
-                )
-                stack.callback(hook.remove)
-            attended = attn(normed)
-        return attended, self._given(attn, seen["q_norm"], seen["k_norm"], None)
-
-    def _given(self, attn: Any, q: Tensor, k: Tensor, v: Tensor | None) -> dict[str, Callable[[], Tensor | None]]:
-        """Return how to compute what a strategy may see at the attention site; q, k, v are (B, H, P + N, C / H)."""
-        P, rows = self.prefix, self.class_rows
-
-        def received() -> Tensor:
-            attention = torch.softmax(_full(q) * attn.scale @ _full(k).transpose(-2, -1), dim=-1)
-            return attention.mean(dim=(1, 2))[:, P:]
-
-        def class_row() -> Tensor:
-            # A product and a sum: for one row several times faster than a matrix product.
-            keys = _full(k)
-            scores = torch.stack([(q[:, :, row, None] * keys).sum(-1) for row in range(rows)], dim=2)
-            return torch.softmax(scores * attn.scale, dim=-1).mean(dim=(1, 2))[:, P:]
-
-        given: dict[str, Callable[[], Tensor | None]] = {
-            "queries": lambda: q[:, :, P:],
-            "keys": lambda: k[:, :, P:],
-            "received_attention": received,
-        }
-        if v is not None:
-            given["values"] = lambda: v[:, :, P:]
-        if rows:
-            given["class_attention"] = class_row
-        given["attention"] = given["class_attention" if rows else "received_attention"]
-        return given
+    def _bias(self, acting: Pass, sizes: Tensor) -> Tensor | None:
+        """Return (B, 1, 1, P + N) log sizes to be added to what keys are weighed by, or None for ordinary attention."""
+        if not acting.weighs_sizes:
+            return None
+        return F.pad(sizes.log(), (self.prefix, 0))[:, None, None, :]
 
     def _pool(self, acting: Pass, x: Tensor, pool_type: str | None = None) -> Tensor:
         """Average-pool with merged tokens weighted by their sizes."""
@@ -246,16 +226,6 @@ class DeepViT:
             x = x[:, self.prefix :]
         mean = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True)
         return mean if vit.global_pool == "avg" else 0.5 * (mean + x.amax(dim=1))
-
-
-def _full(x: Tensor) -> Tensor:
-    """Return x in float32 where it is in bfloat16."""
-    return x.float() if x.dtype == torch.bfloat16 else x
-
-
-def _shown(make: Callable[[], Tensor | None]) -> Tensor | None:
-    made = make()
-    return None if made is None else _full(made)
 
 
 class PositionalDeepViT(DeepViT):

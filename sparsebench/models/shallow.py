@@ -161,6 +161,7 @@ class ShallowViT(nn.Module):
             "queries": lambda: finite(self._by_head(X, self.W_Q)),
             "keys": lambda: finite(self._by_head(X, self.W_K)),
             "values": lambda: finite(self._by_head(X, self.W_V)),
+            "attention_maps": lambda: finite(self.attention(X)),
             "attention": received,
             "received_attention": received,
             "pixels": lambda: None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from sparsebench.budget import FULL, Budget
+from sparsebench.budget import AMOUNTS, FULL, Budget, schedule_of
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
 from sparsebench.plugin.registry import Found, Registry
@@ -18,7 +19,9 @@ from sparsebench.sweep.job import Job
 from sparsebench.sweep.suite import Suite, SuiteTask, load
 from sparsebench.tasks.base import Locations, Task
 
-BUDGET_KEYS = ("keep_rate", "macs")
+SHAPE_KEYS = ("schedule", "gamma", "convention")
+BUDGET_KEYS = (*AMOUNTS, *SHAPE_KEYS)
+"""Parameters of a plugin's specification that are its budget's: how much, and how that is spread over the blocks."""
 WEIGHTS_SEED = 0
 NOWHERE: Locations = {}
 
@@ -104,12 +107,19 @@ def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: in
     strategy, found, budget = contender
     cell = Cell(
         task=Part.of(setting.task), model=Part.of(setting.model), strategy=Part.of(strategy), budget=budget,
-        n_train=n_train, repetition=repetition, where=setting.where if strategy.budgeted else "both", init=init,
+        n_train=n_train, repetition=repetition, where=_where(setting, strategy), init=init,
     )  # fmt: skip
     yield Job(
         cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), files=files, failure=found.failure,
         after=init.id if init else "", together=setting.model.together and init is None,
     )  # fmt: skip
+
+
+def _where(setting: _Setting, strategy: Strategy) -> Where:
+    """Return where the strategy acts: as asked for, unless it leaves no choice."""
+    if not strategy.budgeted:
+        return "both"
+    return "train" if strategy.trains_only else setting.where
 
 
 def _label(strategy: Strategy) -> str:
@@ -229,7 +239,7 @@ def _contenders(
     """
     specs = plugins + [parse(text) for text in entry.strategies or ()]
     shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
-    budgets = [_own_budgets(spec) or shared or [suite.budget] for spec in specs]
+    budgets = [_shaped(spec, _own_budgets(spec) or shared or [suite.budget]) for spec in specs]
     every = list(dict.fromkeys(budget for some in budgets for budget in some)) or shared or [suite.budget]
     baselines = [(Spec(name), every) for name in suite.baselines] if entry.strategies is None else []
     for spec, some in [*zip(specs, budgets, strict=True), *baselines]:
@@ -241,7 +251,15 @@ def _contenders(
 
 
 def _own_budgets(spec: Spec) -> list[Budget]:
-    return [Budget(**{key: value}) for key in BUDGET_KEYS for value in spec.params.get(key, ())]
+    return [Budget(**{key: value}) for key in AMOUNTS for value in spec.params.get(key, ())]
+
+
+def _shaped(spec: Spec, budgets: list[Budget]) -> list[Budget]:
+    """Return the budgets in each of the shapes that the specification asks for."""
+    swept = {key: spec.params[key] for key in SHAPE_KEYS if key in spec.params}
+    shapes = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+    own = [budget.model_dump(exclude_none=True) for budget in budgets]
+    return [fill(Budget, budget | shape, f"the budget of '{spec.name}'") for budget in own for shape in shapes]
 
 
 def _placed(budget: Budget, strategy: Strategy, blocks: tuple[int, ...] | None) -> Budget:
@@ -250,7 +268,13 @@ def _placed(budget: Budget, strategy: Strategy, blocks: tuple[int, ...] | None) 
     A suite's stages are made for its own models; with another model the budget's default is taken.
     """
     inside = strategy.budgeted and strategy.site != "input"
-    return budget.model_copy(update={"blocks": blocks if inside else None})
+    if not inside and budget.schedule is not None:
+        raise UserError(
+            f"strategy '{strategy.name}' acts at the input only", got=f"schedule={budget.schedule}",
+            next_step="leave schedule out, or take a strategy of the attention or block site",
+        )  # fmt: skip
+    everywhere = schedule_of(budget, strategy.habits()) != "stages"
+    return budget.model_copy(update={"blocks": blocks if inside and not everywhere else None})
 
 
 def _named(text: str, registry: Registry) -> list[Spec]:

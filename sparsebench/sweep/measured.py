@@ -70,7 +70,7 @@ def measure(result: Result, cell: Prepared, trained: dict[str, float]) -> None:
     _add_selection(result, evaluation, cell.test, cell.data.test.mask, network.cost.depth)
     if isinstance(cell.task, PictureTask) and cell.task.spuriosity and cell.test.relevance is not None:
         _add_spuriosity(result, network, cell.in_test, cell.test, cell.test.relevance[: cell.task.spuriosity])
-    _add_cost(result, network, actor, evaluation)
+    _add_cost(result, network, cell.in_test, evaluation)
     if cell.task.inputs == "images":
         _add_timing(result, network, cell.in_test, cell.test, evaluation.batch)
     if (first := first_batch(network, cell.test)) > evaluation.batch:
@@ -178,7 +178,7 @@ def _add_spuriosity(
 
 
 def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:
-    """Add the MACs of the realised trajectory, of the dense model, and of what was asked for."""
+    """Add the MACs of the realised trajectory, of the dense model, and of what was asked for in the test."""
     cost, n = network.cost, len(evaluation.predicted)
     full = cost.steps("input", (), (cost.tokens,), ())
     steps = evaluation.steps or full

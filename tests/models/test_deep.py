@@ -112,10 +112,9 @@ def mix(view, keep):
 
 @sites
 @pytest.mark.parametrize("how", [fuse, merge, mix])
-@pytest.mark.parametrize("needs", [(), ("tokens",)])
 @pytest.mark.parametrize("make", [vit, ARCHITECTURES["distilled"], ARCHITECTURES["4 registers"]])
 @torch.no_grad()
-def test_fusing_merging_and_mixing_equal_their_matrices(scripted, make, how, site, needs):
+def test_fusing_merging_and_mixing_equal_their_matrices(scripted, make, how, site):
     plans = {}
 
     def decide(view, keep):
@@ -124,9 +123,17 @@ def test_fusing_merging_and_mixing_equal_their_matrices(scripted, make, how, sit
 
     network = DeepViT(make())
     pixels = images(network)
-    acting = begin(network, scripted(decide, site=site, needs=needs))
+    acting = begin(network, scripted(decide, site=site))
     close(network(pixels, acting), reference(network, pixels, site, plans))
     assert not any(step.early for step in acting.steps)
+
+
+@pytest.mark.parametrize("how", [fuse, merge, mix])
+@torch.no_grad()
+def test_what_is_more_than_removal_must_read_the_tokens_where_its_macs_are_others(scripted, how):
+    network = DeepViT(vit())
+    with pytest.raises(StrategyError, match="add tokens to `needs`"):
+        network(images(network), begin(network, scripted(how, site="attention", needs=())))
 
 
 @pytest.mark.parametrize("prefix", [False, True])

@@ -134,7 +134,7 @@ def test_figures_can_be_asked_for_alone() -> None:
     [
         pytest.param("seeds = 2", "seeds = 2\nseed = 2", "did you mean 'seeds'", id="key of a suite"),
         pytest.param("n_train =", "ntrain = 1\nn_train =", "did you mean 'n_train'", id="key of a task"),
-        pytest.param("macs = 0.25", "macs = 0.25\nblock = 1", "did you mean 'blocks'", id="key of a budget"),
+        pytest.param("macs = 0.25", "macs = 0.25\nblock = 1", "did you mean 'per_block'", id="key of a budget"),
         pytest.param("macs = 0.25", "keep = 0.25", "neither", id="no budget"),
         pytest.param("macs = 0.25", "macs = 1.25", "1.25; allowed: (0, 1]", id="budget out of range"),
         pytest.param("macs = 0.25", "macs = 0.25\nkeep_rate = 0.5", "either", id="two budgets"),

@@ -1,0 +1,34 @@
+"""The tokens that give the class token most stay: attention times length of the value."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import sparsebench
+from sparsebench import Site, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class AttnValueNorm(Strategy):
+    """Keeps the tokens with the largest S_j = a_j ||v_j|| / sum_i a_i ||v_i||, the score of ATS.
+
+    Fayyaz et al. (2022): a_j the class token's attention, mean over heads, v_j the value, all heads
+    concatenated. ATS draws tokens by S and so keeps another number for each image; here the K largest stay, whatever
+    the image. Without a class token the attention received takes its place.
+    """
+
+    name: ClassVar[str] = "attn_value_norm"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset({"attention", "values"})
+    citation: ClassVar[str] = "Fayyaz et al., Adaptive token sampling (ATS), ECCV 2022"
+
+    def scores(self, view: TokenView) -> "Tensor":
+        """Return each token's share of the attention times the norm of its value."""
+        given = view.attention * view.values.square().sum(dim=(1, 3)).sqrt()
+        return given / given.sum(dim=1, keepdim=True).clamp(min=1e-30)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [AttnValueNorm]

@@ -1,0 +1,57 @@
+"""The least attended tokens are dropped, the next ones merged into those that stay."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+import sparsebench
+from sparsebench import Merge, Schedule, Site, Strategy, TokenView
+
+
+class DiffRate(Strategy):
+    """Drops the least attended tokens and merges the next into the most similar that stay (Chen et al., Section 3).
+
+    Tokens are ranked by the class token's attention, mean over heads (attention received, where there is no class
+    token). The first m stay, m the number that the budget gives; of the N - m others the share `merged`, the higher
+    ranks, is merged, each into the token of the first m with the largest cosine, and the rest is dropped. A group's
+    token is the plain mean of its members; a merged token's size is multiplied by its cosine (at least 0) before it is
+    added. Attention after it weighs tokens by their sizes. In every block.
+
+    The published method searches how many are dropped and merged in each block, by gradients through the number that
+    is kept. That is left out: the budget gives the numbers, and one share for all blocks divides them; one half is
+    this project's.
+    """
+
+    name: ClassVar[str] = "diffrate"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset({"tokens", "attention"})
+    citation: ClassVar[str] = "Chen et al., DiffRate: differentiable compression rate, ICCV 2023"
+    schedule: ClassVar[Schedule] = "every"
+    proportional: ClassVar[bool] = True
+
+    merged: float = Field(0.5, ge=0, le=1, description="share of the tokens not kept that is merged, not dropped")
+
+    def plan(self, view: TokenView, keep: int) -> Merge:
+        """Drop the last ranks and merge the middle ones."""
+        import torch
+        import torch.nn.functional as F
+
+        ranked = view.attention.argsort(dim=1, descending=True, stable=True)
+        N = ranked.shape[1]
+        stay = ranked[:, :keep].sort(dim=1).values
+        goes = ranked[:, keep : keep + round(self.merged * (N - keep))]
+        unit = F.normalize(view.tokens.detach(), dim=2)
+        one, other = (unit.gather(1, i[:, :, None].expand(-1, -1, unit.shape[2])) for i in (goes, stay))
+        cosine, match = (one @ other.mT).max(dim=2)
+        target = torch.full_like(ranked, -1).scatter(1, goes, match)
+        target = target.scatter(1, stay, torch.arange(keep, device=stay.device).expand_as(stay))
+        ones = torch.ones_like(view.sizes)
+        count = ones[:, :keep].scatter_add(1, match, ones[:, : goes.shape[1]]).gather(1, target.clamp(min=0))
+        sizes = view.sizes.scatter(1, goes, view.sizes.gather(1, goes) * cosine.clamp(min=0))
+        return Merge(target, scores=view.attention, weight=1 / count, sizes=sizes)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [DiffRate]

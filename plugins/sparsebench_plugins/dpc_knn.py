@@ -1,0 +1,53 @@
+"""Clusters of tokens around peaks of density are merged."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+import sparsebench
+from sparsebench import Merge, Site, Strategy, TokenView
+
+
+class DPCKNN(Strategy):
+    """Merges the tokens around each of the peaks of density, with equal weights (Zeng et al., Section 3.2).
+
+    With d_ij = ||x_i - x_j|| / sqrt(C): the density of token i is rho_i = exp(-mean d_ij^2) over its k nearest tokens,
+    itself among them, plus at most 1e-6 of noise that breaks ties; delta_i is the distance to the nearest token of
+    higher density, or of the densest to the farthest. The tokens with the largest rho delta are the centres, in the
+    order of their positions; each other token joins the nearest one. Acts on what comes into a block, in stages.
+
+    The published weights exp(W x) of the members are learned; here all are 1, as in its use without training. The
+    class token is not among the tokens here.
+    """
+
+    name: ClassVar[str] = "dpc_knn"
+    site: ClassVar[Site] = "block"
+    citation: ClassVar[str] = "Zeng et al., Not all tokens are equal (TCFormer), CVPR 2022"
+
+    neighbours: int = Field(5, gt=0, description="k, nearest tokens that density is measured on")
+
+    def plan(self, view: TokenView, keep: int) -> Merge:
+        """Merge each token into its centre."""
+        import torch
+
+        x = view.tokens.detach()
+        N = x.shape[1]
+        d = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist") / x.shape[2] ** 0.5
+        nearest = d.topk(min(self.neighbours, N), dim=2, largest=False).values
+        # Two tokens nearest to each other are equally dense: in float32 the noise would not always tell them apart.
+        rho = (-nearest.square().mean(dim=2)).exp().double() + 1e-6 * view.random()
+        higher = rho[:, None] > rho[:, :, None]
+        delta = d.masked_fill(~higher, float("inf")).amin(dim=2)
+        score = rho * torch.where(delta.isinf(), d.amax(dim=2), delta)
+        centres = score.argsort(dim=1, descending=True, stable=True)[:, :keep].sort(dim=1).values
+        target = d.gather(2, centres[:, None].expand(-1, N, -1)).argmin(dim=2)
+        target = target.scatter(1, centres, torch.arange(keep, device=x.device).expand_as(centres))
+        ones = torch.ones_like(view.sizes)
+        count = torch.zeros_like(ones[:, :keep]).scatter_add(1, target, ones)
+        return Merge(target, scores=score, weight=1 / count.gather(1, target))
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [DPCKNN]

@@ -1,0 +1,35 @@
+"""The longest tokens stay."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import sparsebench
+from sparsebench import Site, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FeatureNorm(Strategy):
+    """Keeps the tokens with the largest norm ||x_j||_2 between attention and MLP; no canonical paper.
+
+    Which end is kept is a parameter: large self-supervised networks put tokens of great length on background patches
+    (Darcet et al. 2024), where the smallest are the ones to keep.
+    """
+
+    name: ClassVar[str] = "feature_norm"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset({"tokens"})
+    citation: ClassVar[str] = "Darcet et al., Vision transformers need registers, ICLR 2024"
+
+    keep: Literal["largest", "smallest"] = "largest"
+
+    def scores(self, view: TokenView) -> "Tensor":
+        """Return the norm, with its sign turned where the smallest stay."""
+        norm = view.tokens.norm(dim=2)
+        return norm if self.keep == "largest" else -norm
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [FeatureNorm]

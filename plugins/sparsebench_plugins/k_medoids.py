@@ -1,0 +1,58 @@
+"""The most central token of each cluster stays."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+import sparsebench
+from sparsebench import Keep, Site, Strategy, TokenView
+
+
+class KMedoids(Strategy):
+    """Keeps the medoids of clusters of tokens (Marin et al., Section 3).
+
+    Begins with the tokens of largest weight w, the attention received (mean over heads and queries). Then, as often as
+    `iterations` says, each token joins the nearest medoid (Euclidean, of the tokens), and the medoid of a cluster
+    becomes its member i with the least sum_j w_j ||x_i - x_j|| over the cluster's members j. A medoid stays in its own
+    cluster, so that none is empty. With equal weights it begins with tokens drawn at random.
+
+    The attention is that of the block in which it acts, and the tokens are those behind it; the paper, which acts
+    between blocks, has that of the block before. Only removes tokens, so it acts on the shallow models too.
+    """
+
+    name: ClassVar[str] = "k_medoids"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset({"tokens", "received_attention"})
+    citation: ClassVar[str] = "Marin et al., Token pooling in vision transformers, WACV 2023"
+
+    weights: Literal["attention", "equal"] = "attention"
+    iterations: int = Field(5, ge=0, description="rounds of assigning tokens and moving medoids")
+
+    def requires(self) -> frozenset[str]:
+        """Ask for the attention only where it is used."""
+        return self.needs if self.weights == "attention" else frozenset({"tokens"})
+
+    def plan(self, view: TokenView, keep: int) -> Keep:
+        """Keep the medoids."""
+        import torch
+
+        x = view.tokens.detach()
+        d = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+        attended = self.weights == "attention"
+        w = view.received_attention.detach() if attended else torch.ones_like(d[:, 0])
+        medoids = Keep.top(w if attended else view.random(), keep).index
+        own = torch.arange(keep, device=x.device).expand_as(medoids)
+        for _ in range(self.iterations):
+            cluster = d.gather(2, medoids[:, None].expand(-1, d.shape[1], -1)).argmin(dim=2).scatter(1, medoids, own)
+            together = cluster[:, :, None] == cluster[:, None]
+            order = (d * together * w[:, None]).sum(dim=2).argsort(dim=1, stable=True)
+            rank = order.argsort(dim=1)
+            first = torch.full_like(medoids, d.shape[1]).scatter_reduce(1, cluster, rank, "amin")
+            medoids = order.gather(1, first)
+        return Keep(medoids)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [KMedoids]

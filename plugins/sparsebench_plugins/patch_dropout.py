@@ -1,0 +1,32 @@
+"""Random tokens stay in training, and all in the test."""
+
+from typing import ClassVar
+
+import sparsebench
+from sparsebench import Keep, Kind, Strategy, TokenView
+
+
+class PatchDropout(Strategy):
+    """Drops random tokens at the input while the network is trained (Liu et al. 2023); the test sees all of them.
+
+    What it saves is training: the budget is what a training step spends, and the record's MACs are the test's, dense
+    ones. Its cells are marked "in training only": they are those of `random` where that is asked to act in training
+    only. The paper's p = 0.5 is keep_rate=0.5, of N tokens max(1, floor(N (1 - p))). Each step draws anew, but for
+    tasks whose recipe fixes the choice.
+    """
+
+    name: ClassVar[str] = "patch_dropout"
+    kind: ClassVar[Kind] = "baseline"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    trains_only: ClassVar[bool] = True
+    citation: ClassVar[str] = "Liu et al., PatchDropout, WACV 2023"
+
+    def plan(self, view: TokenView, keep: int) -> Keep | None:
+        """Keep tokens drawn uniformly, one stream a sample; in the test leave all as they are."""
+        return Keep.top(view.random(), keep) if view.training else None
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [PatchDropout]

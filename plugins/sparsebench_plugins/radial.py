@@ -1,0 +1,46 @@
+"""The tokens nearest to the centre of the grid stay, whatever the image shows."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import sparsebench
+from sparsebench import Kind, Site, Strategy, TokenView, UnsupportedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Radial(Strategy):
+    """Keeps the tokens whose places are nearest to the centre, in the p-norm: a diamond, a disc or a square.
+
+    The fixed pattern of Haurum et al. (2023), which asks what a prior for the centre does alone. Tokens are really
+    removed here, where theirs are masked, and as many as the budget says, where theirs are those within a radius; of
+    equal distances the first in the order of the patches stay. It acts where `attn_topk` does. A fused token has no
+    place and counts as the farthest. It cannot act without a grid (theory tasks), nor after tokens were mixed.
+    """
+
+    name: ClassVar[str] = "radial"
+    kind: ClassVar[Kind] = "baseline"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    citation: ClassVar[str] = "Haurum et al., Which tokens to use?, ICCV Workshops 2023"
+
+    p: Literal[1, 2, "inf"] = 2
+
+    def scores(self, view: TokenView) -> "Tensor":
+        """Return the distance from the centre, in patches, with its sign turned."""
+        if view.grid is None:
+            raise UnsupportedError("radial: tokens without a grid have no distance from its centre")
+        placeless = view.index < 0
+        if bool((placeless.sum(dim=1) > 1).any()):
+            raise UnsupportedError("radial: tokens that were mixed have no place")
+        rows, columns = view.grid
+        y = (view.index // columns - (rows - 1) / 2).abs()
+        x = (view.index % columns - (columns - 1) / 2).abs()
+        distance = {1: x + y, 2: x.hypot(y), "inf": x.maximum(y)}[self.p]
+        return -distance.masked_fill(placeless, rows + columns)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [Radial]

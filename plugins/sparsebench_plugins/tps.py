@@ -1,0 +1,36 @@
+"""The most attended tokens stay, and each of the others is squeezed into the one that it is most like."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import sparsebench
+from sparsebench import Disposal, Site, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TPS(Strategy):
+    """Keeps the tokens with the largest class attention and adds each other to its most similar kept one.
+
+    eTPS of Wei et al. (2023), Section 3: the scores are EViT's, between attention and MLP; a pruned token q goes to
+    the kept token h of the largest cosine, and h becomes (e h + sum e^cos(h, q) q) / (e + sum e^cos(h, q)). That is
+    the disposal "squeeze", which any score can have; this is its published pairing. Without a class token the
+    attention received takes its place. On the theory model, which only removes tokens, only disposal=drop can act.
+    """
+
+    name: ClassVar[str] = "tps"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset({"attention"})
+    citation: ClassVar[str] = "Wei et al., Joint token pruning and squeezing (TPS), CVPR 2023"
+
+    disposal: Disposal = "squeeze"
+
+    def scores(self, view: TokenView) -> "Tensor":
+        """Return the attention."""
+        return view.attention
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [TPS]

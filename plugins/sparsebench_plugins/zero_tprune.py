@@ -1,0 +1,71 @@
+"""Tokens that the attention graph ranks low go, and before them some that others already say."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+import sparsebench
+from sparsebench import Keep, Site, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ZeroTPrune(Strategy):
+    """Zero-TPrune (Wang et al. 2024): Weighted Page Rank of the tokens, then pruning by similarity, then by rank.
+
+    I-stage: s <- A^T s from 1 / T in each head, class token included: most often in the first quarter of the blocks,
+    less in the middle, once in the last. Heads whose variance of s T lies outside [low, high] are ignored; where none
+    is left all are taken. (s sums to 1, and so its own variance is below 1 / T: the bounds can only be meant of s T.)
+    The heads' s are joined by their root mean square. S-stage: the tokens in the order of s form two groups, every
+    other one or the halves; of the less important group go those with the most similar key (cosine, heads
+    concatenated) in the other, `similar` of all that are to go. Then the lowest s go. The paper has blocks and rates of
+    its own; here schedule and budget have them, and `similar` and `groups` are chosen here. The products of one vector
+    an iteration, and of the similarities, are not among the MACs.
+    """
+
+    name: ClassVar[str] = "zero_tprune"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset({"attention_maps", "keys"})
+    citation: ClassVar[str] = "Wang et al., Zero-TPrune, CVPR 2024"
+
+    iterations: tuple[PositiveInt, PositiveInt, PositiveInt] = Field((30, 5, 1), description="early, middle, late")
+    low: float = Field(0.01, description="least variance of s T of a head that counts")
+    high: float = Field(0.7, description="largest variance of s T of a head that counts")
+    similar: float = Field(0.5, ge=0, le=1, description="share of those to go that go as similar")
+    groups: Literal["alternate", "rank"] = "alternate"
+
+    def plan(self, view: TokenView, keep: int) -> Keep:
+        """Keep the highest ranks among those that are not too similar."""
+        s = self.rank(view)
+        N = s.shape[1]
+        order = Keep.top(s, N).index
+        halves = order.split([N - N // 2, N // 2], dim=1)
+        first, second = (order[:, ::2], order[:, 1::2]) if self.groups == "alternate" else halves
+        keys = view.keys.transpose(1, 2).flatten(2)
+        unit = keys / keys.norm(dim=2, keepdim=True).clamp(min=1e-12)
+        A, B = (unit.gather(1, group[:, :, None].expand(-1, -1, unit.shape[2])) for group in (first, second))
+        closest = (B @ A.transpose(1, 2)).amax(dim=2)
+        go = Keep.top(closest, min(round(self.similar * (N - keep)), N // 2)).index
+        return Keep(Keep.top(s.scatter(1, second.gather(1, go), -1.0), keep).index, scores=s)
+
+    def rank(self, view: TokenView) -> "Tensor":
+        """Return (B, N), the patches' importance by the I-stage."""
+        A = view.attention_maps
+        T = A.shape[-1]
+        quarter = (view.block >= view.depth / 4) + (view.block >= 3 * view.depth / 4)
+        s = A.new_full((*A.shape[:2], 1, T), 1 / T)
+        for _ in range(self.iterations[quarter]):
+            s = s @ A
+        s = s[:, :, 0]
+        spread = (s * T).var(dim=2, correction=0)
+        counts = (spread >= self.low) & (spread <= self.high)
+        counts = (counts | ~counts.any(dim=1, keepdim=True))[:, :, None].to(s.dtype)
+        joined = ((counts * s.square()).sum(dim=1) / counts.sum(dim=1)).sqrt()
+        return joined[:, -view.index.shape[1] :]
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [ZeroTPrune]

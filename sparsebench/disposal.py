@@ -1,0 +1,54 @@
+"""What becomes of the tokens that a score does not keep. Imports no torch until it is asked."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from sparsebench.strategy import Disposal, Keep, Merge, Mix, Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sparsebench.strategy import TokenView
+
+_TOKENS = frozenset({"tokens"})
+NEEDS: dict[Disposal, frozenset[str]] = {"drop": frozenset(), "fuse": _TOKENS, "merge": _TOKENS, "squeeze": _TOKENS}
+"""What each reads besides the scores: the tokens, wherever more is done than to remove some."""
+
+
+def dispose(kind: Disposal, scores: Tensor, keep: int, view: TokenView) -> Plan:
+    """Return the plan after which `keep` tokens go on, the best of the (B, N) scores among them.
+
+    "drop": the others are gone. "fuse": their size-weighted mean goes on as the last of the `keep` tokens. "merge":
+    each joins the kept token that it is most similar to (cosine), size-weighted. "squeeze": each is added to that token
+    with weight e^cos, beside e for the kept one, over the sum of the weights (TPS, Wei et al. 2023).
+    """
+    top = Keep.top(scores, keep - (kind == "fuse"))
+    if kind == "drop":
+        return top
+    if kind == "fuse":
+        left = view.sizes.scatter(1, top.index, 0.0)
+        return Keep(top.index, left / left.sum(dim=1, keepdim=True), scores)
+    host, similarity = _hosts(top.index, view.tokens)
+    if kind == "merge":
+        return Merge(host, scores)
+    weight = similarity.exp().scatter(1, top.index, math.e)
+    mixed = weight.new_zeros(len(host), keep, host.shape[1]).scatter(1, host[:, None], weight[:, None])
+    return Mix(mixed / mixed.sum(dim=2, keepdim=True), scores)
+
+
+def _hosts(index: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (B, N), which of the M kept tokens, in the order of their positions, is each token's host, and its cosine.
+
+    A kept token is its own host.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    kept = index.sort(dim=1).values
+    unit = F.normalize(tokens, dim=2)
+    cosine = unit @ unit.gather(1, kept[:, :, None].expand(-1, -1, unit.shape[2])).transpose(1, 2)
+    similarity, host = cosine.max(dim=2)
+    place = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
+    return host.scatter(1, kept, place), similarity

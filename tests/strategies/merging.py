@@ -1,0 +1,80 @@
+"""What the tests of merging strategies share: views of known tokens, and runs on a small network."""
+
+import math
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+from sparsebench.budget import Budget
+from sparsebench.models.acting import Actor
+from sparsebench.models.deep import DeepViT
+from sparsebench.strategy import TokenView
+from sparsebench.tokens import apply
+
+
+def view(B=3, N=17, C=6, H=2, *, seed=0, sizes=None, block=1, depth=4, grid=None, **given):
+    """Return a view of random tokens, keys and attention, with what is given in their place."""
+    rng = torch.Generator().manual_seed(seed)
+    fields = {
+        "tokens": torch.randn(B, N, C, generator=rng),
+        "keys": torch.randn(B, H, N, C, generator=rng),
+        "attention": torch.rand(B, N, generator=rng),
+        "received_attention": torch.rand(B, N, generator=rng) + 0.05,
+    } | given
+    noise = torch.rand(5, B, N, generator=rng)
+    B, N = fields["tokens"].shape[:2]
+    return TokenView(
+        {name: lambda value=value: value for name, value in fields.items()},
+        index=torch.arange(N).expand(B, N),
+        sizes=torch.randint(1, 4, (B, N), generator=rng).float() if sizes is None else sizes,
+        block=block,
+        depth=depth,
+        training=False,
+        grid=grid,
+        random=lambda draw: noise[draw],
+    )
+
+
+def merged(plan, seen):
+    """Return the tokens (B, M, C) that the plan makes of those of the view."""
+    return apply(plan, seen.tokens, seen.sizes)
+
+
+def cosine(a, b):
+    """Return the cosine of two lists of numbers."""
+    return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
+
+
+def mean_keys(seen, b):
+    """Return N lists, the keys of sample b, mean over heads, in float64."""
+    return seen.keys[b].double().mean(dim=0).tolist()
+
+
+def mean(rows, weights):
+    """Return the weighted mean of lists."""
+    total = sum(weights)
+    return [sum(w * row[c] for w, row in zip(weights, rows, strict=True)) / total for c in range(len(rows[0]))]
+
+
+def vit(**changes):
+    """Return a network on 32 x 32 pixels with 4 x 4 patches and weights large enough to attend unevenly."""
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 4, "num_classes": 5}
+    model = VisionTransformer(**(sizes | changes)).eval()
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=rng) * 0.2)
+    return DeepViT(model)
+
+
+def images(n=4):
+    return torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def act(strategy, network, inputs, items=None, **budget):
+    """Return the pass and the outputs of a strategy on a network."""
+    budget = Budget(**(budget or {"macs": 0.6}))
+    actor = Actor(strategy, budget, network.cost, network.grid, stream=5)
+    items = torch.arange(len(inputs)) if items is None else items
+    acting = actor.begin(items, 0, None, tokens=network.cost.tokens, training=False)
+    return acting, network(inputs, acting)

@@ -1,0 +1,151 @@
+"""ToFu, PiToMe, MCTF and DiffRate against the loops of their equations."""
+
+import math
+
+import pytest
+import torch
+from merging import cosine, mean, mean_keys, merged, view
+from sparsebench_plugins.diffrate import DiffRate
+from sparsebench_plugins.mctf import MCTF
+from sparsebench_plugins.pitome import PiToMe
+from sparsebench_plugins.tofu import ToFu
+
+from sparsebench.strategy import Keep
+from sparsebench.tokens import sizes_after
+
+HALVES = [(17, 16), (17, 12), (17, 9), (16, 8), (16, 15), (3, 2), (2, 1)]
+
+
+def numbers(seen, b):
+    """Return the tokens and sizes of sample b in float64."""
+    return seen.tokens[b].double().tolist(), seen.sizes[b].double().tolist()
+
+
+def check(seen, plan, expected, size_tolerance=0.0):
+    """Compare what the plan makes with `expected(b)`, pairs of token and size."""
+    x, s = merged(plan, seen), sizes_after(plan, seen.sizes)
+    for b in range(len(x)):
+        rows = expected(b)
+        torch.testing.assert_close(x[b], torch.tensor([x for x, _ in rows]), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(s[b], torch.tensor([float(s) for _, s in rows]), atol=size_tolerance, rtol=0)
+
+
+def groups(host):
+    """Return the members of each token that is its own host, itself first, in rising order of it."""
+    own = [j for j, h in enumerate(host) if h == j]
+    return [[j] + [i for i, h in enumerate(host) if h == j and i != j] for j in own]
+
+
+def means(seen, b, host):
+    x, s = numbers(seen, b)
+    return [(mean([x[i] for i in g], [s[i] for i in g]), sum(s[i] for i in g)) for g in groups(host)]
+
+
+def tome_host(seen, b, r):
+    keys = mean_keys(seen, b)
+    A, B = range(1, len(keys), 2), range(0, len(keys), 2)
+    best = {i: max(B, key=lambda j: cosine(keys[i], keys[j])) for i in A}
+    gone = sorted(A, key=lambda i: -cosine(keys[i], keys[best[i]]))[:r]
+    return [best[i] if i in gone else i for i in range(len(keys))]
+
+
+@pytest.mark.parametrize(("N", "keep"), HALVES)
+def test_tofu_merges_to_the_length_of_the_longest(N, keep):
+    seen = view(N=N, block=2, seed=N + keep)
+
+    def expected(b):
+        host, x = tome_host(seen, b, N - keep), numbers(seen, b)[0]
+        longest = [max(math.hypot(*x[i]) for i in g) for g in groups(host)]
+        return [
+            ([c * length / math.hypot(*row) for c in row], s)
+            for (row, s), length in zip(means(seen, b, host), longest, strict=True)
+        ]
+
+    check(seen, ToFu().plan(seen, keep), expected)
+
+
+@pytest.mark.parametrize(("N", "keep"), HALVES)
+def test_tofu_drops_the_sources_in_the_first_half(N, keep):
+    seen = view(N=N, block=1, seed=N + keep)
+    plan = ToFu().plan(seen, keep)
+    assert isinstance(plan, Keep)
+    for b in range(3):
+        host = tome_host(seen, b, N - keep)
+        assert plan.index[b].tolist() == [j for j in range(N) if host[j] == j]
+    assert isinstance(ToFu(merge_from=1).plan(view(block=3), 12), Keep)
+    assert not isinstance(ToFu(merge_from=0).plan(view(block=0), 12), Keep)
+
+
+@pytest.mark.parametrize("margin", [0.5, -0.2])
+@pytest.mark.parametrize(("N", "keep"), HALVES)
+def test_pitome_merges_what_has_most_energy(N, keep, margin):
+    seen, r = view(N=N, seed=N + keep), N - keep
+
+    def expected(b):
+        keys = mean_keys(seen, b)
+        alike = [[cosine(k, l) - margin for l in keys] for k in keys]
+        energy = [sum(c if c > 0 else math.expm1(c) for c in row) / N for row in alike]
+        ranked = sorted(range(N), key=lambda i: -energy[i])[: 2 * r]
+        host = list(range(N))
+        for i in ranked[::2]:
+            host[i] = max(ranked[1::2], key=lambda j: alike[i][j])
+        return means(seen, b, host)
+
+    check(seen, PiToMe(margin=margin).plan(seen, keep), expected)
+
+
+def test_pitome_protects_what_stands_alone():
+    keys = torch.tensor([[1.0, 0.0]] * 5 + [[0.0, 1.0], [-1.0, 0.0], [1.0, 0.01]]).expand(1, 1, 8, 2)
+    target = PiToMe().plan(view(1, 8, keys=keys), 5).target[0].tolist()
+    assert target.count(target[5]) == target.count(target[6]) == 1
+
+
+def weight_of(taus, x, s, a, i, j):
+    top_i, top_s = 1 / min(a), 1 / min(s)
+    alike = ((cosine(x[i], x[j]) + 1) / 2) ** (1 / taus[0])
+    information = (1 / a[i] / top_i * (1 / a[j] / top_i)) ** (1 / taus[1])
+    return alike * information * (1 / s[i] / top_s * (1 / s[j] / top_s)) ** (1 / taus[2])
+
+
+@pytest.mark.parametrize("taus", [(1.0, 20.0, 40.0), (5.0, 1.0, 2.0)])
+@pytest.mark.parametrize(("N", "keep"), HALVES)
+def test_mctf_merges_one_way_and_then_the_other(N, keep, taus):
+    seen, r = view(N=N, seed=N + keep), N - keep
+
+    def expected(b):
+        (x, s), a = numbers(seen, b), seen.received_attention[b].double().tolist()
+        members = {i: [i] for i in range(N)}
+        even, odd = range(0, N, 2), range(1, N, 2)
+        for sources, hosts, number in ((even, odd, r - r // 2), (odd, even, r // 2))[: min(r, 2)]:
+            there = [j for j in hosts if j in members]
+            best = {i: max(there, key=lambda j: weight_of(taus, x, s, a, i, j)) for i in sources}
+            ranked = sorted(sources, key=lambda i: -weight_of(taus, x, s, a, i, best[i]))
+            for i in ranked[:number]:
+                j = best[i]
+                x[j], a[j] = mean([x[j], x[i]], [s[j], s[i]]), (s[j] * a[j] + s[i] * a[i]) / (s[j] + s[i])
+                s[j] += s[i]
+                members[j] += members.pop(i)
+        return [(x[j], s[j]) for j in sorted(members)]
+
+    names = ("tau_similarity", "tau_information", "tau_size")
+    check(seen, MCTF(**dict(zip(names, taus, strict=True))).plan(seen, keep), expected)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize(("N", "keep"), [(17, 16), (17, 9), (17, 3), (16, 1)])
+def test_diffrate_drops_the_last_ranks_and_merges_the_middle_ones(N, keep, share):
+    seen = view(N=N, seed=N + keep)
+
+    def expected(b):
+        x, s = numbers(seen, b)
+        ranked = sorted(range(N), key=lambda i: -float(seen.attention[b, i]))
+        stay, goes = sorted(ranked[:keep]), ranked[keep : keep + round(share * (N - keep))]
+        best = {i: max(stay, key=lambda j: cosine(x[i], x[j])) for i in goes}
+        rows = []
+        for j in stay:
+            mine = [i for i in goes if best[i] == j]
+            size = s[j] + sum(s[i] * max(0.0, cosine(x[i], x[j])) for i in mine)
+            rows.append((mean([x[i] for i in [j, *mine]], [1.0] * (1 + len(mine))), size))
+        return rows
+
+    check(seen, DiffRate(merged=share).plan(seen, keep), expected, size_tolerance=1e-5)

@@ -1,0 +1,68 @@
+"""ToMe against the loops of its equations, and the published counts and MACs of DeiT-S."""
+
+import pytest
+import timm
+import torch
+from merging import cosine, mean, mean_keys, merged, view
+from sparsebench_plugins.tome import ToMe
+
+from sparsebench.budget import Budget, solve, stages
+from sparsebench.models.deep import vit_cost
+from sparsebench.tokens import sizes_after
+
+
+def by_loops(seen, b, keep):
+    """Return the new tokens and their sizes: (x, s) of the unmerged ones of A, then of B."""
+    keys, x, s = mean_keys(seen, b), seen.tokens[b].double().tolist(), seen.sizes[b].tolist()
+    A, B = list(range(1, len(x), 2)), list(range(0, len(x), 2))
+    best = {i: max(B, key=lambda j: cosine(keys[i], keys[j])) for i in A}
+    ranked = sorted(A, key=lambda i: -cosine(keys[i], keys[best[i]]))
+    gone = ranked[: len(x) - keep]
+    out = [(x[i], s[i]) for i in A if i not in gone]
+    for j in B:
+        group = [j] + [i for i in gone if best[i] == j]
+        out.append((mean([x[i] for i in group], [s[i] for i in group]), sum(s[i] for i in group)))
+    return out
+
+
+@pytest.mark.parametrize(("N", "keep"), [(17, 16), (17, 12), (17, 9), (16, 8), (16, 15), (3, 2), (2, 1)])
+def test_tome_merges_what_the_loops_do_in_their_order(N, keep):
+    seen = view(N=N, seed=N + keep)
+    plan = ToMe().plan(seen, keep)
+    x, s = merged(plan, seen), sizes_after(plan, seen.sizes)
+    for b in range(3):
+        expected = by_loops(seen, b, keep)
+        torch.testing.assert_close(x[b], torch.tensor([x for x, _ in expected]), atol=1e-5, rtol=1e-5)
+        assert s[b].tolist() == [s for _, s in expected]
+
+
+def test_equal_keys_merge_the_first_pairs():
+    seen = view(1, 8, keys=torch.ones(1, 2, 8, 6), sizes=torch.ones(1, 8))
+    assert ToMe().plan(seen, 6).target.tolist() == [[2, 2, 3, 2, 4, 0, 5, 1]]
+
+
+@pytest.fixture(scope="module")
+def deit_small():
+    with torch.device("meta"):
+        return vit_cost(timm.create_model("deit_small_patch16_224"), class_rows=1)
+
+
+@pytest.mark.parametrize(
+    ("budget", "left", "gmacs"),
+    [
+        (Budget(per_block=8), 100, 3.416),
+        (Budget(per_block=13), 40, 2.703),
+        (Budget(per_block=16), 10, 2.291),
+        (Budget(keep_rate=0.9, schedule="stages"), (176, 158, 142), 3.960),
+        (Budget(keep_rate=0.7, schedule="stages"), (137, 96, 67), 2.980),
+        (Budget(keep_rate=0.5, schedule="stages"), (98, 49, 25), 2.282),
+        (Budget(keep_rate=0.25, schedule="stages"), (98, 61, 52), 2.480),
+    ],
+    ids=lambda value: value.label if isinstance(value, Budget) else None,
+)
+def test_the_counts_and_macs_of_deit_small_are_the_published_ones(deit_small, budget, left, gmacs):
+    habits = ToMe().habits()
+    blocks, counts = stages(budget, habits, 12), solve(budget, deit_small, habits)
+    assert left in (counts, counts[-1])
+    steps = deit_small.steps("attention", blocks, counts, habits.needs)
+    assert deit_small.macs(steps) / 1e9 == pytest.approx(gmacs, abs=6e-4)

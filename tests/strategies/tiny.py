@@ -1,0 +1,75 @@
+"""A small Vision Transformer for tests of strategies, and what a block of it computes, in float64 and by hand."""
+
+import copy
+import importlib
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+from sparsebench.budget import Budget
+from sparsebench.models.acting import Actor
+from sparsebench.models.deep import DeepViT
+
+B, N = 4, 16
+ROOT = Path(__file__).resolve().parents[2]
+ENTRIES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sparsebench"]
+SHIPPED = {name: importlib.import_module(module).sparsebench_strategies()[0] for name, module in ENTRIES.items()}
+
+
+def vit(cls=VisionTransformer, **changes):
+    """Return a network on 32 x 32 pixels with 4 x 4 patches and weights large enough to attend unevenly."""
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 4, "num_classes": 5}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = cls(**(sizes | changes)).eval()
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn(weight.shape, generator=rng) * 0.2)
+    return DeepViT(model)
+
+
+@torch.no_grad()
+def act(strategy, network, inputs, relevance=None, rate=0.5, items=None, **budget):
+    """Return the pass and the outputs of a strategy on a network."""
+    n = len(inputs)
+    actor = Actor(strategy, Budget(keep_rate=rate, **budget), network.cost, network.grid, stream=5)
+    items = torch.arange(n) if items is None else items
+    acting = actor.begin(items, 0, relevance, tokens=network.cost.tokens, training=False)
+    return acting, network(inputs, acting)
+
+
+def images(n=B):
+    return torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def chosen(scores, keep):
+    """Return the positions of the `keep` best of one sample's scores, in rising order, by a plain sort."""
+    best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:keep]
+    return sorted(best)
+
+
+@torch.no_grad()
+def inside(network, inputs, number):
+    """Return what one block of the bare model computes from all tokens, float64: q, k, v, attention A, branch, tokens.
+
+    Heads (B, H, T, d) and (B, H, T, T), class and register tokens first; branch and tokens (B, T, C).
+    """
+    model = copy.deepcopy(network.module).double()
+    seen = []
+    block = model.blocks[number]
+    handle = block.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model((inputs.double() - 0.5) / 0.5)
+    handle.remove()
+    H = block.attn.num_heads
+    x = seen[0]
+    q, k, v = block.attn.qkv(block.norm1(x)).unflatten(2, (3, H, -1)).permute(2, 0, 3, 1, 4).numpy()
+    scores = np.einsum("bhqd,bhkd->bhqk", q, k) / q.shape[-1] ** 0.5
+    A = np.exp(scores - scores.max(axis=3, keepdims=True))
+    A /= A.sum(axis=3, keepdims=True)
+    mixed = torch.from_numpy(np.einsum("bhqk,bhkd->bqhd", A, v)).flatten(2)
+    branch = block.attn.proj(mixed).numpy()
+    return {"q": q, "k": k, "v": v, "A": A, "branch": branch, "tokens": x.numpy() + branch}
