@@ -177,7 +177,9 @@ class Strategy(BaseModel):
             scheduled blocks) or "block" (before the scheduled blocks).
         needs: the fields of the view that it reads.
         budgeted: False for one that spends the same whatever the budget, and so has one row.
-        citation: where the method was published.
+        trained: whether it has learned parameters of its own.
+        citation: where the method was published; `bibtex` the same as a BibTeX entry.
+        expected_failures: conformance checks that it cannot pass, each with the reason; see `sparsebench check`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -187,7 +189,10 @@ class Strategy(BaseModel):
     site: ClassVar[Site] = "input"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens"})
     budgeted: ClassVar[bool] = True
+    trained: ClassVar[bool] = False
     citation: ClassVar[str] = ""
+    bibtex: ClassVar[str] = ""
+    expected_failures: ClassVar[Mapping[str, str]] = {}
 
     def requires(self) -> frozenset[str]:
         """Return the fields of the view it reads with these parameters; by default `needs`."""
