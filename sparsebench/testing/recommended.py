@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsebench.errors import UnsupportedError
 from sparsebench.strategy import Keep, Merge, Strategy
 from sparsebench.testing.networks import Case, build, images_for
-from sparsebench.testing.trial import Runner, Trial, Violation, act, alike, fresh, on_each, same
+from sparsebench.testing.trial import RuleError, Runner, Trial, act, alike, fresh, on_each, same
 
 DEEP = ("class token", "no class token")
 
@@ -19,7 +19,7 @@ DEEP = ("class token", "no class token")
 def has_a_docstring(strategy: Strategy) -> None:
     """The class says in a docstring what it does: `sparsebench list` and `show` print it."""
     if not (type(strategy).__dict__.get("__doc__") or "").strip():
-        raise Violation("the class has no docstring")
+        raise RuleError("the class has no docstring")
 
 
 def pickles_by_reference(strategy: Strategy) -> None:
@@ -27,9 +27,9 @@ def pickles_by_reference(strategy: Strategy) -> None:
     try:
         cls, again = pickle.loads(pickle.dumps((type(strategy), strategy)))
     except Exception as error:
-        raise Violation(" ".join(f"{type(error).__name__}: {error}".split())) from error
+        raise RuleError(" ".join(f"{type(error).__name__}: {error}".split())) from error
     if cls is not type(strategy) or again != strategy:
-        raise Violation("what was pickled comes back as something else")
+        raise RuleError("what was pickled comes back as something else")
 
 
 def each_sample_on_its_own(strategy: Strategy) -> str:
@@ -40,7 +40,7 @@ def each_sample_on_its_own(strategy: Strategy) -> str:
         for i in range(len(case.inputs)):
             alone = act(strategy, case, rows=slice(i, i + 1))
             if not alike(_where(alone), [after[i : i + 1] for after in _where(together)]):
-                raise Violation("the choice for a sample depends on the others of its batch")
+                raise RuleError("the choice for a sample depends on the others of its batch")
 
     return on_each(do)
 
@@ -61,7 +61,7 @@ def fifth_batch_as_first(strategy: Strategy) -> str:
             runner(slice(0, 1), inputs=case.inputs.flip(0))
             now = runner()
             if not alike(_where(first), _where(now)) or not same(first.outputs, now.outputs):
-                raise Violation(f"at visit {visit} it chooses otherwise than at the first: it keeps a state")
+                raise RuleError(f"at visit {visit} it chooses otherwise than at the first: it keeps a state")
 
     return on_each(do)
 
@@ -75,10 +75,11 @@ def bfloat16_and_float16(strategy: Strategy) -> str:
         for what, cast, inputs in (("bfloat16", halved, case.inputs), ("float16", half, case.inputs.half())):
             try:
                 outputs = Runner(fresh(strategy), cast)(inputs=inputs).outputs
-            except (RuntimeError, Violation) as error:
-                raise Violation(f"in {what}: {' '.join(str(error).split())}") from error
+            except (RuntimeError, RuleError) as error:
+                of = error.of if isinstance(error, RuleError) else ""
+                raise RuleError(f"in {what}: {' '.join(str(error).split())}", of) from error
             if not bool(outputs.isfinite().all()):
-                raise Violation(f"in {what} the outputs are not finite")
+                raise RuleError(f"in {what} the outputs are not finite")
 
     return on_each(do, DEEP)
 
@@ -103,7 +104,7 @@ def order_of_tokens_does_not_matter(strategy: Strategy) -> str:
         outputs = Runner(fresh(strategy), moved)(inputs=_reordered(case, order)).outputs
         worst = float((outputs - trial.outputs).abs().max())
         if worst > 1e-3 * max(1.0, float(trial.outputs.abs().max())):
-            raise Violation(f"the logits differ by {worst:.1e}")
+            raise RuleError(f"the logits differ by {worst:.1e}")
 
     return on_each(do, DEEP)
 
@@ -127,7 +128,7 @@ def merged_sizes_sum_to_all(strategy: Strategy) -> str:
         if not plans or not all(isinstance(p, Merge) or (isinstance(p, Keep) and p.fuse is not None) for p in plans):
             raise UnsupportedError("it does not merge")
         if not bool((trial.acting.sizes.sum(dim=1) == case.tokens).all()):
-            raise Violation(f"sizes sum to {trial.acting.sizes.sum(dim=1).tolist()}, not to {case.tokens}")
+            raise RuleError(f"sizes sum to {trial.acting.sizes.sum(dim=1).tolist()}, not to {case.tokens}")
 
     return on_each(do)
 
@@ -142,9 +143,9 @@ def macs_fall_with_the_budget(strategy: Strategy) -> str:
         spent = [cost.macs(act(strategy, case, rate).acting.steps) for rate in rates]
         dense = cost.macs(act(strategy, case, 1.0).acting.steps)
         if spent != sorted(spent, reverse=True) or len(set(spent)) == 1:
-            raise Violation(f"MACs at keep rates {rates}: {', '.join(f'{x:,.0f}' for x in spent)}")
+            raise RuleError(f"MACs at keep rates {rates}: {', '.join(f'{x:,.0f}' for x in spent)}")
         if spent[-1] >= dense:
-            raise Violation(f"at a keep rate of 0.1 it spends {spent[-1]:,.0f} MACs, the dense network {dense:,.0f}")
+            raise RuleError(f"at a keep rate of 0.1 it spends {spent[-1]:,.0f} MACs, the dense network {dense:,.0f}")
 
     return on_each(do, ("class token", "no class token", "shallow"))
 
@@ -164,7 +165,7 @@ def gradients_flow(strategy: Strategy) -> str:
                 continue
             now = reduced[name]
             if now is None or not bool(now.any()) or not bool(now.isfinite().all()):
-                raise Violation(f"the gradient of '{name}' is missing, zero or not finite")
+                raise RuleError(f"the gradient of '{name}' is missing, zero or not finite")
 
     return on_each(do, ("class token", "no class token", "shallow"))
 

@@ -1,7 +1,7 @@
 """What every strategy must do: checks by name. Each takes a strategy and raises, or returns a remark.
 
 Raises (all of them):
-    Violation: the strategy breaks the rule that the docstring says.
+    RuleError: the strategy breaks the rule that the docstring says.
     UnsupportedError: the strategy can act on none of the networks that the check needs.
 """
 
@@ -18,18 +18,18 @@ from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.strategy import NEEDS, Strategy, complaint
 from sparsebench.testing import state
 from sparsebench.testing.networks import PREFIXES, SIZES, Case, build
-from sparsebench.testing.trial import Runner, Trial, Violation, act, alike, fresh, on_each, tensors
+from sparsebench.testing.trial import RuleError, Runner, Trial, act, alike, fresh, on_each, tensors
 from sparsebench.training.steps import Autograd, Samples
 
 
 def declares_itself(strategy: Strategy) -> None:
     """Name, kind, site and needs are legal, and only an oracle asks for the relevance mask."""
     if problem := complaint(type(strategy)):
-        raise Violation(problem)
+        raise RuleError(problem)
     if extra := sorted(set(strategy.requires()) - NEEDS):
-        raise Violation(f"requires() asks for {', '.join(extra)}; allowed: {', '.join(sorted(NEEDS))}")
+        raise RuleError(f"requires() asks for {', '.join(extra)}; allowed: {', '.join(sorted(NEEDS))}")
     if "relevance" in strategy.requires() and strategy.kind != "oracle":
-        raise Violation(f"requires() asks for the relevance mask, so kind must be 'oracle', not '{strategy.kind}'")
+        raise RuleError(f"requires() asks for the relevance mask, so kind must be 'oracle', not '{strategy.kind}'")
 
 
 def constructs_with_defaults(strategy: Strategy) -> None:
@@ -37,7 +37,7 @@ def constructs_with_defaults(strategy: Strategy) -> None:
     try:
         type(strategy)()
     except Exception as error:
-        raise Violation(" ".join(str(error).split())) from error
+        raise RuleError(" ".join(str(error).split())) from error
 
 
 def parameters_survive_json(strategy: Strategy) -> None:
@@ -45,9 +45,9 @@ def parameters_survive_json(strategy: Strategy) -> None:
     try:
         again = type(strategy).model_validate_json(strategy.model_dump_json())
     except Exception as error:
-        raise Violation(" ".join(str(error).split())) from error
+        raise RuleError(" ".join(str(error).split())) from error
     if again.model_dump() != strategy.model_dump():
-        raise Violation(f"written {strategy.model_dump()}, read {again.model_dump()}")
+        raise RuleError(f"written {strategy.model_dump()}, read {again.model_dump()}")
 
 
 def acts_without_error(strategy: Strategy) -> str:
@@ -56,18 +56,18 @@ def acts_without_error(strategy: Strategy) -> str:
     def do(case: Case) -> None:
         try:
             act(strategy, case)
-        except (Violation, UnsupportedError):
+        except (RuleError, UnsupportedError):
             raise
         except StrategyError as error:
-            raise Violation(str(error)) from error
+            raise RuleError(str(error)) from error
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            raise Violation(f"the network cannot go on with its plan: {text}") from error
+            raise RuleError(f"the network cannot go on with its plan: {text}") from error
 
     try:
         return on_each(do, belongs="acts_without_error")
     except UnsupportedError as error:
-        raise Violation(f"it can act on none of the networks: {error}") from error
+        raise RuleError(f"it can act on none of the networks: {error}") from error
 
 
 def reads_no_relevance(strategy: Strategy) -> str:
@@ -84,14 +84,14 @@ def reads_no_relevance(strategy: Strategy) -> str:
     def do(case: Case) -> None:
         Runner(fresh(strategy), case, relevance=Forbidden())()
         if touched:
-            raise Violation("the relevance mask was touched")
+            raise RuleError("the relevance mask was touched")
 
     return on_each(do, belongs="reads_no_relevance")
 
 
 def plans_are_legal(strategy: Strategy) -> str:
     """Plans have the right types, shapes and dtypes; positions are in range, and no token is named twice."""
-    
+
     def do(case: Case) -> None:
         _rates(strategy, case)
 
@@ -103,7 +103,7 @@ def nothing_is_nan(strategy: Strategy) -> str:
 
     def do(case: Case) -> None:
         if not all(bool(trial.outputs.isfinite().all()) for trial in _rates(strategy, case)):
-            raise Violation("the network's outputs are not finite")
+            raise RuleError("the network's outputs are not finite")
 
     return on_each(do, belongs="nothing_is_nan")
 
@@ -120,7 +120,7 @@ def budget_is_honoured(strategy: Strategy) -> str:
             planned = [step.tokens_out for step in trial.acting.actor.planned]
             realised = [step.tokens_out for step in trial.acting.steps]
             if strategy.budgeted and realised != planned:
-                raise Violation(f"tokens after each block: planned {planned}, realised {realised}")
+                raise RuleError(f"tokens after each block: planned {planned}, realised {realised}")
 
     note = on_each(do, belongs="budget_is_honoured")
     return note if strategy.budgeted else "it spends the same whatever the budget (budgeted = False)"
@@ -146,7 +146,7 @@ def prefix_tokens_stay(strategy: Strategy) -> str:
         P, before, after = network.prefix, *seen
         went_on = trial.acting.steps[first].tokens_out
         if after.shape[1] != P + went_on or not torch.allclose(after[:, :P], before[:, :P], atol=1e-5):
-            raise Violation(f"of {P} prefix tokens and {went_on} patches, others came to block {first}")
+            raise RuleError(f"of {P} prefix tokens and {went_on} patches, others came to block {first}")
 
     return on_each(do, PREFIXES)
 
@@ -163,7 +163,7 @@ def keep_all_is_dense(strategy: Strategy) -> str:
             after = case.network(case.inputs)
         worst = max(float((x - dense).abs().max()) for x in (kept, after))
         if worst > 1e-6 * max(1.0, float(dense.abs().max())):
-            raise Violation(f"logits differ by {worst:.1e}")
+            raise RuleError(f"logits differ by {worst:.1e}")
 
     return on_each(do)
 
@@ -176,7 +176,7 @@ def same_seed_same_bits(strategy: Strategy) -> str:
         torch.rand(3), np.random.rand(), random.random()
         second = act(strategy, case)
         if not alike([*first.choices(), first.outputs], [*second.choices(), second.outputs]):
-            raise Violation("two runs differ; draw random numbers with view.random()")
+            raise RuleError("two runs differ; draw random numbers with view.random()")
 
     return on_each(do)
 
@@ -207,7 +207,7 @@ def labels_change_nothing(strategy: Strategy) -> str:
 
     def do(case: Case) -> None:
         if not alike(choices(case.name, 0), choices(case.name, 1)):
-            raise Violation("the choice depends on the labels")
+            raise RuleError("the choice depends on the labels")
 
     return on_each(do, ("class token", "no class token", "shallow"))
 
@@ -218,7 +218,7 @@ def view_is_left_alone(strategy: Strategy) -> str:
     def do(case: Case) -> None:
         changed = sorted({name for asked in act(strategy, case).asked for name in asked.changed})
         if changed:
-            raise Violation(f"changed in place: {', '.join(f'view.{name}' for name in changed)}")
+            raise RuleError(f"changed in place: {', '.join(f'view.{name}' for name in changed)}")
 
     return on_each(do)
 
@@ -232,7 +232,7 @@ def model_is_left_alone(strategy: Strategy) -> str:
         before = state.fingerprint(module)
         act(strategy, case)
         if changed := state.differences(before, state.fingerprint(module)):
-            raise Violation(f"changed: {', '.join(sorted(changed))}")
+            raise RuleError(f"changed: {', '.join(sorted(changed))}")
 
     return on_each(do)
 
@@ -244,7 +244,7 @@ def random_state_is_left_alone(strategy: Strategy) -> str:
         before = state.random_state()
         act(strategy, case)
         if changed := state.differences(before, state.random_state()):
-            raise Violation(f"changed: the global random state of {', '.join(sorted(changed))}; use view.random()")
+            raise RuleError(f"changed: the global random state of {', '.join(sorted(changed))}; use view.random()")
 
     torch.manual_seed(20_250_101)
     np.random.seed(20_250_101)
@@ -260,7 +260,7 @@ def modes_are_left_alone(strategy: Strategy) -> str:
             with torch.set_grad_enabled(training):
                 asked = Runner(fresh(strategy), case)(training=training).asked
             if changed := sorted({mode for one in asked for mode in one.modes}):
-                raise Violation(f"changed: {', '.join(changed)}")
+                raise RuleError(f"changed: {', '.join(changed)}")
 
     return on_each(do)
 
@@ -273,7 +273,7 @@ def torch_is_left_alone(strategy: Strategy) -> str:
     """No well-known function of torch or timm is replaced."""
     note = on_each(lambda case: _act_once(strategy, case))
     if replaced := state.replaced_functions():
-        raise Violation(f"replaced: {', '.join(replaced)}")
+        raise RuleError(f"replaced: {', '.join(replaced)}")
     return note
 
 
@@ -283,7 +283,7 @@ def prints_nothing(strategy: Strategy) -> str:
         note = on_each(lambda case: _act_once(strategy, case))
     if texts[0]:
         first = texts[0].splitlines()[0]
-        raise Violation(f"it wrote {first[:60]!r}; use the logging module")
+        raise RuleError(f"it wrote {first[:60]!r}; use the logging module")
     return note
 
 

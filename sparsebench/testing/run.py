@@ -17,12 +17,12 @@ from sparsebench.strategy import Strategy
 from sparsebench.sweep.worker import one_thread
 from sparsebench.testing import informative, recommended, required, state
 from sparsebench.testing.report import Group, Outcome, Report
-from sparsebench.testing.trial import Violation
+from sparsebench.testing.trial import RuleError
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check; call it with a strategy. It returns a remark and raises Violation or UnsupportedError."""
+    """A check; call it with a strategy. It returns a remark and raises RuleError or UnsupportedError."""
 
     function: Callable[[Strategy], str | None]
     group: Group
@@ -77,7 +77,9 @@ def blank(strategy: Strategy, origin: Origin) -> Report:
     )
 
 
-def outcomes(strategy: Strategy, report: Report, begins: Callable[[str], None] = lambda name: None) -> Iterator[Outcome]:
+def outcomes(
+    strategy: Strategy, report: Report, begins: Callable[[str], None] = lambda name: None
+) -> Iterator[Outcome]:
     """Run all checks and yield what each found; `begins` is told the name of each before it is run."""
     failed: set[str] = set()
     declared = expected(strategy)
@@ -88,12 +90,12 @@ def outcomes(strategy: Strategy, report: Report, begins: Callable[[str], None] =
             remark = check(strategy)
         except UnsupportedError as error:
             yield outcome.after("unsupported", str(error), time.perf_counter() - begun)
-        except Exception as error:
-            if isinstance(error, Violation) and error.of in failed - {check.name}:
+        except (Exception, SystemExit) as error:
+            if isinstance(error, RuleError) and error.of in failed - {check.name}:
                 yield outcome.after("not run", f"see {error.of}")
                 continue
             failed.add(check.name)
-            what = str(error) if isinstance(error, Violation) else f"{type(error).__name__}: {error}"
+            what = str(error) if isinstance(error, RuleError) else f"{type(error).__name__}: {error}"
             reason = declared.get(check.name)
             message = " ".join(what.split()) if reason is None else f"{reason} ({' '.join(what.split())})"
             yield outcome.after("failed" if reason is None else "expected", message, time.perf_counter() - begun)

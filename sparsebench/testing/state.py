@@ -121,7 +121,7 @@ def captured() -> Iterator[list[str]]:
             kept = os.dup(descriptor)
             os.dup2(file.fileno(), descriptor)
             stack.callback(_put_back, kept, descriptor)
-        text = stack.enter_context(open(os.dup(file.fileno()), "w", encoding="utf-8", errors="replace"))  # noqa: SIM115
+        text = stack.enter_context(open(os.dup(file.fileno()), "w", encoding="utf-8", errors="replace"))
         stack.enter_context(redirect_stdout(text))
         stack.enter_context(redirect_stderr(text))
         yield texts

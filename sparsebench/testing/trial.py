@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from sparsebench.strategy import Keep, Merge, Mix, Plan, Strategy, TokenView
 from sparsebench.testing import state
 from sparsebench.testing.networks import NAMES, Case, cached
 
+Choice: TypeAlias = Callable[[], Plan | None]
 S = TypeVar("S", bound=Strategy)
 
 
-class Violation(AssertionError):
+class RuleError(AssertionError):
     """A strategy breaks a rule.
 
     Args:
@@ -86,38 +87,44 @@ class _Observed:
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         watched, modes = _Watched(view), state.modes()
-        try:
-            plan = self.strategy.plan(watched, keep)
-        except UnsupportedError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise _raised(error) from error
+        plan = answer(lambda: self.strategy.plan(watched, keep), self.name, view.index.shape, keep)
         changed = state.differences(modes, state.modes())
-        if plan is not None:
-            _judge(plan, self.name, view.index.shape, keep)
         self.asked.append(Asked(plan, frozenset(watched.__dict__["read"]), watched.changed(), changed))
         return plan
 
 
-def _raised(error: BaseException) -> Violation:
+def answer(choice: Choice, name: str, shape: torch.Size, keep: int) -> Plan | None:
+    """Return the plan that a strategy of that name makes of (B, N) tokens, if it is a legal one."""
+    try:
+        plan = choice()
+    except UnsupportedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _raised(error) from error
+    if plan is not None:
+        _judge(plan, name, shape, keep)
+    return plan
+
+
+def _raised(error: BaseException) -> RuleError:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, StrategyError) and "view.relevance" in text:
-        return Violation(text, "reads_no_relevance")
+        return RuleError(text, "reads_no_relevance")
     if isinstance(error, MemoryError) or "allocate" in text:
         text = f"ran out of memory ({text})"
-    return Violation(text, "acts_without_error")
+    return RuleError(text, "acts_without_error")
 
 
 def _judge(plan: Plan, name: str, shape: torch.Size, keep: int) -> None:
-    """Raise Violation, of the check that it belongs to, if the plan is no legal one."""
+    """Raise RuleError, of the check that it belongs to, if the plan is no legal one."""
     if any(value.is_floating_point() and bool(value.isnan().any()) for value in tensors(plan)):
-        raise Violation("the plan, or the scores it was made by, hold NaN", "nothing_is_nan")
+        raise RuleError("the plan, or the scores it was made by, hold NaN", "nothing_is_nan")
     if (count := _count(plan)) not in (None, keep):
-        raise Violation(f"{keep} of {shape[1]} tokens were to go on, the plan has {count}", "budget_is_honoured")
+        raise RuleError(f"{keep} of {shape[1]} tokens were to go on, the plan has {count}", "budget_is_honoured")
     try:
         check_plan(plan, name, shape, keep)
     except StrategyError as error:
-        raise Violation(str(error), "plans_are_legal") from error
+        raise RuleError(str(error), "plans_are_legal") from error
 
 
 def tensors(plan: Plan | None) -> list[Tensor]:
@@ -200,7 +207,7 @@ def on_each(do: Callable[[Case], None], names: Iterable[str] = NAMES, *, belongs
 
     Raises:
         UnsupportedError: it can act on none of them.
-        Violation: as `do` raises it, with the name of the case.
+        RuleError: as `do` raises it, with the name of the case.
     """
     names, cannot = list(names), dict[str, str]()
     for name in names:
@@ -208,10 +215,10 @@ def on_each(do: Callable[[Case], None], names: Iterable[str] = NAMES, *, belongs
             do(cached(name))
         except UnsupportedError as error:
             cannot[name] = str(error)
-        except Violation as error:
+        except RuleError as error:
             if belongs and error.of not in ("", belongs):
                 continue
-            raise Violation(f"{error} [{name}]", error.of) from error
+            raise RuleError(f"{error} [{name}]", error.of) from error
     if len(cannot) == len(names):
         raise UnsupportedError(next(iter(cannot.values())))
     return "; ".join(f"not on '{name}': {reason}" for name, reason in cannot.items())
