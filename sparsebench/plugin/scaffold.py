@@ -16,7 +16,7 @@ FILES = {"strategy.py.jinja": "{name}.py", "test.py.jinja": "test_{name}.py"}
 PACKAGE = {
     "strategy.py.jinja": "{name}/src/{name}/strategy.py",
     "init.py.jinja": "{name}/src/{name}/__init__.py",
-    "test.py.jinja": "{name}/tests/test_{name}.py",
+    "package_test.py.jinja": "{name}/tests/test_{name}.py",
     "pyproject.toml.jinja": "{name}/pyproject.toml",
     "README.md.jinja": "{name}/README.md",
     "workflow.yml.jinja": "{name}/.github/workflows/test.yml",

@@ -69,6 +69,8 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 PREFIXES = ("no class token", "class token", "distilled", "4 registers")
 SIZES = ("3 x 5 patches", "1 patch", "shallow")
 NAMES = (*ARCHITECTURES, "shallow")
+USUAL = tuple(name for name in NAMES if name not in SIZES[:2])
+"""Those whose sizes surprise nobody, which most checks use."""
 
 
 def build(name: str) -> Case:

@@ -14,7 +14,7 @@ from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models.acting import Actor, Pass, check_plan
 from sparsebench.strategy import Keep, Merge, Mix, Plan, Strategy, TokenView
 from sparsebench.testing import state
-from sparsebench.testing.networks import NAMES, Case, cached
+from sparsebench.testing.networks import USUAL, Case, cached
 
 Choice: TypeAlias = Callable[[], Plan | None]
 S = TypeVar("S", bound=Strategy)
@@ -197,7 +197,7 @@ def act(strategy: Strategy, case: Case, rate: float = 0.5, rows: slice | None = 
     return Runner(fresh(strategy), case, rate)(rows)
 
 
-def on_each(do: Callable[[Case], None], names: Iterable[str] = NAMES, *, belongs: str = "") -> str:
+def on_each(do: Callable[[Case], None], names: Iterable[str] = USUAL, *, belongs: str = "") -> str:
     """Do something with each case; return on which ones the strategy cannot act.
 
     Args:
