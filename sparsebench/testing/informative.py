@@ -13,7 +13,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -121,6 +120,8 @@ def memory_of_a_choice(strategy: Strategy) -> str:
 
 def compiles_whole(strategy: Strategy) -> str:
     """Whether torch.compile takes a choice without a graph break."""
+    import torch._dynamo  # takes longer than all other checks together
+
     found: list[str] = []
 
     def compiled(choice: Choice) -> Plan | None:
@@ -129,7 +130,7 @@ def compiles_whole(strategy: Strategy) -> str:
             torch.compile(lambda: tensors(choice()), backend="eager", fullgraph=True)()
             found.append("yes")
         except Exception as error:
-            found.append(f"no: {' '.join(str(error).split())[:200]}")
+            found.append(f"no: {str(error).strip().partition(chr(10))[0][:200]}")
         return choice()
 
     _choose(strategy, compiled)

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,8 @@ def test_the_package_can_be_built_and_installed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "wheels").glob("*.whl")
     code = "from sparsebench.plugin.registry import Registry; print(Registry().strategy('far_out').origin.distribution)"
-    path = f"import sys; sys.path.insert(0, {str(wheel)!r}); "
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    path = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); "
     done = subprocess.run([sys.executable, "-c", path + code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "sparsebench-far-out", done.stderr
 

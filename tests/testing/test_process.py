@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sparsebench.errors import UserError
 from sparsebench.testing import Report, process
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
@@ -23,7 +22,9 @@ def named(sample, limit=60.0):
 @pytest.mark.parametrize(
     ("sample", "limit", "check", "status", "says"),
     [
-        ("segfaults", 60.0, "acts_without_error", "crashed", "it was ended by SIGSEGV"),
+        pytest.param(
+            "segfaults", 60.0, "acts_without_error", "crashed", "it was ended by SIGSEGV", marks=pytest.mark.slow
+        ),
         ("exits", 60.0, "acts_without_error", "crashed", "it left the process with 0"),
         ("sleeps", 3.0, "acts_without_error", "timeout", "it took more than 3 s and was ended"),
         ("allocates", 60.0, "acts_without_error", "failed", "ran out of memory"),
@@ -36,6 +37,7 @@ def test_what_a_strategy_does_to_its_process_is_named(sample, limit, check, stat
     assert not report.conforms
 
 
+@pytest.mark.slow
 def test_a_file_that_hangs_while_it_is_loaded_is_named(tmp_path):
     path = tmp_path / "hangs.py"
     path.write_text("import time\n\ntime.sleep(600)\n")
@@ -59,25 +61,16 @@ def test_the_command_checks_each_combination_and_each_strategy_of_a_file(tmp_pat
     reports = [Report.model_validate({k: v for k, v in one.items() if k != "conforms"}) for one in found]
     assert [(r.strategy, r.params) for r in reports] == [("norm", {"largest": False}), ("smallest", {"largest": False})]
     assert all(len(r.origin.sha256) == 64 and r.conforms and r.versions["torch"] for r in reports)
-    assert all(o.seconds > 0 for r in reports for o in r.outcomes if o.status == "passed" and o.group != "required")
+    assert all(o.seconds > 0 for r in reports for o in r.outcomes if o.group == "informative")
 
 
 def test_what_is_printed_does_not_come_among_the_answers_and_fails_the_command():
     done = command(SAMPLES / "prints.py", "--markdown")
     assert done.returncode == 1
     assert done.stdout.startswith("## prints\n\ndoes not conform (")
-    assert "| prints_nothing" in done.stdout and "a line" in done.stdout
+    assert "| prints_nothing" in done.stdout and "it wrote" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("target", "says"),
-    [
-        ("atn_topk", "did you mean 'attn_topk'"),
-        ("nowhere.py", "does not exist"),
-        ("random:size=3", "unknown parameter"),
-        (str(SAMPLES / "brings_task.py"), "brings no strategy to check"),
-    ],
-)
-def test_a_target_that_is_none_is_a_users_error(target, says):
-    with pytest.raises(UserError, match=says):
-        process.check(target)
+def test_a_target_that_is_none_is_one_line_and_another_exit_code():
+    done = command("nowhere.py")
+    assert (done.returncode, done.stderr) == (2, "Error: plugin file nowhere.py does not exist\n")
