@@ -225,7 +225,9 @@ class Strategy(BaseModel):
         needs: the fields of the view that it reads; `tokens` among them if its plans fuse, merge or mix them.
         budgeted: False for one that spends the same whatever the budget, and so has one row.
         trains_only: True for one that acts in training only: the budget is the training's, the test is dense.
-        citation: where the method was published.
+        trained: whether it has learned parameters of its own.
+        citation: where the method was published; `bibtex` the same as a BibTeX entry.
+        expected_failures: conformance checks that it cannot pass, each with the reason; see `sparsebench check`.
         schedule: in which blocks it acts where the budget does not say, see `Budget`.
         most: the largest share of the tokens that it can remove at once; 0.5 for those that merge pairs.
         fuses: whether one of the tokens that go on is made of those that do not.
@@ -242,7 +244,10 @@ class Strategy(BaseModel):
     needs: ClassVar[frozenset[str]] = frozenset({"tokens"})
     budgeted: ClassVar[bool] = True
     trains_only: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
     citation: ClassVar[str] = ""
+    bibtex: ClassVar[str] = ""
+    expected_failures: ClassVar[Mapping[str, str]] = {}
     schedule: ClassVar[Schedule] = "stages"
     most: ClassVar[float] = 1.0
     fuses: ClassVar[bool] = False

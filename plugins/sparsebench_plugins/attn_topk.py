@@ -21,6 +21,12 @@ class AttnTopK(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"attention"})
     citation: ClassVar[str] = "Liang et al., Not all patches are what you need (EViT), ICLR 2022"
+    bibtex: ClassVar[str] = """@inproceedings{liang2022evit,
+  title = {Not All Patches are What You Need: Expediting Vision Transformers via Token Reorganizations},
+  author = {Liang, Youwei and Ge, Chongjian and Tong, Zhan and Song, Yibing and Wang, Jue and Xie, Pengtao},
+  booktitle = {International Conference on Learning Representations},
+  year = {2022}
+}"""
 
     attention: Literal["auto", "class", "received", "mean_query"] = "auto"
 

@@ -26,6 +26,15 @@ class Noise(Strategy):
     name: ClassVar[str] = "noise"
     needs: ClassVar[frozenset[str]] = frozenset({"pixels", "tokens"})
     citation: ClassVar[str] = "Immerkaer, Fast noise variance estimation, CVIU 64(2), 1996"
+    bibtex: ClassVar[str] = """@article{immerkaer1996noise,
+  title = {Fast Noise Variance Estimation},
+  author = {Immerk{\\ae}r, John},
+  journal = {Computer Vision and Image Understanding},
+  volume = {64},
+  number = {2},
+  pages = {300--302},
+  year = {1996}
+}"""
 
     by: Literal["sigma", "ratio"] = "sigma"
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import click
 
+from sparsebench.errors import UserError
+
+_KEYS = ("name", "kind", "site", "needs", "trained", "from", "what", "citation")
 WHAT = ("plugins", "tasks", "models", "suites")
 
 
@@ -18,13 +21,19 @@ def first_line(thing: Any) -> str:
 @click.command("list")
 @click.argument("what", type=click.Choice(WHAT), default="plugins")
 @click.option("--json", "as_json", is_flag=True, help="A list of objects with at least `name`.")
-def list_(what: str, as_json: bool) -> None:
+@click.option("--bibtex", is_flag=True, help="Where the listed strategies were published, as BibTeX.")
+def list_(what: str, as_json: bool, bibtex: bool) -> None:
     """List the plugins (strategies), tasks, models or suites that can be named."""
     from tabulate import tabulate
 
     from sparsebench.plugin.registry import Registry
 
     registry = Registry()
+    if bibtex:
+        if what != "plugins" or as_json:
+            raise UserError("--bibtex lists what strategies cite", allowed="sparsebench list plugins --bibtex")
+        click.echo("\n\n".join(sorted({found.cls.bibtex for found in registry.strategies()} - {""})))
+        return
     rows = {"plugins": _plugins, "tasks": _tasks, "models": _models, "suites": _suites}[what](registry)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
@@ -39,13 +48,15 @@ def _plugins(registry: Any) -> list[dict[str, str]]:
             "kind": found.cls.kind,
             "site": found.cls.site,
             "needs": ", ".join(sorted(found.cls.needs)),
+            "trained": "yes" if found.cls.trained else "no",
             "from": f"{found.origin.distribution} {found.origin.version}".strip(),
             "what": first_line(found.cls),
+            "citation": found.cls.citation,
         }
         for found in registry.strategies()
     ]
     broken = [
-        {"name": name, "kind": "broken", "site": "", "needs": "", "from": "", "what": reason}
+        {**dict.fromkeys(_KEYS, ""), "name": name, "kind": "broken", "what": reason}
         for name, reason in sorted(registry.broken.items())
     ]
     return rows + broken

@@ -13,7 +13,8 @@ from sparsebench.errors import UserError, unknown
 
 @click.command()
 @click.argument("name")
-def show(name: str) -> None:
+@click.option("--bibtex", is_flag=True, help="Only where the strategy was published, as BibTeX.")
+def show(name: str, bibtex: bool) -> None:
     """Show what is known of a strategy, task, model or suite NAME, or of the strategies of a FILE.py."""
     from sparsebench.plugin.registry import Registry
     from sparsebench.sweep import suite as suites
@@ -24,7 +25,7 @@ def show(name: str) -> None:
             found = registry.strategy(strategy)
             if found.failure:
                 raise UserError(f"{name} does not load: {found.failure}")
-            _class("strategy", found.cls)
+            _class("strategy", found.cls, bibtex)
         return
     known: dict[str, tuple[str, Any]] = {
         cls.name: ("strategy", cls) for cls in (found.cls for found in registry.strategies())
@@ -33,18 +34,25 @@ def show(name: str) -> None:
     if name in registry.broken:
         raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
     if name in known:
-        _class(*known[name])
+        _class(*known[name], bibtex)
+    elif bibtex and name in suites.names():
+        raise UserError("only strategies have a BibTeX entry", got=f"suite '{name}'")
     elif name in suites.names():
         click.echo(suites.text(name), nl=False)
     else:
         raise unknown("strategy, task, model or suite", name, {*known, *suites.names()})
 
 
-def _class(what: str, cls: Any) -> None:
+def _class(what: str, cls: Any, bibtex: bool) -> None:
+    if bibtex:
+        if not (entry := getattr(cls, "bibtex", "")):
+            raise UserError(f"{what} '{cls.name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
+        click.echo(entry)
+        return
     click.echo(f"{what} {cls.name}\n\n{inspect.cleandoc(cls.__doc__ or '')}\n")
     if what == "strategy":
         click.echo(f"kind: {cls.kind}\nsite: {cls.site}\nneeds: {', '.join(sorted(cls.needs)) or 'nothing'}")
-        click.echo(f"citation: {cls.citation or '-'}\n")
+        click.echo(f"trained: {'yes' if cls.trained else 'no'}\ncitation: {cls.citation or '-'}\n")
     for key, info in cls.model_fields.items():
         kind = str(info.annotation) if not isinstance(info.annotation, type) else info.annotation.__name__
         about = f"  {info.description}" if info.description else ""

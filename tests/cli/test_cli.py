@@ -56,7 +56,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     "arguments",
     [["--help"], ["run", "--help"], ["--version"], ["list"], ["list", "tasks"], ["list", "models"], ["list", "suites"],
      ["show", "attn_topk"], ["show", "composite"], ["leaderboard", "OUT"], ["leaderboard", "OUT", "--by", "task"],
-     ["show-tokens", "--help"], ["reproduce", "--help"], ["reproduce", "theory", "--help"]],
+     ["list", "--bibtex"], ["show", "noise", "--bibtex"], ["check", "--help"],
+     ["new", "--help"], ["show-tokens", "--help"], ["reproduce", "--help"], ["reproduce", "theory", "--help"]],
     ids=" ".join,
 )  # fmt: skip
 def test_what_runs_nothing_imports_no_torch(

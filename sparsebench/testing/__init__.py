@@ -1,0 +1,13 @@
+"""Conformance checks for strategies: from the command line, from pytest, from Python. Imports no torch until one runs.
+
+from sparsebench.testing import parametrize_with_strategies
+
+@parametrize_with_strategies(["mine.py"])
+def test_it_conforms(strategy, check):
+    check(strategy)
+"""
+
+from sparsebench.testing.parametrize import parametrize_with_strategies
+from sparsebench.testing.report import Outcome, Report
+
+__all__ = ["Outcome", "Report", "parametrize_with_strategies"]

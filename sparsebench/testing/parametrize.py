@@ -1,0 +1,97 @@
+"""The checks as pytest tests of the author's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.testing.report import Group
+
+if TYPE_CHECKING:
+    from sparsebench.plugin.origin import Origin
+    from sparsebench.plugin.registry import Registry
+    from sparsebench.strategy import Strategy
+
+    Named = str | Strategy | type[Strategy]
+
+
+def parametrize_with_strategies(
+    strategies: Iterable[Named], *, groups: Sequence[Group] = ("required", "recommended")
+) -> Callable[..., Any]:
+    """Return a pytest decorator: the test is run for each strategy and each check, as `check(strategy)`.
+
+    A check that the strategy declares in `expected_failures` may fail; one that has nothing to check is skipped.
+
+    Args:
+        strategies: instances, classes, or what `sparsebench check` takes: "NAME" or "FILE.py", with ":param=value".
+        groups: which checks.
+
+    Raises:
+        UserError: there is no such strategy, file, parameter or check.
+    """
+    import pytest
+
+    from sparsebench.plugin.registry import Registry
+    from sparsebench.testing.run import CHECKS, Check, expected
+
+    def runs(check: Check) -> Callable[[Strategy], None]:
+        def run(strategy: Strategy) -> None:
+            try:
+                check(strategy)
+            except UnsupportedError as error:
+                pytest.skip(str(error))
+
+        run.__name__, run.__doc__ = check.name, check.says
+        return run
+
+    registry, cases = Registry(), []
+    for named in strategies:
+        for strategy, _ in resolve(named, registry):
+            declared = expected(strategy)
+            for check in CHECKS:
+                if check.group in groups:
+                    reason = declared.get(check.name)
+                    marks = () if reason is None else (pytest.mark.xfail(reason=reason, strict=False),)
+                    cases.append(pytest.param(strategy, runs(check), marks=marks, id=f"{strategy.name}-{check.name}"))
+    return pytest.mark.parametrize(("strategy", "check"), cases)
+
+
+def resolve(named: Named, registry: Registry) -> list[tuple[Strategy, Origin]]:
+    """Return the strategies that are meant, with all combinations of the parameters given, and where they come from.
+
+    Raises:
+        UserError: there is none, or it does not load.
+    """
+    from sparsebench.plugin.origin import Origin
+    from sparsebench.plugin.spec import fill, parse
+
+    if not isinstance(named, str):
+        return [(named() if isinstance(named, type) else named, Origin(plugin=""))]
+    spec = parse(named)
+    names = registry.load_file(Path(spec.name)) if spec.name.endswith(".py") else [spec.name]
+    if not names:
+        raise UserError(f"{spec.name} brings no strategy to check")
+    made = []
+    for name in names:
+        found = registry.strategy(name)
+        if found.failure:
+            raise PluginError(name, found.origin, found.failure)
+        what = f"strategy '{name}'"
+        made += [(fill(found.cls, params, what), found.origin) for params in spec.combinations()]
+    return made
+
+
+class PluginError(UserError):
+    """A plugin that was named does not load.
+
+    Args:
+        name: the strategy's, or what stands in its place.
+        origin: where it came from.
+        failure: why.
+    """
+
+    def __init__(self, name: str, origin: Origin, failure: str):
+        super().__init__(f"plugin '{name}' does not load: {failure}")
+        self.name, self.origin, self.failure = name, origin, failure

@@ -1,0 +1,176 @@
+"""What a good strategy does besides: checks by name, as in `required`."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsebench.errors import UnsupportedError
+from sparsebench.strategy import Keep, Merge, Strategy
+from sparsebench.testing.networks import Case, build, images_for
+from sparsebench.testing.trial import RuleError, Runner, Trial, act, alike, fresh, on_each, same
+
+DEEP = ("class token", "no class token")
+
+
+def has_a_docstring(strategy: Strategy) -> None:
+    """The class says in a docstring what it does: `sparsebench list` and `show` print it."""
+    if not (type(strategy).__dict__.get("__doc__") or "").strip():
+        raise RuleError("the class has no docstring")
+
+
+def pickles_by_reference(strategy: Strategy) -> None:
+    """The class is found again by its module and name, and an instance comes back equal."""
+    try:
+        cls, again = pickle.loads(pickle.dumps((type(strategy), strategy)))
+    except Exception as error:
+        raise RuleError(" ".join(f"{type(error).__name__}: {error}".split())) from error
+    if cls is not type(strategy) or again != strategy:
+        raise RuleError("what was pickled comes back as something else")
+
+
+def each_sample_on_its_own(strategy: Strategy) -> str:
+    """A sample alone and in a batch has the same tokens kept."""
+
+    def do(case: Case) -> None:
+        together = act(strategy, case)
+        for i in range(len(case.inputs)):
+            alone = act(strategy, case, rows=slice(i, i + 1))
+            if not alike(_where(alone), [after[i : i + 1] for after in _where(together)]):
+                raise RuleError("the choice for a sample depends on the others of its batch")
+
+    return on_each(do)
+
+
+def _where(trial: Trial) -> list[Tensor]:
+    """Return for each decision what the tokens after it are, as integers."""
+    plans = [decision.plan for decision in trial.acting.decisions]
+    return [p.index if isinstance(p, Keep) else p.target if isinstance(p, Merge) else p.weight > 0 for p in plans]
+
+
+def fifth_batch_as_first(strategy: Strategy) -> str:
+    """What it did before changes nothing: five batches, of one kind and of others, and the same choice again."""
+
+    def do(case: Case) -> None:
+        runner = Runner(fresh(strategy), case)
+        first = runner()
+        for visit in range(2, 6):
+            runner(slice(0, 1), inputs=case.inputs.flip(0))
+            now = runner()
+            if not alike(_where(first), _where(now)) or not same(first.outputs, now.outputs):
+                raise RuleError(f"at visit {visit} it chooses otherwise than at the first: it keeps a state")
+
+    return on_each(do)
+
+
+def bfloat16_and_float16(strategy: Strategy) -> str:
+    """It acts, with finite outputs, on a network in bfloat16 by autocast and on one in float16."""
+
+    def do(case: Case) -> None:
+        halved = images_for(case.name, _copy(case), precision="bfloat16")
+        half = images_for(case.name, _copy(case).half())
+        for what, cast, inputs in (("bfloat16", halved, case.inputs), ("float16", half, case.inputs.half())):
+            try:
+                outputs = Runner(fresh(strategy), cast)(inputs=inputs).outputs
+            except (RuntimeError, RuleError) as error:
+                of = error.of if isinstance(error, RuleError) else ""
+                raise RuleError(f"in {what}: {' '.join(str(error).split())}", of) from error
+            if not bool(outputs.isfinite().all()):
+                raise RuleError(f"in {what} the outputs are not finite")
+
+    return on_each(do, DEEP)
+
+
+def _copy(case: Case) -> Any:
+    return build(case.name).network.module
+
+
+def order_of_tokens_does_not_matter(strategy: Strategy) -> str:
+    """Tokens in another order, each with its position embedding, give the same logits, unless it looks at places."""
+
+    def do(case: Case) -> None:
+        trial = act(strategy, case)
+        for name in ("grid", "index", "random"):
+            if any(name in asked.read for asked in trial.asked):
+                raise UnsupportedError(f"it reads view.{name}, so places may matter to it")
+        order = torch.randperm(case.tokens, generator=torch.Generator().manual_seed(2))
+        shuffled, P = _copy(case), case.network.prefix  # type: ignore[attr-defined]
+        with torch.no_grad():
+            shuffled.pos_embed[:, P:] = shuffled.pos_embed[:, P:][:, order]
+        moved = images_for(case.name, shuffled)
+        outputs = Runner(fresh(strategy), moved)(inputs=_reordered(case, order)).outputs
+        worst = float((outputs - trial.outputs).abs().max())
+        if worst > 1e-3 * max(1.0, float(trial.outputs.abs().max())):
+            raise RuleError(f"the logits differ by {worst:.1e}")
+
+    return on_each(do, DEEP)
+
+
+def _reordered(case: Case, order: Tensor) -> Tensor:
+    """Return the images with their patches in another order."""
+    network: Any = case.network
+    (rows, columns), (height, width) = network.grid, network.patch
+    B, c = case.inputs.shape[:2]
+    cut = case.inputs.reshape(B, c, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)[:, order]
+    whole = cut.unflatten(1, (rows, columns)).permute(0, 3, 1, 4, 2, 5)
+    return whole.reshape(case.inputs.shape)
+
+
+def merged_sizes_sum_to_all(strategy: Strategy) -> str:
+    """What it merges or fuses, token for token, stands for all patches there were."""
+
+    def do(case: Case) -> None:
+        trial = act(strategy, case)
+        plans = [decision.plan for decision in trial.acting.decisions]
+        if not plans or not all(isinstance(p, Merge) or (isinstance(p, Keep) and p.fuse is not None) for p in plans):
+            raise UnsupportedError("it does not merge")
+        if not bool((trial.acting.sizes.sum(dim=1) == case.tokens).all()):
+            raise RuleError(f"sizes sum to {trial.acting.sizes.sum(dim=1).tolist()}, not to {case.tokens}")
+
+    return on_each(do)
+
+
+def macs_fall_with_the_budget(strategy: Strategy) -> str:
+    """The fewer tokens may stay, the fewer MACs are spent, and at last fewer than by the dense network."""
+    if not strategy.budgeted:
+        raise UnsupportedError("it spends the same whatever the budget (budgeted = False)")
+
+    def do(case: Case) -> None:
+        cost, rates = case.network.cost, (0.9, 0.7, 0.5, 0.3, 0.1)
+        spent = [cost.macs(act(strategy, case, rate).acting.steps) for rate in rates]
+        dense = cost.macs(act(strategy, case, 1.0).acting.steps)
+        if spent != sorted(spent, reverse=True) or len(set(spent)) == 1:
+            raise RuleError(f"MACs at keep rates {rates}: {', '.join(f'{x:,.0f}' for x in spent)}")
+        if spent[-1] >= dense:
+            raise RuleError(f"at a keep rate of 0.1 it spends {spent[-1]:,.0f} MACs, the dense network {dense:,.0f}")
+
+    return on_each(do, ("class token", "no class token", "shallow"))
+
+
+def gradients_flow(strategy: Strategy) -> str:
+    """In training each weight that the dense network trains has a finite gradient that is not zero throughout."""
+
+    def gradients(strategy: Strategy, case: Case, rate: float) -> dict[str, Tensor | None]:
+        Runner(strategy, case, rate)(training=True).outputs.square().sum().backward()
+        return {name: weight.grad for name, weight in case.network.module.named_parameters()}
+
+    def do(shared: Case) -> None:
+        dense = gradients(fresh(strategy), build(shared.name), 1.0)
+        reduced = gradients(fresh(strategy), build(shared.name), 0.5)
+        for name, first in dense.items():
+            if first is None or not bool(first.any()):
+                continue
+            now = reduced[name]
+            if now is None or not bool(now.any()) or not bool(now.isfinite().all()):
+                raise RuleError(f"the gradient of '{name}' is missing, zero or not finite")
+
+    return on_each(do, ("class token", "no class token", "shallow"))
+
+
+CHECKS = (
+    has_a_docstring, pickles_by_reference, each_sample_on_its_own, fifth_batch_as_first, bfloat16_and_float16,
+    order_of_tokens_does_not_matter, merged_sizes_sum_to_all, macs_fall_with_the_budget, gradients_flow,
+)  # fmt: skip

@@ -1,0 +1,295 @@
+"""What every strategy must do: checks by name. Each takes a strategy and raises, or returns a remark.
+
+Raises (all of them):
+    RuleError: the strategy breaks the rule that the docstring says.
+    UnsupportedError: the strategy can act on none of the networks that the check needs.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsebench.errors import StrategyError, UnsupportedError
+from sparsebench.strategy import NEEDS, Strategy, complaint
+from sparsebench.testing import state
+from sparsebench.testing.networks import PREFIXES, SIZES, Case, build
+from sparsebench.testing.trial import RuleError, Runner, Trial, act, alike, fresh, on_each, tensors
+from sparsebench.training.steps import Autograd, Samples
+
+
+def declares_itself(strategy: Strategy) -> None:
+    """Name, kind, site and needs are legal, and only an oracle asks for the relevance mask."""
+    if problem := complaint(type(strategy)):
+        raise RuleError(problem)
+    if extra := sorted(set(strategy.requires()) - NEEDS):
+        raise RuleError(f"requires() asks for {', '.join(extra)}; allowed: {', '.join(sorted(NEEDS))}")
+    if "relevance" in strategy.requires() and strategy.kind != "oracle":
+        raise RuleError(f"requires() asks for the relevance mask, so kind must be 'oracle', not '{strategy.kind}'")
+
+
+def constructs_with_defaults(strategy: Strategy) -> None:
+    """Every parameter has a default."""
+    try:
+        type(strategy)()
+    except Exception as error:
+        raise RuleError(" ".join(str(error).split())) from error
+
+
+def parameters_survive_json(strategy: Strategy) -> None:
+    """Written as JSON and read again, the parameters are the same: records hold them so."""
+    try:
+        again = type(strategy).model_validate_json(strategy.model_dump_json())
+    except Exception as error:
+        raise RuleError(" ".join(str(error).split())) from error
+    if again.model_dump() != strategy.model_dump():
+        raise RuleError(f"written {strategy.model_dump()}, read {again.model_dump()}")
+
+
+def acts_without_error(strategy: Strategy) -> str:
+    """It acts on a tiny network at least, and raises nothing but UnsupportedError."""
+
+    def do(case: Case) -> None:
+        try:
+            act(strategy, case)
+        except (RuleError, UnsupportedError):
+            raise
+        except StrategyError as error:
+            raise RuleError(str(error)) from error
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise RuleError(f"the network cannot go on with its plan: {text}") from error
+
+    try:
+        return on_each(do, belongs="acts_without_error")
+    except UnsupportedError as error:
+        raise RuleError(f"it can act on none of the networks: {error}") from error
+
+
+def reads_no_relevance(strategy: Strategy) -> str:
+    """Only an oracle reads the relevance mask; for any other it raises."""
+    if strategy.kind == "oracle":
+        return "it is an oracle"
+    touched: list[str] = []
+
+    class Forbidden:
+        def __getattribute__(self, name: str) -> Any:
+            touched.append(name)
+            raise StrategyError("view.relevance is for oracles only")
+
+    def do(case: Case) -> None:
+        Runner(fresh(strategy), case, relevance=Forbidden())()
+        if touched:
+            raise RuleError("the relevance mask was touched")
+
+    return on_each(do, belongs="reads_no_relevance")
+
+
+def plans_are_legal(strategy: Strategy) -> str:
+    """Plans have the right types, shapes and dtypes; positions are in range, and no token is named twice."""
+
+    def do(case: Case) -> None:
+        _rates(strategy, case)
+
+    return on_each(do, belongs="plans_are_legal")
+
+
+def nothing_is_nan(strategy: Strategy) -> str:
+    """Scores, plans and the network's outputs are numbers."""
+
+    def do(case: Case) -> None:
+        if not all(bool(trial.outputs.isfinite().all()) for trial in _rates(strategy, case)):
+            raise RuleError("the network's outputs are not finite")
+
+    return on_each(do, belongs="nothing_is_nan")
+
+
+def _rates(strategy: Strategy, case: Case) -> list[Trial]:
+    return [act(strategy, case, rate) for rate in (1 / case.tokens, 0.5, 1 - 1 / max(2, case.tokens))]
+
+
+def budget_is_honoured(strategy: Strategy) -> str:
+    """As many tokens go on as the budget says, block by block, at keep rates from one token to all but one."""
+
+    def do(case: Case) -> None:
+        for trial in _rates(strategy, case):
+            planned = [step.tokens_out for step in trial.acting.actor.planned]
+            realised = [step.tokens_out for step in trial.acting.steps]
+            if strategy.budgeted and realised != planned:
+                raise RuleError(f"tokens after each block: planned {planned}, realised {realised}")
+
+    note = on_each(do, belongs="budget_is_honoured")
+    return note if strategy.budgeted else "it spends the same whatever the budget (budgeted = False)"
+
+
+def prefix_tokens_stay(strategy: Strategy) -> str:
+    """Class, distillation and register tokens stay as they are: 0, 1, 2 and 5 of them."""
+
+    def do(case: Case) -> None:
+        network: Any = case.network
+        runner = Runner(fresh(strategy), case)
+        first = min(runner.actor.keep)
+        block = network.module.blocks[first]
+        place = block.norm2 if strategy.site == "attention" else block.norm1
+        seen: list[Tensor] = []
+        hook = place.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+        try:
+            with torch.no_grad():
+                network(case.inputs)
+            trial = runner()
+        finally:
+            hook.remove()
+        P, before, after = network.prefix, *seen
+        went_on = trial.acting.steps[first].tokens_out
+        if after.shape[1] != P + went_on or not torch.allclose(after[:, :P], before[:, :P], atol=1e-5):
+            raise RuleError(f"of {P} prefix tokens and {went_on} patches, others came to block {first}")
+
+    return on_each(do, PREFIXES)
+
+
+def keep_all_is_dense(strategy: Strategy) -> str:
+    """Where all tokens are to stay, also after it has acted, the logits are the bare network's to 1e-6."""
+
+    def do(case: Case) -> None:
+        with torch.no_grad():
+            dense = case.network(case.inputs)
+        act(strategy, case, 0.5)
+        kept = act(strategy, case, 1.0).outputs
+        with torch.no_grad():
+            after = case.network(case.inputs)
+        worst = max(float((x - dense).abs().max()) for x in (kept, after))
+        if worst > 1e-6 * max(1.0, float(dense.abs().max())):
+            raise RuleError(f"logits differ by {worst:.1e}")
+
+    return on_each(do)
+
+
+def same_seed_same_bits(strategy: Strategy) -> str:
+    """Made and run twice, it chooses the same to the bit."""
+
+    def do(case: Case) -> None:
+        first = act(strategy, case)
+        torch.rand(3), np.random.rand(), random.random()
+        second = act(strategy, case)
+        if not alike([*first.choices(), first.outputs], [*second.choices(), second.outputs]):
+            raise RuleError("two runs differ; draw random numbers with view.random()")
+
+    return on_each(do)
+
+
+def odd_sizes(strategy: Strategy) -> str:
+    """An odd number of tokens, a grid that is not square, a single token and a single sample are no trouble."""
+
+    def do(case: Case) -> None:
+        for rate in (1 / case.tokens, 0.5, 1 - 1 / max(2, case.tokens)):
+            for rows in (slice(0, 1), slice(None)):
+                act(strategy, case, rate, rows)
+
+    return on_each(do, SIZES)
+
+
+def labels_change_nothing(strategy: Strategy) -> str:
+    """In a training step with other labels it chooses the same."""
+
+    def choices(name: str, turned: int) -> list[Tensor]:
+        case = build(name)
+        runner = Runner(fresh(strategy), case)
+        relevance = case.relevance if strategy.kind == "oracle" else None
+        samples = Samples(case.inputs, case.labels.roll(turned), relevance)
+        steps = Autograd(case.network, runner.actor, samples, case.recipe)
+        with torch.enable_grad():
+            steps.step(np.arange(len(case.labels)), 0, 0.0)
+        return [value.detach() for asked in runner.observed.asked for value in tensors(asked.plan)]
+
+    def do(case: Case) -> None:
+        if not alike(choices(case.name, 0), choices(case.name, 1)):
+            raise RuleError("the choice depends on the labels")
+
+    return on_each(do, ("class token", "no class token", "shallow"))
+
+
+def view_is_left_alone(strategy: Strategy) -> str:
+    """It changes no tensor of its view in place: the network goes on with them."""
+
+    def do(case: Case) -> None:
+        changed = sorted({name for asked in act(strategy, case).asked for name in asked.changed})
+        if changed:
+            raise RuleError(f"changed in place: {', '.join(f'view.{name}' for name in changed)}")
+
+    return on_each(do)
+
+
+def model_is_left_alone(strategy: Strategy) -> str:
+    """Weights, hooks, attributes and forward methods of the model are afterwards what they were."""
+
+    def do(shared: Case) -> None:
+        case = build(shared.name)
+        module = case.network.module
+        before = state.fingerprint(module)
+        act(strategy, case)
+        if changed := state.differences(before, state.fingerprint(module)):
+            raise RuleError(f"changed: {', '.join(sorted(changed))}")
+
+    return on_each(do)
+
+
+def random_state_is_left_alone(strategy: Strategy) -> str:
+    """The global random states of torch, numpy and Python are untouched."""
+
+    def do(case: Case) -> None:
+        before = state.random_state()
+        act(strategy, case)
+        if changed := state.differences(before, state.random_state()):
+            raise RuleError(f"changed: the global random state of {', '.join(sorted(changed))}; use view.random()")
+
+    torch.manual_seed(20_250_101)
+    np.random.seed(20_250_101)
+    random.seed(20_250_101)
+    return on_each(do)
+
+
+def modes_are_left_alone(strategy: Strategy) -> str:
+    """Gradients, default dtype, default device, threads and other modes of torch are untouched, in training too."""
+
+    def do(case: Case) -> None:
+        for training in (False, True):
+            with torch.set_grad_enabled(training):
+                asked = Runner(fresh(strategy), case)(training=training).asked
+            if changed := sorted({mode for one in asked for mode in one.modes}):
+                raise RuleError(f"changed: {', '.join(changed)}")
+
+    return on_each(do)
+
+
+def _act_once(strategy: Strategy, case: Case) -> None:
+    act(strategy, case)
+
+
+def torch_is_left_alone(strategy: Strategy) -> str:
+    """No well-known function of torch or timm is replaced."""
+    note = on_each(lambda case: _act_once(strategy, case))
+    if replaced := state.replaced_functions():
+        raise RuleError(f"replaced: {', '.join(replaced)}")
+    return note
+
+
+def prints_nothing(strategy: Strategy) -> str:
+    """It writes nothing to standard output or standard error."""
+    with state.captured() as texts:
+        note = on_each(lambda case: _act_once(strategy, case))
+    if texts[0]:
+        first = texts[0].splitlines()[0]
+        raise RuleError(f"it wrote {first[:60]!r}; use the logging module")
+    return note
+
+
+CHECKS = (
+    declares_itself, constructs_with_defaults, parameters_survive_json, acts_without_error, reads_no_relevance,
+    plans_are_legal, nothing_is_nan, budget_is_honoured, prefix_tokens_stay, keep_all_is_dense, same_seed_same_bits,
+    odd_sizes, labels_change_nothing, view_is_left_alone, model_is_left_alone, random_state_is_left_alone,
+    modes_are_left_alone, torch_is_left_alone, prints_nothing,
+)  # fmt: skip

@@ -1,0 +1,137 @@
+"""What a strategy must leave as it is: torch's functions, random states and modes, and the model."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from functools import reduce
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from torch import nn
+
+_WELL_KNOWN = (
+    "softmax", "topk", "sort", "argsort", "matmul", "rand", "randn", "no_grad", "manual_seed",
+    "Tensor.__matmul__", "Tensor.softmax", "Tensor.sort", "Tensor.topk", "Tensor.argsort", "Tensor.gather",
+    "Tensor.backward", "nn.Module.__call__", "nn.Module.__setattr__", "nn.Linear.forward", "nn.LayerNorm.forward",
+    "nn.GELU.forward", "nn.functional.linear", "nn.functional.softmax", "nn.functional.layer_norm",
+    "nn.functional.scaled_dot_product_attention", "nn.functional.cross_entropy",
+)  # fmt: skip
+_OF_TIMM = (
+    "layers.Attention.forward", "layers.Mlp.forward", "layers.PatchEmbed.forward",
+    "models.vision_transformer.Block.forward", "models.vision_transformer.VisionTransformer.forward",
+    "models.vision_transformer.VisionTransformer.forward_features",
+)  # fmt: skip
+
+
+def _functions() -> dict[str, Any]:
+    def found(root: ModuleType, path: str) -> Any:
+        return reduce(getattr, path.split("."), root)
+
+    return {f"torch.{p}": found(torch, p) for p in _WELL_KNOWN} | {f"timm.{p}": found(timm, p) for p in _OF_TIMM}
+
+
+_FIRST = _functions()
+
+
+def replaced_functions() -> list[str]:
+    """Return the well-known functions that are other objects than when this module was imported."""
+    return [name for name, function in _functions().items() if function is not _FIRST[name]]
+
+
+def modes() -> dict[str, Any]:
+    """Return torch's modes."""
+    return {
+        "gradients": torch.is_grad_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "threads": torch.get_num_threads(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "anomaly detection": torch.is_anomaly_enabled(),
+    }
+
+
+def random_state() -> dict[str, Any]:
+    """Return the global random states, as values to compare."""
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": str(np.random.get_state(legacy=False)),
+        "random": random.getstate(),
+    }
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """Put random states and the modes that a strategy may have changed back afterwards."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    gradients, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        torch.set_grad_enabled(gradients)
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+
+
+def fingerprint(module: nn.Module) -> dict[str, Any]:
+    """Return what is to be compared of a model: its weights' hash, and each part's own attributes and hooks."""
+    digest = hashlib.sha256()
+    for name, value in module.state_dict().items():
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    parts: dict[str, Any] = {"weights": digest.hexdigest()}
+    for name, part in module.named_modules():
+        own = {key: _mark(key, value) for key, value in vars(part).items()}
+        parts[f"attributes, hooks or forward of '{name}'"] = (id(part), type(part), type(part).forward, own)
+    parts["requires_grad"] = {name: p.requires_grad for name, p in module.named_parameters()}
+    return parts
+
+
+def _mark(key: str, value: Any) -> Any:
+    if "hooks" in key:
+        return None if value is None else len(value)
+    return value if isinstance(value, bool | int | float | str | tuple) else id(value) if callable(value) else ""
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the names under which two of these differ."""
+    return [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+
+
+@contextmanager
+def captured() -> Iterator[list[str]]:
+    """Catch what is written to standard output and standard error, by Python or by the process; give it as one text."""
+    texts: list[str] = []
+    with ExitStack() as stack:
+        file = stack.enter_context(tempfile.TemporaryFile("w+b"))
+        stack.callback(lambda: texts.append(_content(file)))
+        for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            kept = os.dup(descriptor)
+            os.dup2(file.fileno(), descriptor)
+            stack.callback(_put_back, kept, descriptor)
+        text = stack.enter_context(open(os.dup(file.fileno()), "w", encoding="utf-8", errors="replace"))
+        stack.enter_context(redirect_stdout(text))
+        stack.enter_context(redirect_stderr(text))
+        yield texts
+
+
+def _put_back(kept: int, descriptor: int) -> None:
+    os.dup2(kept, descriptor)
+    os.close(kept)
+
+
+def _content(file: Any) -> str:
+    file.seek(0)
+    return str(file.read().decode(errors="replace"))

@@ -1,0 +1,236 @@
+"""A strategy acts on a case, under observation: what it read, what it returned, which rule it broke."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from sparsebench.budget import Budget
+from sparsebench.errors import StrategyError, UnsupportedError
+from sparsebench.models.acting import Actor, Pass, check_plan
+from sparsebench.strategy import Keep, Merge, Mix, Plan, Strategy, TokenView
+from sparsebench.testing import state
+from sparsebench.testing.networks import USUAL, Case, cached
+
+Choice: TypeAlias = Callable[[], Plan | None]
+S = TypeVar("S", bound=Strategy)
+
+
+class RuleError(AssertionError):
+    """A strategy breaks a rule.
+
+    Args:
+        what: what is wrong.
+        of: the name of the check that asks for this rule; "" for the one that runs.
+    """
+
+    def __init__(self, what: str, of: str = ""):
+        super().__init__(what)
+        self.of = of
+
+
+class _Watched(TokenView):
+    """A view that remembers what is read of it, and what that was."""
+
+    def __init__(self, view: TokenView):
+        self.__dict__.update(view.__dict__)
+        self.__dict__["read"] = set()
+        self.__dict__["shown"] = {"index": view.index.clone(), "sizes": view.sizes.clone()}
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            super().__getattribute__("__dict__").get("read", set()).add(name)
+        return super().__getattribute__(name)
+
+    def _get(self, name: str) -> Tensor:
+        value = super()._get(name)
+        if value is not None:
+            self.__dict__["shown"].setdefault(name, value.detach().clone())
+        return value
+
+    def changed(self) -> list[str]:
+        """Return the names of what is no longer what was shown."""
+        now = self.__dict__ | self._seen
+        return [name for name, was in self.__dict__["shown"].items() if not same(now[name], was)]
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """One question to a strategy.
+
+    Attributes:
+        plan: its answer.
+        read: the attributes of the view that it read.
+        changed: those that it changed in place.
+        modes: those of torch's modes that it changed.
+    """
+
+    plan: Plan | None
+    read: frozenset[str]
+    changed: list[str]
+    modes: list[str]
+
+
+class _Observed:
+    """Stands in a strategy's place in the harness."""
+
+    def __init__(self, strategy: Strategy):
+        self.strategy, self.asked = strategy, list[Asked]()
+        self.name, self.kind, self.site = strategy.name, strategy.kind, strategy.site
+
+    def requires(self) -> frozenset[str]:
+        return self.strategy.requires()
+
+    def plan(self, view: TokenView, keep: int) -> Plan | None:
+        watched, modes = _Watched(view), state.modes()
+        plan = answer(lambda: self.strategy.plan(watched, keep), self.name, view.index.shape, keep)
+        changed = state.differences(modes, state.modes())
+        self.asked.append(Asked(plan, frozenset(watched.__dict__["read"]), watched.changed(), changed))
+        return plan
+
+
+def answer(choice: Choice, name: str, shape: torch.Size, keep: int) -> Plan | None:
+    """Return the plan that a strategy of that name makes of (B, N) tokens, if it is a legal one."""
+    try:
+        plan = choice()
+    except UnsupportedError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _raised(error) from error
+    if plan is not None:
+        _judge(plan, name, shape, keep)
+    return plan
+
+
+def _raised(error: BaseException) -> RuleError:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, StrategyError) and "view.relevance" in text:
+        return RuleError(text, "reads_no_relevance")
+    if isinstance(error, MemoryError) or "allocate" in text:
+        text = f"ran out of memory ({text})"
+    return RuleError(text, "acts_without_error")
+
+
+def _judge(plan: Plan, name: str, shape: torch.Size, keep: int) -> None:
+    """Raise RuleError, of the check that it belongs to, if the plan is no legal one."""
+    if any(value.is_floating_point() and bool(value.isnan().any()) for value in tensors(plan)):
+        raise RuleError("the plan, or the scores it was made by, hold NaN", "nothing_is_nan")
+    if (count := _count(plan)) not in (None, keep):
+        raise RuleError(f"{keep} of {shape[1]} tokens were to go on, the plan has {count}", "budget_is_honoured")
+    try:
+        check_plan(plan, name, shape, keep)
+    except StrategyError as error:
+        raise RuleError(str(error), "plans_are_legal") from error
+
+
+def tensors(plan: Plan | None) -> list[Tensor]:
+    """Return the tensors of a plan."""
+    return [value for value in (vars(plan).values() if plan is not None else ()) if isinstance(value, Tensor)]
+
+
+def _count(plan: Plan) -> int | None:
+    """Return how many tokens the plan lets go on, or None where it is not to be seen."""
+    if isinstance(plan, Keep) and isinstance(plan.index, Tensor) and plan.index.ndim == 2:
+        return plan.index.shape[1] + (plan.fuse is not None)
+    if isinstance(plan, Mix) and isinstance(plan.weight, Tensor) and plan.weight.ndim == 3:
+        return plan.weight.shape[1]
+    if isinstance(plan, Merge) and isinstance(plan.target, Tensor) and plan.target.dtype == torch.int64:
+        return int(plan.target.max()) + 1 if plan.target.numel() else 0
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One forward pass: what the strategy was asked, what the harness recorded, what came out."""
+
+    asked: list[Asked]
+    acting: Pass
+    outputs: Tensor
+
+    def choices(self) -> list[Tensor]:
+        """Return all tensors of all plans, in order."""
+        return [value for asked in self.asked for value in tensors(asked.plan)]
+
+
+@dataclass(eq=False)
+class Runner:
+    """A strategy on a case's network, ready for passes; `relevance` lies where an oracle's view has its mask."""
+
+    strategy: Strategy
+    case: Case
+    rate: float = 0.5
+    relevance: Any = None
+    observed: _Observed = field(init=False)
+    actor: Actor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.observed = _Observed(self.strategy)
+        network, budget = self.case.network, Budget(keep_rate=self.rate)
+        observed: Any = self.observed
+        self.actor = Actor(observed, budget, network.cost, network.grid, stream=5)
+        if self.relevance is None and self.strategy.kind == "oracle":
+            self.relevance = self.case.relevance
+
+    def __call__(self, rows: slice | None = None, *, inputs: Tensor | None = None, training: bool = False) -> Trial:
+        """Return what a pass over some rows of the case gives; without gradients unless in training."""
+        rows = rows or slice(None)
+        relevance = self.relevance[rows] if self.strategy.kind == "oracle" else self.relevance
+        items = torch.arange(len(self.case.inputs))[rows]
+        acting = self.actor.begin(items, 0, relevance, tokens=self.actor.tokens, training=training)
+        begun = len(self.observed.asked)
+        with torch.set_grad_enabled(training):
+            outputs = self.case.network((self.case.inputs if inputs is None else inputs)[rows], acting)
+        return Trial(self.observed.asked[begun:], acting, outputs)
+
+
+def fresh(strategy: S) -> S:
+    """Return the strategy made anew from its parameters, without what it may have remembered."""
+    return type(strategy).model_validate(strategy.model_dump())
+
+
+def act(strategy: Strategy, case: Case, rate: float = 0.5, rows: slice | None = None) -> Trial:
+    """Return one pass of a fresh strategy over a case."""
+    return Runner(fresh(strategy), case, rate)(rows)
+
+
+def on_each(do: Callable[[Case], None], names: Iterable[str] = USUAL, *, belongs: str = "") -> str:
+    """Do something with each case; return on which ones the strategy cannot act.
+
+    Args:
+        do: raises UnsupportedError where the strategy cannot act.
+        names: of the cases.
+        belongs: a check's name, for which violations of other checks' rules are no matter.
+
+    Raises:
+        UnsupportedError: it can act on none of them.
+        RuleError: as `do` raises it, with the name of the case.
+    """
+    names, cannot = list(names), dict[str, str]()
+    for name in names:
+        try:
+            do(cached(name))
+        except UnsupportedError as error:
+            cannot[name] = str(error)
+        except RuleError as error:
+            if belongs and error.of not in ("", belongs):
+                continue
+            raise RuleError(f"{error} [{name}]", error.of) from error
+    if len(cannot) == len(names):
+        raise UnsupportedError(next(iter(cannot.values())))
+    return "; ".join(f"not on '{name}': {reason}" for name, reason in cannot.items())
+
+
+def same(a: Tensor | None, b: Tensor | None) -> bool:
+    """Say whether two tensors are equal bit for bit (NaN equals NaN), or both None."""
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5)))
+
+
+def alike(a: list[Tensor], b: list[Tensor]) -> bool:
+    """Say whether two lists of tensors are equal bit for bit."""
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))

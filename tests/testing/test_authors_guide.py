@@ -1,0 +1,52 @@
+"""The examples of docs/authors.md are run, and what it says of names is so."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparsebench.plugin.origin import Origin
+from sparsebench.strategy import NEEDS, SITES, Strategy, TokenView
+from sparsebench.testing import run
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "authors.md"
+CODE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def strategy_in(code):
+    """Return the strategy that the code defines."""
+    names: dict = {"__name__": __name__}
+    exec(code, names)
+    (cls,) = (x for x in names.values() if isinstance(x, type) and issubclass(x, Strategy) and x is not Strategy)
+    return cls(), names
+
+
+@pytest.mark.parametrize("code", CODE[:2], ids=["far_out", "neighbours"])
+def test_the_strategies_of_the_page_conform(code):
+    strategy, names = strategy_in(code)
+    assert names.get("sparsebench_strategies", lambda: [type(strategy)])() == [type(strategy)]
+    outcomes = list(run.outcomes(strategy, run.blank(strategy, Origin(plugin="page"))))
+    bad = [(o.check, o.message) for o in outcomes if o.status not in ("passed", "unsupported")]
+    assert [check for check, _ in bad] == ["pickles_by_reference"], bad  # they live in no module
+
+
+def test_the_test_of_the_page_collects_its_checks(tmp_path):
+    (tmp_path / "far_out.py").write_text(CODE[0])
+    (tmp_path / "test_far_out.py").write_text(CODE[2])
+    line = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-k", "plans_are_legal"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
+
+
+def test_the_page_names_every_field_site_and_declaration():
+    text = PAGE.read_text()
+    fields = {name for name in vars(TokenView) if not name.startswith("_")} | NEEDS
+    declared = {name for name in Strategy.__class_vars__ if name != "model_config"}
+    for name in (*fields, *SITES, *declared):
+        assert re.search(rf"`[^`]*\b{name}\b[^`]*`", text), name
+
+
+def test_all_code_of_the_page_is_run():
+    assert len(CODE) == 3

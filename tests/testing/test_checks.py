@@ -1,0 +1,315 @@
+"""Each check fails for a strategy that breaks its rule, and for none that keeps it."""
+
+import random
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from pydantic import PrivateAttr
+
+from sparsebench import Keep, Merge, Strategy, UserError
+from sparsebench.models.deep import DeepViT
+from sparsebench.plugin.origin import Origin
+from sparsebench.plugin.registry import Registry
+from sparsebench.testing import parametrize_with_strategies, run
+from sparsebench.testing.parametrize import PluginError, resolve
+from sparsebench.testing.trial import RuleError
+from sparsebench.training.steps import Autograd
+
+SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
+SHIPPED = ["anti_oracle", "attn_topk", "attn_topk:attention=received", "dense", "noise", "oracle", "random"]
+STRATEGIES = [*SHIPPED, "random_inside", str(SAMPLES / "good.py")]
+
+
+def report_of(strategy):
+    """Return the report of all checks but the informative ones, run in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "CHECKS", tuple(check for check in run.CHECKS if check.group != "informative"))
+        report = run.blank(strategy, Origin(plugin="test"))
+        for outcome in run.outcomes(strategy, report):
+            report = report.with_outcome(outcome)
+    return report
+
+
+def failed(report):
+    return {outcome.check for outcome in report.outcomes if outcome.status == "failed"}
+
+
+@parametrize_with_strategies(STRATEGIES)
+def test_shipped_strategies_conform(strategy, check):
+    check(strategy)
+
+
+@parametrize_with_strategies(["attn_topk", "noise", "oracle"], groups=("informative",))
+def test_shipped_strategies_are_measured(strategy, check):
+    check(strategy)
+
+
+class FarFromMean(Strategy):
+    """Keeps the tokens that lie far from their mean; what is broken below is otherwise this."""
+
+    name: ClassVar[str] = "broken"
+
+    def scores(self, view):
+        return (view.tokens - view.tokens.mean(dim=1, keepdim=True)).norm(dim=-1)
+
+
+def test_a_strategy_that_keeps_all_rules_passes_everything():
+    report = report_of(FarFromMean())
+    assert {outcome.status for outcome in report.outcomes} <= {"passed", "unsupported"} and report.conforms
+
+
+def caller(kind):
+    """Return the object of that kind of which a method is running."""
+    frame = sys._getframe()
+    while frame:
+        if isinstance(frame.f_locals.get("self"), kind):
+            return frame.f_locals["self"]
+        frame = frame.f_back
+    return None
+
+
+CALLS = []
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def odd_number(view):
+    if view.index.shape[1] % 2:
+        raise ValueError("pairs only")
+
+
+def scores_by_labels(self, view):
+    trainer = caller(Autograd)
+    turned = 0.0 if trainer is None else trainer.samples.labels[:, None] * torch.arange(view.index.shape[1])
+    return torch.sin(FarFromMean.scores(self, view) + turned)
+
+
+def hooks_the_model(self, view):
+    network = caller(DeepViT)
+    if network is not None:
+        network.module.norm.register_forward_hook(lambda *_: None)
+    return FarFromMean.scores(self, view)
+
+
+def forgets_gradients(self, view):
+    torch.set_grad_enabled(False)
+    return FarFromMean.scores(self, view)
+
+
+def of(change):
+    """Return scores like FarFromMean's after a look at the view that does something else too."""
+
+    def scores(self, view):
+        extra = change(view)
+        return FarFromMean.scores(self, view) + (extra if isinstance(extra, torch.Tensor) else 0.0)
+
+    return {"scores": scores}
+
+
+def plan(decide):
+    return {"plan": lambda self, view, keep: decide(view, keep)}
+
+
+def counted(view):
+    CALLS.append(view)
+    return torch.arange(view.index.shape[1]) * float(len(CALLS) % 7)
+
+
+def by_halves(view, keep):
+    """Merge neighbours into `keep` groups."""
+    N = view.index.shape[1]
+    return Merge((torch.arange(N) * keep // N).expand(len(view.index), N))
+
+
+class Remembers(FarFromMean):
+    """Works until its third batch."""
+
+    _batches: list[int] = PrivateAttr(default_factory=list)
+
+    def scores(self, view):
+        self._batches.append(len(view.index))
+        if len(self._batches) > 2:
+            raise IndexError("no room for another batch")
+        return FarFromMean.scores(self, view)
+
+
+class NeedsACount(FarFromMean):
+    """Has a parameter without a default."""
+
+    count: int
+
+
+class Forgets(FarFromMean):
+    secret: float = 1.0
+
+    def model_dump_json(self, **options):
+        return "{}"
+
+
+BROKEN = {
+    "declares_itself": {"requires": lambda self: frozenset({"labels"}), **plan(lambda view, keep: None)},
+    "acts_without_error": of(lambda view: 1 / 0),
+    "reads_no_relevance": of(lambda view: view.relevance),
+    "plans_are_legal": plan(lambda view, keep: Keep(view.index[:, :keep] * 0)),
+    "nothing_is_nan": of(lambda view: view.tokens[:, :, 0] * float("nan")),
+    "budget_is_honoured": plan(lambda view, keep: Keep(view.index[:, :1] * 0)),
+    "same_seed_same_bits": of(lambda view: torch.rand(view.index.shape, generator=GENERATOR)),
+    "odd_sizes": {**of(odd_number)},
+    "labels_change_nothing": {"scores": scores_by_labels},
+    "view_is_left_alone": of(lambda view: None if torch.is_grad_enabled() else view.tokens.mul_(2).sum(-1) * 0),
+    "model_is_left_alone": {"scores": hooks_the_model},
+    "random_state_is_left_alone": of(lambda view: torch.manual_seed(0) and None),
+    "modes_are_left_alone": {"scores": forgets_gradients},
+    "torch_is_left_alone": of(lambda view: setattr(torch, "topk", lambda *a: None)),
+    "prints_nothing": of(lambda view: print("here")),  # noqa: T201
+    "has_a_docstring": {"__doc__": None},
+    "each_sample_on_its_own": of(lambda view: torch.sin(9 * view.tokens.mean() * torch.arange(view.index.shape[1]))),
+    "bfloat16_and_float16": of(lambda view: (view.tokens * 1e6).sum(-1) * 0),
+    "order_of_tokens_does_not_matter": of(lambda view: torch.arange(view.tokens.shape[1]) * 100.0),
+    "macs_fall_with_the_budget": plan(lambda view, keep: None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_rule_is_named_by_its_check(name, monkeypatch):
+    monkeypatch.setattr(torch, "topk", torch.topk)
+    broken = type("Broken", (FarFromMean,), {"__module__": __name__, "__doc__": "Broken.", **BROKEN[name]})()
+    (check,) = (check for check in run.CHECKS if check.name == name)
+    check(FarFromMean())
+    with pytest.raises(RuleError) as caught:
+        check(broken)
+    for other in run.CHECKS:
+        if other.name == caught.value.of != name:
+            other(broken)  # what that check looks at is well
+
+
+def test_parameters_without_defaults_and_those_that_json_loses_are_named():
+    assert failed(report_of(NeedsACount(count=3))) == {"constructs_with_defaults"}
+    assert "parameters_survive_json" in failed(report_of(Forgets(secret=2.0)))
+
+
+def test_a_state_that_makes_trouble_later_is_found():
+    report = report_of(Remembers())
+    assert failed(report) == {"fifth_batch_as_first"} and report.conforms
+    assert any("no room for another batch" in outcome.message for outcome in report.outcomes)
+
+
+def test_a_class_that_is_found_nowhere_does_not_pickle():
+    hidden = type("Hidden", (FarFromMean,), {"__module__": __name__, "__doc__": "Hidden."})()
+    assert failed(report_of(hidden)) == {"pickles_by_reference"}
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [lambda: np.random.rand(), lambda: random.random(), lambda: torch.rand(1)],
+    ids=["numpy", "random", "torch"],
+)
+def test_global_random_states_are_watched(lost):
+    strategy = type("Draws", (FarFromMean,), {"__module__": __name__, **of(lambda view: lost() and None)})()
+    assert "random_state_is_left_alone" in failed(report_of(strategy))
+
+
+def test_what_a_strategy_does_to_the_process_is_put_back():
+    def spoils(view):
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        random.seed(0)
+
+    before = random.getstate(), torch.get_rng_state()
+    report = report_of(type("Spoils", (FarFromMean,), {"__module__": __name__, **of(spoils)})())
+    assert "modes_are_left_alone" in failed(report)
+    assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32
+    assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("atn_topk", "did you mean 'attn_topk'"),
+        ("random:size=3", "unknown parameter"),
+        (str(SAMPLES / "brings_task.py"), "brings no strategy to check"),
+        (str(SAMPLES / "empty.py"), "brings no strategy"),
+    ],
+)
+def test_a_target_that_is_none_is_a_users_error(target, says):
+    with pytest.raises(UserError, match=says):
+        resolve(target, Registry())
+
+
+@pytest.mark.parametrize(("sample", "check"), {
+    "duplicates": "plans_are_legal", "leaves": "acts_without_error", "nan_scores": "nothing_is_nan",
+    "no_plan": "plans_are_legal", "out_of_range": "plans_are_legal", "prints": "prints_nothing",
+    "raises": "acts_without_error", "raises_contract": "acts_without_error",
+    "undeclared_relevance": "reads_no_relevance", "unsupported": "acts_without_error",
+    "wrong_shape": "plans_are_legal",
+}.items())  # fmt: skip
+def test_bad_plugins_fail_one_required_check_which_says_why(sample, check):
+    ((strategy, _),) = resolve(str(SAMPLES / f"{sample}.py"), Registry())
+    report = report_of(strategy)
+    required = [o for o in report.outcomes if o.group == "required"]
+    assert [o.check for o in required if o.status == "failed"] == [check]
+    assert all(o.message == f"see {check}" for o in required if o.status == "not run")
+    assert not report.conforms and all(len(o.message.splitlines()) <= 1 for o in report.outcomes)
+
+
+@pytest.mark.parametrize("sample", ["import_error", "undeclared_oracle", "wrong_hook", "takes_random"])
+def test_plugins_that_do_not_load_say_why(sample):
+    with pytest.raises(PluginError, match="does not load"):
+        resolve(str(SAMPLES / f"{sample}.py"), Registry())
+
+
+def test_merging_is_checked():
+    merges = type("Merges", (FarFromMean,), {"__module__": __name__, "__doc__": "M.", **plan(by_halves)})()
+    outcomes = {o.check: o for o in report_of(merges).outcomes}
+    assert outcomes["merged_sizes_sum_to_all"].status == "passed"
+    assert outcomes["plans_are_legal"].message.startswith("not on 'shallow'")
+
+
+def test_fused_tokens_count_for_the_budget():
+    def fuse(view, keep):
+        N = view.index.shape[1]
+        return Keep(view.index[:, : keep - 1] * 0 + torch.arange(keep - 1), torch.full(view.index.shape, 1 / N))
+
+    fuses = type("Fuses", (FarFromMean,), {"__module__": __name__, "__doc__": "F.", **plan(fuse)})()
+    outcomes = {o.check: o for o in report_of(fuses).outcomes}
+    assert outcomes["merged_sizes_sum_to_all"].status == outcomes["budget_is_honoured"].status == "passed"
+
+
+class Declares(FarFromMean):
+    """Keeps a state, and says so."""
+
+    expected_failures: ClassVar = {"fifth_batch_as_first": "it learns while it runs", "odd_sizes": "none really"}
+
+    def scores(self, view):
+        return FarFromMean.scores(self, view) + counted(view)
+
+
+def test_failures_that_are_declared_are_shown_as_such():
+    outcomes = {o.check: o for o in report_of(Declares()).outcomes}
+    assert outcomes["fifth_batch_as_first"].status == "expected"
+    assert outcomes["fifth_batch_as_first"].message.startswith("it learns while it runs (")
+    assert outcomes["odd_sizes"].message.startswith("it passes, though it is declared to fail")
+    cases = parametrize_with_strategies([Declares]).args[1]
+    marked = {case.id for case in cases if case.marks}
+    assert marked == {"broken-fifth_batch_as_first", "broken-odd_sizes"}
+
+
+def test_a_declared_failure_of_no_check_is_refused():
+    misspelt = type("Misspelt", (FarFromMean,), {"expected_failures": {"odd_size": "no"}})
+    with pytest.raises(UserError, match=r"unknown check .*did you mean 'odd_sizes'"):
+        parametrize_with_strategies([misspelt])
+
+
+def test_check_names_are_unique_and_say_what_they_check():
+    names = [check.name for check in run.CHECKS]
+    assert len(set(names)) == len(names) and all(check.says.endswith(".") for check in run.CHECKS)
+
+
+def test_a_check_with_nothing_to_check_is_skipped_by_pytest():
+    (case,) = (c for c in parametrize_with_strategies(["random"]).args[1] if c.id == "random-merged_sizes_sum_to_all")
+    strategy, check = case.values
+    with pytest.raises(pytest.skip.Exception, match="it does not merge"):
+        check(strategy)

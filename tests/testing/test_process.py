@@ -1,0 +1,76 @@
+"""The checks in a process of their own: what hangs, dies or eats memory is named, and the command lives on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparsebench.testing import Report, process
+
+SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
+
+
+def named(sample, limit=60.0):
+    """Return the status and the message of the first required check that did not pass, and the report."""
+    (report,) = process.check(str(SAMPLES / f"{sample}.py"), limit)
+    bad = next(o for o in report.outcomes if o.status not in ("passed", "unsupported"))
+    return bad.check, bad.status, bad.message, report
+
+
+@pytest.mark.parametrize(
+    ("sample", "limit", "check", "status", "says"),
+    [
+        pytest.param(
+            "segfaults", 60.0, "acts_without_error", "crashed", "it was ended by SIGSEGV", marks=pytest.mark.slow
+        ),
+        ("exits", 60.0, "acts_without_error", "crashed", "it left the process with 0"),
+        ("sleeps", 3.0, "acts_without_error", "timeout", "it took more than 3 s and was ended"),
+        ("allocates", 60.0, "acts_without_error", "failed", "ran out of memory"),
+        ("import_error", 60.0, "loads", "failed", "a_module_that_is_nowhere"),
+    ],
+)
+def test_what_a_strategy_does_to_its_process_is_named(sample, limit, check, status, says):
+    *found, message, report = named(sample, limit)
+    assert found == [check, status] and says in message
+    assert not report.conforms
+
+
+@pytest.mark.slow
+def test_a_file_that_hangs_while_it_is_loaded_is_named(tmp_path):
+    path = tmp_path / "hangs.py"
+    path.write_text("import time\n\ntime.sleep(600)\n")
+    (report,) = process.check(str(path), 2.0)
+    assert [(o.check, o.status) for o in report.outcomes] == [("loads", "timeout")] and not report.conforms
+
+
+def command(*arguments):
+    line = [sys.executable, "-W", "error", "-m", "sparsebench", "check", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=300)
+
+
+def test_the_command_checks_each_combination_and_each_strategy_of_a_file(tmp_path):
+    text = (SAMPLES / "good.py").read_text()
+    second = '\n\nclass Smallest(Norm):\n    """Keeps the smallest."""\n\n    name: ClassVar[str] = "smallest"\n'
+    path = tmp_path / "two.py"
+    path.write_text(text.replace("\n\n@", second + "\n\n@").replace("[Norm]", "[Norm, Smallest]"))
+    done = command(f"{path}:largest=false", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    reports = [Report.model_validate({k: v for k, v in one.items() if k != "conforms"}) for one in found]
+    assert [(r.strategy, r.params) for r in reports] == [("norm", {"largest": False}), ("smallest", {"largest": False})]
+    assert all(len(r.origin.sha256) == 64 and r.conforms and r.versions["torch"] for r in reports)
+    assert all(o.seconds > 0 for r in reports for o in r.outcomes if o.group == "informative")
+
+
+def test_what_is_printed_does_not_come_among_the_answers_and_fails_the_command():
+    done = command(SAMPLES / "prints.py", "--markdown")
+    assert done.returncode == 1
+    assert done.stdout.startswith("## prints\n\ndoes not conform (")
+    assert "| prints_nothing" in done.stdout and "it wrote" in done.stdout
+
+
+def test_a_target_that_is_none_is_one_line_and_another_exit_code():
+    done = command("nowhere.py")
+    assert (done.returncode, done.stderr) == (2, "Error: plugin file nowhere.py does not exist\n")
