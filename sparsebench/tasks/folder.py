@@ -31,7 +31,7 @@ def locate(spec: str) -> tuple[str, Path]:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
     root = tested(Path(path).expanduser())
     for folder in class_folders(root):
-        if not any(p.suffix.lower() in sources.PICTURES for p in folder.rglob("*")):
+        if not sources.pictures_in(folder):
             raise UserError(f"{folder} holds no pictures", allowed="at least one in each class")
     return f"folder-{sources.fingerprint(root)}", root
 

@@ -1,7 +1,7 @@
 """Where pictures come from: foregrounds with classes, backgrounds without, sets with groups. Read lazily."""
 
 from sparsebench.tasks.sources.classes import HELD_OUT, Foregrounds, foregrounds
-from sparsebench.tasks.sources.files import PICTURES, fingerprint, pictures_in, read_rgb, read_square
+from sparsebench.tasks.sources.files import fingerprint, pictures_in, read_rgb, read_square
 from sparsebench.tasks.sources.known import CIFAR10, DIGITS, PHOTOS
 from sparsebench.tasks.sources.labelled import Labelled, labelled, squares_of
 from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
@@ -12,7 +12,6 @@ __all__ = [
     "DIGITS",
     "HELD_OUT",
     "PHOTOS",
-    "PICTURES",
     "Backgrounds",
     "Foregrounds",
     "Labelled",

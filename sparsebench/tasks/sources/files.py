@@ -27,10 +27,24 @@ def pictures_in(root: Path) -> list[Path]:
     return [root / name for name in names_in(root)]
 
 
+def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder below one, that itself included, with the names of its files.
+
+    Links to folders are followed, but for those to a folder that they lie in.
+    """
+    above = {os.fspath(root): (os.path.realpath(root),)}
+    for folder, folders, names in os.walk(root, followlinks=True):
+        yield folder, names
+        chain = above.pop(folder)
+        real = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
+        folders[:] = [name for name in folders if real[name] not in chain]
+        above |= {os.path.join(folder, name): (*chain, real[name]) for name in folders}
+
+
 def names_in(root: Path) -> list[str]:
     """Return the paths in a folder, "/" between their parts, of the pictures below it, sorted."""
     found = []
-    for folder, _, names in os.walk(root):
+    for folder, names in walk(root):
         within = os.path.relpath(folder, root).replace(os.sep, "/")
         prefix = "" if within == "." else f"{within}/"
         for name in names:
