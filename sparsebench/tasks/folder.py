@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -75,14 +76,14 @@ def _plain(name: str) -> str:
     return " ".join(name.lower().replace("_", " ").split())
 
 
-def read_cropped(path: Path, canvas: int, crop: float) -> np.ndarray:
+def read_cropped(path: Path, canvas: int, crop: float, sha256: str | None = None) -> np.ndarray:
     """Return a picture as (canvas, canvas, 3) uint8, as networks are tested on ImageNet.
 
-    The short side becomes canvas / crop pixels, bicubic; then the middle is cut out.
+    The short side becomes canvas / crop pixels, bicubic; then the middle is cut out. The file must have that SHA-256.
     """
     from PIL import Image
 
-    rgb = sources.read_rgb(path)
+    rgb = sources.read_rgb(path, sha256)
     short = int(canvas / crop)
     width, height = (int(short * side / min(rgb.size)) for side in rgb.size)
     rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
@@ -91,12 +92,19 @@ def read_cropped(path: Path, canvas: int, crop: float) -> np.ndarray:
 
 
 def decoded(content: str, root: Path, paths: Sequence[Path], canvas: int, crop: float) -> np.ndarray:
-    """Return (n, 3, canvas, canvas) uint8 of pictures below a folder, see `read_cropped`; kept under its content."""
+    """Return (n, 3, canvas, canvas) uint8 of pictures below a folder, see `read_cropped`; kept under its content.
+
+    Raises:
+        UserError: one cannot be read, or the folder has not that content any more.
+    """
+    names = [path.relative_to(root).as_posix() for path in paths]
 
     def pictures() -> Iterator[np.ndarray]:
-        return (read_cropped(path, canvas, crop).transpose(2, 0, 1) for path in paths)
+        known = sources.contents_of(content, root)
+        for path, name in zip(paths, names, strict=True):
+            yield read_cropped(path, canvas, crop, known.get(name, "")).transpose(2, 0, 1)
 
-    which = hashlib.sha256("\0".join(path.relative_to(root).as_posix() for path in paths).encode()).hexdigest()[:12]
+    which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:12]
     return cache.kept(f"{content}-{which}-{canvas}-crop-{crop}-first", (len(paths), 3, canvas, canvas), pictures)
 
 
@@ -146,7 +154,8 @@ class Folder(Task):
             for path in sources.pictures_in(folder)
         ]
         chosen = [every[i] for i in self._chosen(len(every), repetition)]
-        images = decoded(self.images, root, [path for path, _ in chosen], self.canvas, self.crop)
+        content = self.images.partition("-")[2]
+        images = decoded(content, root, [path for path, _ in chosen], self.canvas, self.crop)
         labels = np.array([number for _, number in chosen], dtype=np.int64)
         test = Split(images, labels, np.zeros_like(labels))
         return Data(Split(images[:0], labels[:0], labels[:0]), test, classes)

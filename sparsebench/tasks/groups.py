@@ -50,7 +50,7 @@ class GroupTask(PictureTask):
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`: a part of a split keeps the shares of its groups and is drawn anew each repetition."""
-        found = sources.labelled(self.name, self.images, self.columns(), locations)
+        found = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
         groups = 2 * found.labels + found.attributes
         self._check_groups(found, groups)
 

@@ -63,7 +63,7 @@ def test_val_is_taken_before_test_and_the_training_pictures_do_not_name_the_fold
 def test_some_pictures_are_drawn_anew_in_each_repetition_and_are_those_of_all(folder):
     task, locations = task_on(folder(each=20), test=10)
     root = locations[task.images]
-    every = decoded(task.images, root, sorted(root.rglob("*.png")), 16, 0.9)
+    every = decoded(task.images.partition("-")[2], root, sorted(root.rglob("*.png")), 16, 0.9)
     drawn = [task.draw(0, repetition, locations).test for repetition in (0, 1, 0)]
     rows = [[int((every == x).all(axis=(1, 2, 3)).argmax()) for x in split.inputs] for split in drawn]
     assert rows[0] == rows[2] != rows[1] and all(row == sorted(set(row)) and len(row) == 10 for row in rows)
@@ -110,6 +110,24 @@ def test_a_corrupt_picture_is_named(folder):
     task, locations = task_on(root)
     with pytest.raises(UserError, match=r"a/1.png cannot be read as a picture.*mend or remove it"):
         task.draw(0, 0, locations)
+
+
+@pytest.mark.parametrize("test", [0, 6])
+def test_a_picture_that_changes_under_a_run_is_refused_and_nothing_of_it_is_kept(folder, test):
+    root = folder(each=4)
+    task, locations = task_on(root, test=test)
+    expected = np.stack([read_cropped(path, 16, 0.9) for path in sorted(root.rglob("*.png"))])
+    path = root / "val" / "a" / "1.png"
+    content = path.read_bytes()
+    Image.new("RGB", (40, 30)).save(path)
+    with pytest.raises(UserError, match="changed while the run was under way; run it again"):
+        task.draw(0, 0, locations)
+    path.write_bytes(content)
+    drawn = task.model_copy(update={"test": 0}).draw(0, 0, locations).test.inputs.transpose(0, 2, 3, 1)
+    assert (drawn == expected).all()
+    (root / "val" / "a" / "new.png").write_bytes(content)
+    with pytest.raises(UserError, match="changed while the run was under way"):
+        task.model_copy(update={"test": 0}).draw(0, 0, locations)
 
 
 def test_what_is_no_such_folder_is_refused(folder, tmp_path):

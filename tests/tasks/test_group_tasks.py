@@ -71,10 +71,41 @@ def test_the_middle_square_is_resized(waterbirds):
     np.testing.assert_array_equal(split.inputs[0].transpose(1, 2, 0), sources.read_square(path, 8))
 
 
-def test_images_are_mapped_from_a_file_and_not_read(waterbirds):
-    for _ in range(2):
-        data = draw(waterbirds, 14, test=4)
+def test_images_are_mapped_from_a_file_and_not_read(waterbirds, monkeypatch):
+    whole = draw(waterbirds)
+    monkeypatch.setattr(sources.cache, "LARGE", 0)
+    for data in (whole, draw(waterbirds), draw(waterbirds, 14, test=4)):
         assert all(isinstance(split.inputs, np.memmap) for split in (data.train, data.validation, data.test))
+
+
+def test_a_split_is_decoded_once_whatever_is_drawn_of_it(waterbirds, monkeypatch):
+    seen, real = [], sources.files.decode_square
+    monkeypatch.setattr(sources.files, "decode_square", lambda *given: seen.append(given[2]) or real(*given))
+    parts = [draw(waterbirds, 14, repetition=k, test=4) for k in range(3)]
+    assert len(seen) == len(set(seen)) == len(waterbirds.rows)
+    monkeypatch.setattr(sources.cache, "LARGE", 14 * 3 * 64)  # now a file for each choice of the training split
+    again = [draw(waterbirds, 14, repetition=k, test=4) for k in range(3)]
+    assert len(seen) == len(waterbirds.rows) + 3 * 14
+    for one, other in zip(parts, again, strict=True):
+        np.testing.assert_array_equal(one.train.inputs, other.train.inputs)
+        np.testing.assert_array_equal(one.test.inputs, other.test.inputs)
+
+
+def test_what_changes_under_a_run_is_refused_and_nothing_of_it_is_kept(waterbirds):
+    expected = [shown(split) for split in (draw(waterbirds).train, draw(waterbirds).test)]
+    sources.cache.clear()
+    name, locations = located(waterbirds)
+    path = waterbirds.root / waterbirds.names[next(i for i, row in enumerate(waterbirds.rows) if row[0] == 0)]
+    content = path.read_bytes()
+    Image.new("RGB", (40, 30)).save(path)
+    with pytest.raises(UserError, match="changed while the run was under way; run it again"):
+        Waterbirds(images=name, canvas=8).draw(28, 0, locations)
+    path.write_bytes(content)
+    data = Waterbirds(images=name, canvas=8).draw(28, 0, locations)
+    assert [shown(split) for split in (data.train, data.test)] == expected
+    edit(waterbirds, "/sea/3.jpg", "/sea/4.jpg")
+    with pytest.raises(UserError, match="changed while the run was under way"):
+        Waterbirds(images=name, canvas=8).draw(28, 0, locations)
 
 
 def test_a_part_keeps_the_shares_of_the_groups_and_is_drawn_by_repetition(waterbirds):

@@ -1,9 +1,9 @@
 """Where pictures come from: foregrounds with classes, backgrounds without, sets with groups. Read lazily."""
 
 from sparsebench.tasks.sources.classes import HELD_OUT, Foregrounds, foregrounds
-from sparsebench.tasks.sources.files import fingerprint, pictures_in, read_rgb, read_square
+from sparsebench.tasks.sources.files import contents_of, fingerprint, pictures_in, read_rgb, read_square
 from sparsebench.tasks.sources.known import CIFAR10, DIGITS, PHOTOS
-from sparsebench.tasks.sources.labelled import Labelled, labelled, squares_of
+from sparsebench.tasks.sources.labelled import Labelled, labelled_pictures, squares_of
 from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
 from sparsebench.tasks.sources.scenes import Backgrounds, Photos, Pictures, backgrounds
 
@@ -18,9 +18,10 @@ __all__ = [
     "Photos",
     "Pictures",
     "backgrounds",
+    "contents_of",
     "fingerprint",
     "foregrounds",
-    "labelled",
+    "labelled_pictures",
     "locate_backgrounds",
     "locate_images",
     "pictures_in",

@@ -21,8 +21,11 @@ import numpy as np
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Of how pictures are decoded, cut and resized; a change of pixels needs the next number."""
+
+LARGE = 2 * 10**9
+"""Bytes of an array that are too many for the memory of each of several processes."""
 
 SUFFIX = ".pixels.npy"
 PLACE = "SPARSEBENCH_CACHE"
