@@ -181,6 +181,8 @@ _ALL = (
 KNOWN = {known.name: known for known in _ALL}
 OFFICIAL = frozenset(known.name for known in _ALL if known.torchvision)
 """Sets whose files are the same everywhere: cells name them as they are."""
+OWN_TASK = frozenset(known.name for known in _ALL if "task" in known.uses)
+"""Sets with a published layout, each for the task of its name."""
 
 
 def named(use: Use) -> tuple[str, ...]:
