@@ -165,7 +165,7 @@ class Folder(Task):
             raise UserError(
                 f"the images '{self.images}' of this cell are not on this machine", next_step="give --images"
             )
-        return tested(locations[self.images])
+        return locations[self.images]
 
     def _chosen(self, there: int, repetition: int) -> np.ndarray:
         """Return which pictures are tested on, in rising order."""
