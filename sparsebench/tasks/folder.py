@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -16,7 +15,7 @@ from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.tasks import sources
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
-from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources import cache, imagenet
 
 LAYOUT = "a folder with val/<class>/*, test/<class>/* or <class>/*"
 
@@ -54,26 +53,6 @@ def class_folders(root: Path) -> list[Path]:
     if len(found) < 2:
         raise UserError(f"{root}: too few classes", got=[p.name for p in found], allowed=f"2 or more: {LAYOUT}")
     return found
-
-
-def imagenet_numbers(folders: tuple[str, ...]) -> list[int | None]:
-    """Return for each folder the class of ImageNet-1k that it is named after, or None.
-
-    Names are WordNet ids, such as n01440764, or one of the class's names, such as tench, great_white_shark; two pairs
-    of classes share a name (crane, maillot) and have to be named by their ids.
-    """
-    from timm.data import ImageNetInfo  # imports torch, as do the cells that come here
-
-    info = ImageNetInfo()
-    numbers = {wordnet: number for number, wordnet in enumerate(info.label_names())}
-    named = [{_plain(name) for name in text.split(",")} for text in info.label_descriptions()]
-    times = Counter(name for names in named for name in names)
-    numbers |= {name: number for number, names in enumerate(named) for name in names if times[name] == 1}
-    return [numbers.get(_plain(folder)) for folder in folders]
-
-
-def _plain(name: str) -> str:
-    return " ".join(name.lower().replace("_", " ").split())
 
 
 def read_cropped(path: Path, canvas: int, crop: float, sha256: str | None = None) -> np.ndarray:
@@ -180,7 +159,7 @@ class Folder(Task):
         names = tuple(folder.name for folder in folders)
         if self.labels == "folders":
             return names, list(range(len(names)))
-        numbers = imagenet_numbers(names)
+        numbers = imagenet.numbers_of(names)
         known = [number for number in numbers if number is not None]
         if len(known) < len(names):
             if self.labels == "auto":
@@ -192,6 +171,4 @@ class Folder(Task):
             )  # fmt: skip
         if twice := [name for name, number in zip(names, known, strict=True) if known.count(number) > 1]:
             raise UserError("folders named after the same class of ImageNet-1k", got=twice)
-        from timm.data import ImageNetInfo
-
-        return tuple(ImageNetInfo().label_names()), known
+        return imagenet.classes(), known

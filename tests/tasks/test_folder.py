@@ -1,10 +1,14 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
 from timm.data import ImageNetInfo, create_transform
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.folder import Folder, decoded, imagenet_numbers, locate, read_cropped
+from sparsebench.tasks.folder import Folder, decoded, locate, read_cropped
+from sparsebench.tasks.sources.imagenet import classes, numbers_of
 
 
 @pytest.fixture
@@ -74,9 +78,12 @@ def test_some_pictures_are_drawn_anew_in_each_repetition_and_are_those_of_all(fo
 
 def test_folders_are_known_by_wordnet_ids_and_by_class_names():
     info = ImageNetInfo()
-    assert imagenet_numbers(tuple(info.label_names())) == list(range(1000))
-    assert imagenet_numbers(("tench", "great_white_shark", "White Shark", "n01443537")) == [0, 2, 2, 1]
-    assert imagenet_numbers(("crane", "maillot", "airplane")) == [None] * 3  # two cranes: a bird and a machine
+    assert list(classes()) == info.label_names()
+    assert numbers_of(classes()) == list(range(1000))
+    found = numbers_of(tuple(text.split(",")[0] for text in info.label_descriptions()))
+    assert all(number in (None, k) for k, number in enumerate(found)) and found.count(None) == 13
+    assert numbers_of(("tench", "great_white_shark", "White Shark", "n01443537")) == [0, 2, 2, 1]
+    assert numbers_of(("crane", "maillot", "airplane")) == [None] * 3  # two cranes: a bird and a machine
 
 
 @pytest.mark.parametrize("names", [("n02981792", "n01440764"), ("tench", "catamaran")])
@@ -147,6 +154,16 @@ def test_what_is_no_such_folder_is_refused(folder, tmp_path):
         Folder().check()
     with pytest.raises(UserError, match="not on this machine; give --images"):
         Folder(images="folder-0123456789ab").draw(0, 0, {})
+
+
+def test_planning_imports_no_torch(folder):
+    task, locations = task_on(folder(("tench", "n02981792"), each=1))
+    code = (
+        "import sys; from pathlib import Path; from sparsebench.tasks.folder import Folder; "
+        f"found = Folder(images={task.images!r}).known_classes({{{task.images!r}: Path(sys.argv[1])}}); "
+        "assert len(found) == 1000; sys.exit(list({'torch', 'timm'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(locations[task.images])], check=True)
 
 
 def test_nothing_is_trained():
