@@ -1,4 +1,4 @@
-"""Acting on any timm VisionTransformer, unmodified. Of the models only this file, `attention` and `named` know timm."""
+"""Acting on any timm VisionTransformer, unmodified. Only this file, `attention` and `named` import timm."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from sparsebench.budget import AMOUNTS, FULL, Budget, schedule_of
 from sparsebench.errors import UserError, unknown
@@ -24,6 +24,8 @@ BUDGET_KEYS = (*AMOUNTS, *SHAPE_KEYS)
 """Parameters of a plugin's specification that are its budget's: how much, and how that is spread over the blocks."""
 WEIGHTS_SEED = 0
 NOWHERE: Locations = {}
+ImageUse = Literal["images", "tested_images"]
+"""The field of a request with the images of tasks that train, and of those that do not."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Request:
         pretrained: whether models of images begin with trained weights that are fetched for them.
         weights: name of located trained weights that models of images begin with.
         keep, macs: budgets to sweep over, in place of the suite's.
-        images, backgrounds, pretrain_images: names of located image sets, for every image task.
+        images, backgrounds, pretrain_images: names of located image sets, for every image task that trains.
+        tested_images: the name of located images for tasks that train nothing.
         where: whether tokens are removed in training, in the test, or in both; "both" leaves the suite's own.
         figures: only what the suite has for these figures of a paper.
     """
@@ -50,6 +53,7 @@ class Request:
     images: str | None = None
     backgrounds: str | None = None
     pretrain_images: str | None = None
+    tested_images: str | None = None
     seeds: int | None = None
     keep: tuple[float, ...] = ()
     macs: tuple[float, ...] = ()
@@ -58,12 +62,17 @@ class Request:
     figures: tuple[str, ...] = ()
 
 
-def trains(request: Request, registry: Registry) -> bool:
-    """Say whether any task of a request trains, so that its pictures need a part for that."""
+def image_uses(request: Request, registry: Registry) -> tuple[ImageUse, ...]:
+    """Return for what the tasks of a request take its images: to train on, or only to test on."""
     for text in request.plugins:
         _named(text, registry)  # files may bring tasks
     names = [parse(text).name for text in request.tasks] or [entry.name for entry in load(request.suite).task]
-    return any(registry.task(name).trains for name in names)
+    found = {_image_use(cls) for cls in map(registry.task, names) if "images" in cls.model_fields}
+    return tuple(sorted(found)) or ("images",)
+
+
+def _image_use(task: type[Task]) -> ImageUse:
+    return "images" if task.trains else "tested_images"
 
 
 def expand(request: Request, registry: Registry, locations: Locations = NOWHERE) -> list[Job]:
@@ -191,8 +200,9 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
 def _task(name: str, params: dict[str, Any], request: Request, registry: Registry) -> Task:
     cls = registry.task(name)
     for key in ("images", "backgrounds", "pretrain_images"):
-        if getattr(request, key) is not None and key in cls.model_fields:
-            params = params | {key: getattr(request, key)}
+        given = getattr(request, _image_use(cls) if key == "images" else key)
+        if given is not None and key in cls.model_fields:
+            params = params | {key: given}
     task = fill(cls, params, f"task '{name}'")
     task.check()
     return task

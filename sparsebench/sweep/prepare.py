@@ -115,6 +115,12 @@ def _data(task: Task, cell: Cell, locations: Locations) -> Data:
     data, recipe = task.draw(cell.n_train, cell.repetition, locations), task.recipe()
     if recipe.validation and data.validation is None:
         data = data.held_back(recipe.validation)
+    if recipe.patience and data.validation is None:
+        raise UserError(
+            f"task '{task.name}': patience needs a validation split, and these images have none",
+            got=f"patience={recipe.patience}, validation=0",
+            next_step="hold some training images back, as in validation=0.1",
+        )
     if recipe.patience and recipe.validate_by == "worst_group" and len(data.group_names) == 1:
         raise UserError(f"task '{task.name}' has no groups", got="validate_by=worst_group", allowed="accuracy")
     return data

@@ -13,7 +13,7 @@ from sparsebench.models import weights
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, environment, store
 from sparsebench.sweep.cell import canonical
-from sparsebench.sweep.expand import Request, expand, trains
+from sparsebench.sweep.expand import ImageUse, Request, expand, image_uses
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
 from sparsebench.tasks import folder, sources
@@ -41,27 +41,34 @@ class Files:
     data_root: Path | None = None
     download: bool = False
     weights: Path | None = None
-    _known: dict[bool, tuple[dict[str, Any], dict[str, Path]]] = field(default_factory=dict, init=False, compare=False)
+    _known: dict[str, tuple[str, Path | None]] = field(default_factory=dict, init=False, compare=False)
 
-    def locate(self, trains: bool = True) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Return the names for the cells by parameter, and the places by name. Files are read the first time only.
+    def locate(self, uses: Sequence[ImageUse] = ("images",)) -> tuple[dict[str, Any], dict[str, Path]]:
+        """Return the names for the cells by field of the request, and the places by name.
 
-        Where nothing is trained, a folder of pictures needs no part for that.
+        Files are read the first time only. A folder that is only tested on needs no part to train on, and that part
+        is not in its name: so the images of a request have two names if tasks of both kinds are in it.
         """
-        if trains not in self._known:
-            self._known[trains] = self._locate(trains)
-        return self._known[trains]
-
-    def _locate(self, trains: bool) -> tuple[dict[str, Any], dict[str, Path]]:
         found: dict[str, tuple[str, Path | None]] = {}
-        for parameter, locate in LOCATED.items():
-            if (spec := getattr(self, parameter)) is not None:
-                tested = parameter == "images" and not trains
-                found[parameter] = folder.locate(spec) if tested else locate(spec, self.data_root, self.download)
+        for use in uses:
+            if self.images is not None:
+                found[use] = self._once(use, self.images)
+        for other in ("backgrounds", "pretrain_images"):
+            if (spec := getattr(self, other)) is not None:
+                found[other] = self._once(other, spec)
         if self.weights is not None:
-            found["weights"] = weights.locate(self.weights)
+            if "weights" not in self._known:
+                self._known["weights"] = weights.locate(self.weights)
+            found["weights"] = self._known["weights"]
         names = {parameter: name for parameter, (name, _) in found.items()}
         return names, {name: place for name, place in found.values() if place is not None}
+
+    def _once(self, name: str, spec: str) -> tuple[str, Path | None]:
+        """Return name and place of pictures, looked at the first time only."""
+        if name not in self._known:
+            own = name == "tested_images"
+            self._known[name] = folder.locate(spec) if own else LOCATED[name](spec, self.data_root, self.download)
+        return self._known[name]
 
     def places(self, jobs: Sequence[Job], named: Mapping[str, Path]) -> dict[str, Path]:
         """Return where all files of the jobs lie: those that the user named, and official sets that suites name.
@@ -70,8 +77,8 @@ class Files:
             UserError: an official set is not there.
         """
         places = dict(named)
-        wanted = {(key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED}
-        for parameter, name in sorted((key, name) for key, name in wanted if isinstance(name, str)):
+        named_in = ((key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED)
+        for parameter, name in sorted({(key, name) for key, name in named_in if isinstance(name, str)}):
             if name in OFFICIAL and name not in places:
                 place = LOCATED[parameter](name, self.data_root, self.download)[1]
                 assert place is not None
@@ -98,7 +105,7 @@ def plan(request: Request, files: Files, registry: Registry, out: Path, rerun: R
     """Return the plan of a request. Nothing is written and no network is built."""
     if rerun not in RERUN:
         raise UserError("rerun", got=f"'{rerun}'", allowed=RERUN)
-    names, locations = files.locate(trains(request, registry))
+    names, locations = files.locate(image_uses(request, registry))
     jobs = expand(replace(request, **names), registry, locations)
     known = {} if rerun == "always" else store.read(out)
     todo = [job for job in jobs if _is_missing(job, known, rerun)]

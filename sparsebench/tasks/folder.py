@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -15,7 +15,7 @@ from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.tasks import sources
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
-from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources import cache, imagenet
 
 LAYOUT = "a folder with val/<class>/*, test/<class>/* or <class>/*"
 
@@ -31,7 +31,7 @@ def locate(spec: str) -> tuple[str, Path]:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
     root = tested(Path(path).expanduser())
     for folder in class_folders(root):
-        if not any(p.suffix.lower() in sources.PICTURES for p in folder.rglob("*")):
+        if not sources.pictures_in(folder):
             raise UserError(f"{folder} holds no pictures", allowed="at least one in each class")
     return f"folder-{sources.fingerprint(root)}", root
 
@@ -55,34 +55,14 @@ def class_folders(root: Path) -> list[Path]:
     return found
 
 
-def imagenet_numbers(folders: tuple[str, ...]) -> list[int | None]:
-    """Return for each folder the class of ImageNet-1k that it is named after, or None.
-
-    Names are WordNet ids, such as n01440764, or one of the class's names, such as tench, great_white_shark; two pairs
-    of classes share a name (crane, maillot) and have to be named by their ids.
-    """
-    from timm.data import ImageNetInfo  # imports torch, as do the cells that come here
-
-    info = ImageNetInfo()
-    numbers = {wordnet: number for number, wordnet in enumerate(info.label_names())}
-    named = [{_plain(name) for name in text.split(",")} for text in info.label_descriptions()]
-    times = Counter(name for names in named for name in names)
-    numbers |= {name: number for number, names in enumerate(named) for name in names if times[name] == 1}
-    return [numbers.get(_plain(folder)) for folder in folders]
-
-
-def _plain(name: str) -> str:
-    return " ".join(name.lower().replace("_", " ").split())
-
-
-def read_cropped(path: Path, canvas: int, crop: float) -> np.ndarray:
+def read_cropped(path: Path, canvas: int, crop: float, sha256: str | None = None) -> np.ndarray:
     """Return a picture as (canvas, canvas, 3) uint8, as networks are tested on ImageNet.
 
-    The short side becomes canvas / crop pixels, bicubic; then the middle is cut out.
+    The short side becomes canvas / crop pixels, bicubic; then the middle is cut out. The file must have that SHA-256.
     """
     from PIL import Image
 
-    rgb = sources.read_rgb(path)
+    rgb = sources.read_rgb(path, sha256)
     short = int(canvas / crop)
     width, height = (int(short * side / min(rgb.size)) for side in rgb.size)
     rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
@@ -91,12 +71,19 @@ def read_cropped(path: Path, canvas: int, crop: float) -> np.ndarray:
 
 
 def decoded(content: str, root: Path, paths: Sequence[Path], canvas: int, crop: float) -> np.ndarray:
-    """Return (n, 3, canvas, canvas) uint8 of pictures below a folder, see `read_cropped`; kept under its content."""
+    """Return (n, 3, canvas, canvas) uint8 of pictures below a folder, see `read_cropped`; kept under its content.
+
+    Raises:
+        UserError: one cannot be read, or the folder has not that content any more.
+    """
+    names = [path.relative_to(root).as_posix() for path in paths]
 
     def pictures() -> Iterator[np.ndarray]:
-        return (read_cropped(path, canvas, crop).transpose(2, 0, 1) for path in paths)
+        known = sources.contents_of(content, root)
+        for path, name in zip(paths, names, strict=True):
+            yield read_cropped(path, canvas, crop, known.get(name, "")).transpose(2, 0, 1)
 
-    which = hashlib.sha256("\0".join(path.relative_to(root).as_posix() for path in paths).encode()).hexdigest()[:12]
+    which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:12]
     return cache.kept(f"{content}-{which}-{canvas}-crop-{crop}-first", (len(paths), 3, canvas, canvas), pictures)
 
 
@@ -146,7 +133,8 @@ class Folder(Task):
             for path in sources.pictures_in(folder)
         ]
         chosen = [every[i] for i in self._chosen(len(every), repetition)]
-        images = decoded(self.images, root, [path for path, _ in chosen], self.canvas, self.crop)
+        content = self.images.partition("-")[2]
+        images = decoded(content, root, [path for path, _ in chosen], self.canvas, self.crop)
         labels = np.array([number for _, number in chosen], dtype=np.int64)
         test = Split(images, labels, np.zeros_like(labels))
         return Data(Split(images[:0], labels[:0], labels[:0]), test, classes)
@@ -156,7 +144,7 @@ class Folder(Task):
             raise UserError(
                 f"the images '{self.images}' of this cell are not on this machine", next_step="give --images"
             )
-        return tested(locations[self.images])
+        return locations[self.images]
 
     def _chosen(self, there: int, repetition: int) -> np.ndarray:
         """Return which pictures are tested on, in rising order."""
@@ -171,7 +159,7 @@ class Folder(Task):
         names = tuple(folder.name for folder in folders)
         if self.labels == "folders":
             return names, list(range(len(names)))
-        numbers = imagenet_numbers(names)
+        numbers = imagenet.numbers_of(names)
         known = [number for number in numbers if number is not None]
         if len(known) < len(names):
             if self.labels == "auto":
@@ -183,6 +171,4 @@ class Folder(Task):
             )  # fmt: skip
         if twice := [name for name, number in zip(names, known, strict=True) if known.count(number) > 1]:
             raise UserError("folders named after the same class of ImageNet-1k", got=twice)
-        from timm.data import ImageNetInfo
-
-        return tuple(ImageNetInfo().label_names()), known
+        return imagenet.classes(), known

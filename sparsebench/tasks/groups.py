@@ -49,8 +49,11 @@ class GroupTask(PictureTask):
             )  # fmt: skip
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
-        """See `Task.draw`: a part of a split keeps the shares of its groups and is drawn anew each repetition."""
-        found = sources.labelled(self.name, self.images, self.columns(), locations)
+        """See `Task.draw`: a part of a split keeps the shares of its groups and is drawn anew each repetition.
+
+        The official validation split is there where the recipe asks for one.
+        """
+        found = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
         groups = 2 * found.labels + found.attributes
         self._check_groups(found, groups)
 
@@ -59,7 +62,8 @@ class GroupTask(PictureTask):
             return Split(sources.squares_of(found, rows, self.canvas), found.labels[rows], groups[rows])
 
         classes, names = self.names()
-        validation = split(VALIDATION, 0) if bool((found.splits == VALIDATION).any()) else None
+        asked = (self.validation or self.patience) and bool((found.splits == VALIDATION).any())
+        validation = split(VALIDATION, 0) if asked else None
         return Data(split(TRAIN, n_train), split(TEST, self.test), classes, names, validation=validation)
 
     def _check_groups(self, found: sources.Labelled, groups: np.ndarray) -> None:

@@ -98,6 +98,12 @@ class ImageTask(PictureTask):
     def check(self) -> None:
         """See `Task.check`."""
         super().check()
+        for name in (self.images, self.pretrain_images):
+            if (kind := name.partition("-")[0]) in sources.OWN_TASK:
+                raise UserError(
+                    f"the images of task '{self.name}': {kind} is for the task '{kind}' alone",
+                    next_step=f"give other --images, or --task {kind}",
+                )
         if self.foreground > self.canvas:
             raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
         if (self.shift and self.placement == "grid") or (self.permuted and (self.shift or self.flip)):

@@ -52,6 +52,9 @@ class PictureTask(Task):
                 "patience needs a validation split", got=f"patience={self.patience}, validation=0",
                 next_step="hold some training images back, as in validation=0.1",
             )  # fmt: skip
+        canvas = getattr(self, "canvas", None)
+        if canvas is not None and self.shift >= canvas:
+            raise UserError("shift", got=self.shift, allowed=f"less than the image's {canvas} pixels")
 
     def recipe(self) -> Recipe:
         """See `Task.recipe`."""

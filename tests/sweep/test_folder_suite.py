@@ -186,3 +186,30 @@ def test_what_was_fetched_is_used_and_named(pictures: Path, weights: Path, tmp_p
     predicted, _ = answers(pictures, weights)
     assert found["dense"].metrics["accuracy"].value == (predicted == np.arange(21) // 7).mean()
     assert {record.notes["initial_weights"] for record in found.values()} == {f"hf-hub:timm/{ARCH}.fb_in1k"}
+
+
+def test_a_folder_has_one_name_whatever_else_is_asked_for(pictures: Path, weights: Path, tmp_path: Path) -> None:
+    root = tmp_path / "three"
+    for split, i in (("train", 0), ("test", 1)):
+        for name in NAMES:
+            (root / split / name).mkdir(parents=True)
+            (root / split / name / "0.png").write_bytes((pictures / "val" / name / f"{i}.png").read_bytes())
+    files = runs.Files(f"folder:{root}", weights=weights)
+    composite = f"composite:canvas={CANVAS},pretrain_epochs=0,foreground=16"
+    ids = []
+    for tasks in ((TASK,), (TASK, composite), (composite,)):
+        trained = {"n_train": (4,)} if TASK not in tasks else {"suite": "real"}
+        plan = planned(tmp_path / "out", files, tasks=tasks, **trained)
+        ids.append({job.cell.task.params["images"] for job in plan.jobs})
+    assert len(ids[0]) == len(ids[2]) == 1 and ids[1] == ids[0] | ids[2] and len(ids[1]) == 2
+    assert {ids[0].pop(): root / "test", ids[2].pop(): root}.items() <= planned(
+        tmp_path / "out", files, tasks=(TASK, composite), suite="real"
+    ).locations.items()
+
+
+def test_tokens_beside_a_folder_do_not_ask_for_a_part_to_train_on(
+    pictures: Path, weights: Path, tmp_path: Path
+) -> None:
+    files = runs.Files(f"folder:{pictures}", weights=weights)
+    plan = planned(tmp_path, files, tasks=(TASK, "theory"), suite="quick", model=None)
+    assert {job.cell.task.name for job in plan.jobs} == {"folder", "theory"}

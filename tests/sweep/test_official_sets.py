@@ -1,5 +1,6 @@
 """Official sets that a suite names without a word of the user's."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,10 @@ def test_each_kind_of_pictures_may_be_named(tmp_path: Path, parameter: str) -> N
     (tmp_path / "own.toml").write_text(text)
     with pytest.raises(UserError, match="cifar100 is missing"):
         runs.plan(Request(suite=str(tmp_path / "own.toml")), runs.Files(), Registry(), tmp_path / "out", "missing")
+
+
+def test_a_parameter_of_that_name_may_be_a_list_in_another_s_task(tmp_path: Path) -> None:
+    (job, *_) = plan(tmp_path, runs.Files(images="digits")).jobs
+    task = job.cell.task.model_copy(update={"params": {"images": ["cifar10"]}})
+    other = replace(job, cell=job.cell.model_copy(update={"task": task}))
+    assert runs.Files().places([other], {}) == {}

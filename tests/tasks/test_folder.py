@@ -1,10 +1,14 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from PIL import Image
 from timm.data import ImageNetInfo, create_transform
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.folder import Folder, decoded, imagenet_numbers, locate, read_cropped
+from sparsebench.tasks.folder import Folder, decoded, locate, read_cropped
+from sparsebench.tasks.sources.imagenet import classes, numbers_of
 
 
 @pytest.fixture
@@ -63,7 +67,7 @@ def test_val_is_taken_before_test_and_the_training_pictures_do_not_name_the_fold
 def test_some_pictures_are_drawn_anew_in_each_repetition_and_are_those_of_all(folder):
     task, locations = task_on(folder(each=20), test=10)
     root = locations[task.images]
-    every = decoded(task.images, root, sorted(root.rglob("*.png")), 16, 0.9)
+    every = decoded(task.images.partition("-")[2], root, sorted(root.rglob("*.png")), 16, 0.9)
     drawn = [task.draw(0, repetition, locations).test for repetition in (0, 1, 0)]
     rows = [[int((every == x).all(axis=(1, 2, 3)).argmax()) for x in split.inputs] for split in drawn]
     assert rows[0] == rows[2] != rows[1] and all(row == sorted(set(row)) and len(row) == 10 for row in rows)
@@ -74,9 +78,12 @@ def test_some_pictures_are_drawn_anew_in_each_repetition_and_are_those_of_all(fo
 
 def test_folders_are_known_by_wordnet_ids_and_by_class_names():
     info = ImageNetInfo()
-    assert imagenet_numbers(tuple(info.label_names())) == list(range(1000))
-    assert imagenet_numbers(("tench", "great_white_shark", "White Shark", "n01443537")) == [0, 2, 2, 1]
-    assert imagenet_numbers(("crane", "maillot", "airplane")) == [None] * 3  # two cranes: a bird and a machine
+    assert list(classes()) == info.label_names()
+    assert numbers_of(classes()) == list(range(1000))
+    found = numbers_of(tuple(text.split(",")[0] for text in info.label_descriptions()))
+    assert all(number in (None, k) for k, number in enumerate(found)) and found.count(None) == 13
+    assert numbers_of(("tench", "great_white_shark", "White Shark", "n01443537")) == [0, 2, 2, 1]
+    assert numbers_of(("crane", "maillot", "airplane")) == [None] * 3  # two cranes: a bird and a machine
 
 
 @pytest.mark.parametrize("names", [("n02981792", "n01440764"), ("tench", "catamaran")])
@@ -112,6 +119,24 @@ def test_a_corrupt_picture_is_named(folder):
         task.draw(0, 0, locations)
 
 
+@pytest.mark.parametrize("test", [0, 6])
+def test_a_picture_that_changes_under_a_run_is_refused_and_nothing_of_it_is_kept(folder, test):
+    root = folder(each=4)
+    task, locations = task_on(root, test=test)
+    expected = np.stack([read_cropped(path, 16, 0.9) for path in sorted(root.rglob("*.png"))])
+    path = root / "val" / "a" / "1.png"
+    content = path.read_bytes()
+    Image.new("RGB", (40, 30)).save(path)
+    with pytest.raises(UserError, match="changed while the run was under way; run it again"):
+        task.draw(0, 0, locations)
+    path.write_bytes(content)
+    drawn = task.model_copy(update={"test": 0}).draw(0, 0, locations).test.inputs.transpose(0, 2, 3, 1)
+    assert (drawn == expected).all()
+    (root / "val" / "a" / "new.png").write_bytes(content)
+    with pytest.raises(UserError, match="changed while the run was under way"):
+        task.model_copy(update={"test": 0}).draw(0, 0, locations)
+
+
 def test_what_is_no_such_folder_is_refused(folder, tmp_path):
     (tmp_path / "one" / "a").mkdir(parents=True)
     (tmp_path / "empty" / "a").mkdir(parents=True)
@@ -129,6 +154,16 @@ def test_what_is_no_such_folder_is_refused(folder, tmp_path):
         Folder().check()
     with pytest.raises(UserError, match="not on this machine; give --images"):
         Folder(images="folder-0123456789ab").draw(0, 0, {})
+
+
+def test_planning_imports_no_torch(folder):
+    task, locations = task_on(folder(("tench", "n02981792"), each=1))
+    code = (
+        "import sys; from pathlib import Path; from sparsebench.tasks.folder import Folder; "
+        f"found = Folder(images={task.images!r}).known_classes({{{task.images!r}: Path(sys.argv[1])}}); "
+        "assert len(found) == 1000; sys.exit(list({'torch', 'timm'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(locations[task.images])], check=True)
 
 
 def test_nothing_is_trained():

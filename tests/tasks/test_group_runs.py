@@ -77,11 +77,33 @@ def test_too_many_training_images_are_a_failed_cell_with_the_number(run, waterbi
     assert "to 28, all there are" in records["dense"].failure.reason
 
 
+def test_patience_without_a_validation_split_fails_with_its_reason(run, waterbirds):
+    lines = waterbirds.table.read_text().splitlines()
+    held = [i for i, row in enumerate(waterbirds.rows) if row[0] == 1]
+    waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in held))
+    images = ["--images", f"folder:{waterbirds.root}", "--n-train", 28, "--jobs", 0]
+    done, records = run(*images, "--task", "waterbirds:canvas=8,epochs=1,patience=2")
+    found = [record for record in records.values() if record.cell.task.params["patience"]]
+    assert done.exit_code == 1 and len(found) > 2
+    for record in found:
+        assert "patience needs a validation split, and these images have none" in record.failure.reason
+
+
+@pytest.mark.parametrize("option", ["--images", "--pretrain-images"])
+def test_a_set_with_a_task_of_its_own_is_for_no_other(waterbirds, tmp_path, option):
+    line = ["run", "--suite", "real", option, f"folder:{waterbirds.root}", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(main, line)
+    assert done.exit_code == 2 and "waterbirds is for the task 'waterbirds' alone" in done.stderr
+
+
 def test_a_corrupt_picture_is_in_the_record(run, waterbirds):
-    (waterbirds.root / waterbirds.names[5]).write_bytes(b"no picture")
+    row = next(i for i, (split, _, _) in enumerate(waterbirds.rows) if split == 0)
+    (waterbirds.root / waterbirds.names[row]).write_bytes(b"no picture")
     done, records = run("--images", f"folder:{waterbirds.root}", "--n-train", 28, "--jobs", 0)
     assert done.exit_code == 1
-    assert "metadata.csv, line 7" in records["dense"].failure.reason and records["dense"].failure.traceback == ""
+    assert (
+        f"metadata.csv, line {row + 2}" in records["dense"].failure.reason and records["dense"].failure.traceback == ""
+    )
 
 
 def test_the_same_images_need_no_second_look(run, waterbirds):

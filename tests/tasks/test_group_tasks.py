@@ -35,8 +35,9 @@ def check_splits(made, data, label, attribute):
 
 
 def test_waterbirds_is_read_split_by_split(waterbirds):
-    data = draw(waterbirds)
+    data = draw(waterbirds, patience=2)
     check_splits(waterbirds, data, *zip(*(row[1:] for row in waterbirds.rows), strict=True))
+    assert draw(waterbirds).validation is None
     assert data.classes == ("landbird", "waterbird")
     assert data.group_names == ("landbird on land", "landbird on water", "waterbird on land", "waterbird on water")
     for number, split in enumerate((data.train, data.validation, data.test)):
@@ -44,14 +45,14 @@ def test_waterbirds_is_read_split_by_split(waterbirds):
 
 
 def test_celeba_is_read_as_published_and_as_kaggle_has_it(celeba):
-    data = draw(celeba, cls=CelebA)
+    data = draw(celeba, cls=CelebA, validation=0.1)
     check_splits(celeba, data, *zip(*(row[1:] for row in celeba.rows), strict=True))
     assert data.classes == ("not Blond_Hair", "Blond_Hair")
     assert data.group_names[1] == "not Blond_Hair, Male" and data.group_names[2] == "Blond_Hair, not Male"
 
 
 def test_celeba_has_other_attributes(celeba):
-    data = draw(celeba, cls=CelebA, target="Young", confounder="Blond_Hair")
+    data = draw(celeba, cls=CelebA, target="Young", confounder="Blond_Hair", patience=1)
     check_splits(celeba, data, celeba.young, [row[1] for row in celeba.rows])
     with pytest.raises(UserError, match=r"unknown column .*list_attr_celeba.*'Blond_Hare'.*did you mean 'Blond_Hair'"):
         draw(celeba, cls=CelebA, target="Blond_Hare")
@@ -66,19 +67,51 @@ def test_nobody_knows_which_patches_matter(waterbirds):
 def test_the_middle_square_is_resized(waterbirds):
     path = waterbirds.root / waterbirds.names[0]
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8)).save(path)
-    data = draw(waterbirds)
+    data = draw(waterbirds, patience=2)
     split = (data.train, data.validation, data.test)[waterbirds.rows[0][0]]
     np.testing.assert_array_equal(split.inputs[0].transpose(1, 2, 0), sources.read_square(path, 8))
 
 
-def test_images_are_mapped_from_a_file_and_not_read(waterbirds):
-    for _ in range(2):
-        data = draw(waterbirds, 14, test=4)
+def test_images_are_mapped_from_a_file_and_not_read(waterbirds, monkeypatch):
+    whole = draw(waterbirds, patience=2)
+    monkeypatch.setattr(sources.cache, "LARGE", 0)
+    for data in (whole, draw(waterbirds, 14, test=4, patience=2)):
         assert all(isinstance(split.inputs, np.memmap) for split in (data.train, data.validation, data.test))
 
 
+def test_a_split_is_decoded_once_whatever_is_drawn_of_it(waterbirds, monkeypatch):
+    seen, real = [], sources.files.decode_square
+    monkeypatch.setattr(sources.files, "decode_square", lambda *given: seen.append(given[2]) or real(*given))
+    parts = [draw(waterbirds, 14, repetition=k, test=4) for k in range(3)]
+    decoded = sum(row[0] != 1 for row in waterbirds.rows)
+    assert len(seen) == len(set(seen)) == decoded
+    monkeypatch.setattr(sources.cache, "LARGE", 14 * 3 * 64)  # now a file for each choice of the training split
+    again = [draw(waterbirds, 14, repetition=k, test=4) for k in range(3)]
+    assert len(seen) == decoded + 3 * 14
+    for one, other in zip(parts, again, strict=True):
+        np.testing.assert_array_equal(one.train.inputs, other.train.inputs)
+        np.testing.assert_array_equal(one.test.inputs, other.test.inputs)
+
+
+def test_what_changes_under_a_run_is_refused_and_nothing_of_it_is_kept(waterbirds):
+    expected = [shown(split) for split in (draw(waterbirds).train, draw(waterbirds).test)]
+    sources.cache.clear()
+    name, locations = located(waterbirds)
+    path = waterbirds.root / waterbirds.names[next(i for i, row in enumerate(waterbirds.rows) if row[0] == 0)]
+    content = path.read_bytes()
+    Image.new("RGB", (40, 30)).save(path)
+    with pytest.raises(UserError, match="changed while the run was under way; run it again"):
+        Waterbirds(images=name, canvas=8).draw(28, 0, locations)
+    path.write_bytes(content)
+    data = Waterbirds(images=name, canvas=8).draw(28, 0, locations)
+    assert [shown(split) for split in (data.train, data.test)] == expected
+    edit(waterbirds, "/sea/3.jpg", "/sea/4.jpg")
+    with pytest.raises(UserError, match="changed while the run was under way"):
+        Waterbirds(images=name, canvas=8).draw(28, 0, locations)
+
+
 def test_a_part_keeps_the_shares_of_the_groups_and_is_drawn_by_repetition(waterbirds):
-    parts = [draw(waterbirds, 14, repetition=k, test=4) for k in (0, 0, 1)]
+    parts = [draw(waterbirds, 14, repetition=k, test=4, patience=2) for k in (0, 0, 1)]
     for data in parts:
         assert np.bincount(data.train.groups).tolist() == [6, 2, 2, 4]
         assert np.bincount(data.test.groups).tolist() == [1, 1, 1, 1]
@@ -154,7 +187,7 @@ def test_a_corrupt_picture_is_named_with_its_row(waterbirds, content):
     path.write_bytes(path.read_bytes()[:400] if content is None else content)
     says = rf"metadata\.csv, line 7: .*{path.name} cannot be read as a picture"
     with pytest.raises(UserError, match=says):
-        draw(waterbirds)
+        draw(waterbirds, patience=2)
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "I;16", "P"])
@@ -223,7 +256,13 @@ def test_a_set_without_a_validation_split_has_none(waterbirds):
     lines = waterbirds.table.read_text().splitlines()
     held = [i for i, row in enumerate(waterbirds.rows) if row[0] == 1]
     waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in held))
-    assert draw(waterbirds).validation is None
+    assert draw(waterbirds, patience=2, validation=0.1).validation is None
+
+
+def test_a_shift_out_of_the_image_is_refused():
+    Waterbirds(images="waterbirds-0", canvas=8, shift=7).check()
+    with pytest.raises(UserError, match="shift; got 8; allowed: less than the image's 8 pixels"):
+        Waterbirds(images="waterbirds-0", canvas=8, shift=8).check()
 
 
 def test_a_celeba_table_that_is_cut_off_is_a_user_error(celeba):

@@ -261,3 +261,25 @@ def test_a_background_folder_that_is_missing_empty_or_small_is_a_user_error(tmp_
     name, root = sources.locate_backgrounds(str(pictures))
     with pytest.raises(UserError, match="too few pictures; got 4; allowed: 5 or more"):
         sources.backgrounds(name, 8, {name: root})
+
+
+def test_linked_folders_are_followed_and_links_in_a_circle_are_not(folder, tmp_path):
+    name, _ = located(folder)
+    linked = tmp_path / "linked"
+    for split in ("train", "test"):
+        (linked / split).mkdir(parents=True)
+        for label in ("cat", "dog"):
+            (linked / split / label).symlink_to(folder / split / label, target_is_directory=True)
+    (folder / "train" / "cat" / "up").symlink_to(folder / "train", target_is_directory=True)
+    (folder / "train" / "dog" / "across").symlink_to(folder / "train" / "cat", target_is_directory=True)
+    assert [path.relative_to(folder).as_posix() for path in sources.pictures_in(folder) if "dog" in path.parts] == [
+        *(f"test/dog/{i}.png" for i in range(4)),
+        *(f"train/dog/{i}.png" for i in range(6)),
+        *(f"train/dog/across/{i}.png" for i in range(6)),
+    ]
+    for link in folder.rglob("*"):
+        if link.is_symlink():
+            link.unlink()
+    assert located(linked)[0] == name
+    found = sources.foregrounds(name, 8, located(linked)[1])
+    assert all(len(found.train[label]) == 6 for label in ("cat", "dog"))

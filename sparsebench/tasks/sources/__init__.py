@@ -1,9 +1,9 @@
 """Where pictures come from: foregrounds with classes, backgrounds without, sets with groups. Read lazily."""
 
 from sparsebench.tasks.sources.classes import HELD_OUT, Foregrounds, foregrounds
-from sparsebench.tasks.sources.files import PICTURES, fingerprint, pictures_in, read_rgb, read_square
-from sparsebench.tasks.sources.known import CIFAR10, DIGITS, PHOTOS
-from sparsebench.tasks.sources.labelled import Labelled, labelled, squares_of
+from sparsebench.tasks.sources.files import contents_of, fingerprint, pictures_in, read_rgb, read_square
+from sparsebench.tasks.sources.known import CIFAR10, DIGITS, OWN_TASK, PHOTOS
+from sparsebench.tasks.sources.labelled import Labelled, labelled_pictures, squares_of
 from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
 from sparsebench.tasks.sources.scenes import Backgrounds, Photos, Pictures, backgrounds
 
@@ -11,17 +11,18 @@ __all__ = [
     "CIFAR10",
     "DIGITS",
     "HELD_OUT",
+    "OWN_TASK",
     "PHOTOS",
-    "PICTURES",
     "Backgrounds",
     "Foregrounds",
     "Labelled",
     "Photos",
     "Pictures",
     "backgrounds",
+    "contents_of",
     "fingerprint",
     "foregrounds",
-    "labelled",
+    "labelled_pictures",
     "locate_backgrounds",
     "locate_images",
     "pictures_in",

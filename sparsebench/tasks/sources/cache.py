@@ -1,28 +1,36 @@
 """Pictures that were decoded once, as files of pixels that every process maps into its memory.
 
 A file is named by what is in it: the fingerprint of the pictures, how they were cut and resized, and the versions of
-that and of Pillow. It is never changed, and there whole or not at all, whoever else writes it at the same time.
+that and of Pillow. It is never changed, and there whole or not at all, whoever else writes it at the same time. One
+process makes it while the others wait, where files can be locked.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
 import secrets
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
+from sparsebench.errors import UserError
+
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Of how pictures are decoded, cut and resized; a change of pixels needs the next number."""
+
+LARGE = 2 * 10**9
+"""Bytes of an array that are too many for the memory of each of several processes."""
 
 SUFFIX = ".pixels.npy"
 PLACE = "SPARSEBENCH_CACHE"
@@ -53,15 +61,21 @@ def kept(name: str, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarr
     Returns:
         An array that is mapped, not read; what is written to it stays in memory. Where no file can be written it is
         in memory altogether.
+
+    Raises:
+        UserError: the disk has no room for more than `LARGE` bytes.
     """
     where = folder()
     if where is None:
         _warn("there is no home directory")
         return _in_memory(shape, rows)
     path = where / f"{name}-v{VERSION}-pillow{_pillow()}{SUFFIX}"
-    found = _mapped(path, shape)
-    if found is None and _write(path, shape, rows):
-        found = _mapped(path, shape)
+    if (found := _mapped(path, shape)) is not None:
+        return found
+    with _alone(path):
+        found = _mapped(path, shape)  # by who was before
+        if found is None and _write(path, shape, rows):
+            found = _mapped(path, shape)
     return _in_memory(shape, rows) if found is None else found
 
 
@@ -76,6 +90,24 @@ def _in_memory(shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]])
     for place, row in zip(out, rows(), strict=True):
         place[:] = row
     return out
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process makes this file; where there are no locks, go on.
+
+    The lock's file goes with the lock. Who waited for it then looks for the array first, so nothing is made twice.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    with ExitStack() as stack:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(lock.open("wb"))
+            stack.callback(lock.unlink, missing_ok=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
@@ -99,10 +131,17 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def _write(path: Path, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]]) -> bool:
-    """Write the file, or say why not, once, and return False. What is written is whole before it has its name."""
+    """Write the file, or say why not, once, and return False. What is written is whole before it has its name.
+
+    Raises:
+        UserError: the disk has no room for it, nor has the memory of each process.
+    """
+    size = math.prod(shape)
     part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(path.parent).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with part.open("xb") as file:
             file.write(_header(shape))
             for row in rows():
@@ -111,6 +150,11 @@ def _write(path: Path, shape: tuple[int, ...], rows: Callable[[], Iterable[np.nd
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and size > LARGE:
+            raise UserError(
+                f"{path.parent} has no room for the decoded pictures, {size / 1e9:.1f} GB",
+                next_step=f"make room, or set {PLACE} to a folder that has it",
+            ) from error
         _warn(f"{path.parent}: {error.strerror or error}")
         return False
     finally:

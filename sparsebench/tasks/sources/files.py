@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +28,24 @@ def pictures_in(root: Path) -> list[Path]:
     return [root / name for name in names_in(root)]
 
 
+def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder below one, that itself included, with the names of its files.
+
+    Links to folders are followed, but for those to a folder that they lie in.
+    """
+    above: dict[str, tuple[str, ...]] = {os.fspath(root): (os.path.realpath(root),)}
+    for folder, folders, names in os.walk(root, followlinks=True):
+        yield folder, names
+        chain = above.pop(folder)
+        real = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
+        folders[:] = [name for name in folders if real[name] not in chain]
+        above |= {os.path.join(folder, name): (*chain, real[name]) for name in folders}
+
+
 def names_in(root: Path) -> list[str]:
     """Return the paths in a folder, "/" between their parts, of the pictures below it, sorted."""
     found = []
-    for folder, _, names in os.walk(root):
+    for folder, names in walk(root):
         within = os.path.relpath(folder, root).replace(os.sep, "/")
         prefix = "" if within == "." else f"{within}/"
         for name in names:
@@ -51,10 +66,37 @@ def fingerprint(root: Path, also: Sequence[str] = ()) -> str:
 
     It is the same wherever the folder lies.
     """
+    return short(contents(root, also))
+
+
+def contents(root: Path, also: Sequence[str] = ()) -> dict[str, str]:
+    """Return the SHA-256 of each file that a fingerprint is of, by its path in the folder."""
+    return {name: hashlib.sha256(read_bytes(root / name)).hexdigest() for name in [*also, *_some_names(root)]}
+
+
+def short(found: Mapping[str, str]) -> str:
+    """Return the fingerprint of such contents."""
     digest = hashlib.sha256()
-    for _ in _contents(root, [*also, *_some_names(root)], digest):
-        pass
+    for name, sha256 in found.items():
+        digest.update(os.fsencode(f"{name}\0{sha256}\n"))
     return digest.hexdigest()[:DIGITS]
+
+
+@lru_cache(maxsize=4)
+def contents_of(content: str, root: Path, also: tuple[str, ...] = ()) -> Mapping[str, str]:
+    """Return the contents that have a fingerprint, by which each file that is read can be checked.
+
+    Raises:
+        UserError: the folder has others now.
+    """
+    found = contents(root, also)
+    if short(found) != content:
+        raise _changed(f"the pictures in {root}")
+    return found
+
+
+def _changed(what: str) -> UserError:
+    return UserError(f"{what} changed while the run was under way", next_step="run it again")
 
 
 def fingerprint_of(path: Path) -> str:
@@ -85,48 +127,48 @@ def squares_in(
     which = hashlib.sha256(os.fsencode("\n".join(names))).hexdigest()[:DIGITS]
 
     def rows() -> Iterator[np.ndarray]:
-        digest = hashlib.sha256()
-        for name, data in _contents(root, every, digest):
+        found = {}
+        for name in every:
+            data = read_bytes(root / name)
+            found[name] = hashlib.sha256(data).hexdigest()
             if wanted(name):
                 yield decode_square(data, size, root / name).transpose(2, 0, 1)
-        if digest.hexdigest()[:DIGITS] != content:
-            raise UserError(f"the pictures in {root} changed while the run was under way", next_step="run it again")
+        if short(found) != content:
+            raise _changed(f"the pictures in {root}")
 
     return names, cache.kept(f"{content}-{which}-{size}-first", (len(names), 3, size, size), rows)
 
 
-def _contents(root: Path, names: Sequence[str], digest: Any) -> Iterator[tuple[str, bytes]]:
-    """Yield the path in the folder of each file, with its bytes, and add both to the digest."""
-    for name in names:
-        data = read_bytes(root / name)
-        digest.update(os.fsencode(f"{name}\0{hashlib.sha256(data).hexdigest()}\n"))
-        yield name, data
-
-
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, sha256: str | None = None) -> bytes:
     """Return a file's bytes.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read, or has not that SHA-256.
     """
     try:
-        return path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from error
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        raise _changed(str(path))
+    return data
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:
     return UserError(f"{path} cannot be read: {error.strerror}", next_step="mend or remove it")
 
 
-def read_square(path: Path, size: int) -> np.ndarray:
-    """Return the middle square of a picture as (size, size, 3) uint8; grey and palette pictures become RGB."""
-    return decode_square(read_bytes(path), size, path)
+def read_square(path: Path, size: int, sha256: str | None = None) -> np.ndarray:
+    """Return the middle square of a picture as (size, size, 3) uint8; grey and palette pictures become RGB.
+
+    See `read_bytes` for what is raised.
+    """
+    return decode_square(read_bytes(path, sha256), size, path)
 
 
-def read_rgb(path: Path) -> Picture:
-    """Return a picture of any size in RGB; UserError names one that cannot be read."""
-    return _decode(read_bytes(path), path)
+def read_rgb(path: Path, sha256: str | None = None) -> Picture:
+    """Return a picture of any size in RGB; UserError names one that cannot be read; see `read_bytes`."""
+    return _decode(read_bytes(path, sha256), path)
 
 
 def decode_square(data: bytes, size: int, path: Path) -> np.ndarray:

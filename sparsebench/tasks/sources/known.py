@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from sparsebench.tasks.sources.files import PICTURES
+from sparsebench.tasks.sources.files import PICTURES, walk
 
 DIGITS, CIFAR10, CIFAR100, SVHN = "digits", "cifar10", "cifar100", "svhn"
 PHOTOS, FLOWERS102 = "photos", "flowers102"
@@ -103,7 +103,7 @@ class Known:
 
 def _count(root: Path) -> int:
     """Return the number of pictures below a folder, by their names alone."""
-    return sum(os.path.splitext(name)[1].lower() in PICTURES for _, _, names in os.walk(root) for name in names)
+    return sum(os.path.splitext(name)[1].lower() in PICTURES for _, names in walk(root) for name in names)
 
 
 def _cifar(folder: str, *files: tuple[str, str, int | None]) -> tuple[File, ...]:
@@ -181,6 +181,8 @@ _ALL = (
 KNOWN = {known.name: known for known in _ALL}
 OFFICIAL = frozenset(known.name for known in _ALL if known.torchvision)
 """Sets whose files are the same everywhere: cells name them as they are."""
+OWN_TASK = frozenset(known.name for known in _ALL if "task" in known.uses)
+"""Sets with a published layout, each for the task of its name."""
 
 
 def named(use: Use) -> tuple[str, ...]:

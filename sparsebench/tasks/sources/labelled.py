@@ -19,7 +19,7 @@ import numpy as np
 from sparsebench.errors import UserError, unknown
 from sparsebench.tasks.base import Locations
 from sparsebench.tasks.sources import cache
-from sparsebench.tasks.sources.files import names_in, read_square
+from sparsebench.tasks.sources.files import contents_of, fingerprint_of, names_in, read_bytes, read_square
 from sparsebench.tasks.sources.known import CELEBA, WATERBIRDS
 
 SPLITS = {"0": 0, "1": 1, "2": 2}
@@ -35,7 +35,7 @@ class Labelled:
     """Pictures of a set, n of them, in the order of its table.
 
     Attributes:
-        content: the set's fingerprint.
+        content: the fingerprint of the set, which lies in `root`; `tables` are files in it that belong to it.
         paths: the n files.
         lines: the line of each in `table`.
         splits: (n,) 0 for training, 1 for validation, 2 for the test.
@@ -43,6 +43,8 @@ class Labelled:
     """
 
     content: str
+    root: Path
+    tables: tuple[str, ...]
     table: Path
     paths: Sequence[Path]
     lines: np.ndarray
@@ -63,7 +65,7 @@ def tables(root: Path, kind: str) -> list[str]:
     return [METADATA] if kind == WATERBIRDS else [_table(root, name).name for name in (ATTRIBUTES, PARTITION)]
 
 
-def labelled(kind: str, name: str, columns: tuple[str, str], locations: Locations) -> Labelled:
+def labelled_pictures(kind: str, name: str, columns: tuple[str, str], locations: Locations) -> Labelled:
     """Return a located set.
 
     Args:
@@ -89,7 +91,7 @@ def _read(kind: str, content: str, root: Path, columns: tuple[str, str]) -> Labe
 
 
 def read(root: Path, kind: str, columns: tuple[str, str], content: str = "") -> Labelled:
-    """Return the set that lies in a folder; see `labelled`."""
+    """Return the set that lies in a folder; see `labelled_pictures`."""
     if kind == WATERBIRDS:
         table, below = root / METADATA, root
         values: Mapping[str, Mapping[str, int]] = {columns[0]: BITS, columns[1]: BITS, "split": SPLITS}
@@ -106,7 +108,8 @@ def read(root: Path, kind: str, columns: tuple[str, str], content: str = "") -> 
     numbers = np.array([bits for _, _, bits in found], dtype=np.int64)
     lines = np.array([line for line, _, _ in found])
     paths = [below / name for _, name, _ in found]
-    return Labelled(content, table, paths, lines, numbers[:, 2], numbers[:, 0], numbers[:, 1])
+    own = tuple(tables(root, kind))
+    return Labelled(content, root, own, table, paths, lines, numbers[:, 2], numbers[:, 0], numbers[:, 1])
 
 
 def _table(root: Path, name: str) -> Path:
@@ -189,16 +192,37 @@ def squares_of(found: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
 
     The array is mapped from a file, so that a set may be larger than the memory.
 
+    Args:
+        found: the set.
+        rows: (n,) some of one split, in rising order. A split is decoded as a whole, once for all that is chosen of
+            it; one that would take more than `cache.LARGE` bytes has a file for each choice.
+        size: side of the squares in pixels.
+
     Raises:
-        UserError: a picture cannot be read; its file and the line of the table are named.
+        UserError: a picture cannot be read, with its file and the line of the table, or the set changed.
     """
+    split = np.flatnonzero(found.splits == found.splits[rows[0]])
+    if len(rows) < len(split) and len(split) * 3 * size**2 <= cache.LARGE:
+        return _decoded(found, split, size)[np.searchsorted(split, rows)]
+    return _decoded(found, rows, size)
+
+
+def _decoded(found: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
+    """Return the squares of exactly those rows, from one file."""
 
     def pictures() -> Iterator[np.ndarray]:
+        known = contents_of(found.content, found.root, found.tables)
+        for name in found.tables:
+            read_bytes(found.root / name, known[name])
         for row in rows:
+            path = found.paths[row]
             try:
-                yield read_square(found.paths[row], size).transpose(2, 0, 1)
+                sha256 = known.get(path.relative_to(found.root).as_posix(), "")
+                yield read_square(path, size, sha256).transpose(2, 0, 1)
             except UserError as error:
                 raise UserError(f"{found.table}, line {found.lines[row]}: {error}") from error
 
-    which = hashlib.sha256(found.lines[rows].astype("<i8").tobytes()).hexdigest()[:12]
+    # With the tables in the name, one that changed under a run is found out before its labels meet kept pixels.
+    tables = "".join(fingerprint_of(found.root / name) for name in found.tables)
+    which = hashlib.sha256(tables.encode() + found.lines[rows].astype("<i8").tobytes()).hexdigest()[:12]
     return cache.kept(f"{found.content}-{which}-{size}-first", (len(rows), 3, size, size), pictures)

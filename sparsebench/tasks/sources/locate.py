@@ -7,7 +7,7 @@ from pathlib import Path
 from sparsebench.errors import UserError
 from sparsebench.tasks.sources import official
 from sparsebench.tasks.sources.classes import FOLDER
-from sparsebench.tasks.sources.files import PICTURES, fingerprint, fingerprint_of
+from sparsebench.tasks.sources.files import fingerprint, fingerprint_of, names_in
 from sparsebench.tasks.sources.known import DIGITS, KNOWN, PHOTOS, named
 from sparsebench.tasks.sources.labelled import DEFAULTS, layout_of, read, tables
 from sparsebench.tasks.sources.scenes import ARRAY, read_array
@@ -98,5 +98,5 @@ def _check_classes(root: Path) -> None:
     if len(names[0]) < 2:
         raise UserError(f"{root}: too few classes", got=names[0], allowed="2 or more folders in train and test")
     for folder in (root / split / name for split in ("train", "test") for name in names[0]):
-        if not any(p.suffix.lower() in PICTURES for p in folder.rglob("*")):
+        if not names_in(folder):
             raise UserError(f"{folder} holds no pictures", allowed="at least one in each class")

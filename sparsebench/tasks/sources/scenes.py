@@ -14,8 +14,8 @@ from numpy.lib.npyio import NpzFile
 from sparsebench.errors import UserError
 from sparsebench.tasks.base import Locations
 from sparsebench.tasks.sources import cache, official
-from sparsebench.tasks.sources.files import fingerprint_of, read_square, square, squares_in
-from sparsebench.tasks.sources.known import FLOWERS102, PHOTOS
+from sparsebench.tasks.sources.files import contents, fingerprint_of, read_square, short, square, squares_in
+from sparsebench.tasks.sources.known import FLOWERS102, KNOWN, PHOTOS
 
 FOLDER, ARRAY = "pictures", "array"
 
@@ -121,15 +121,25 @@ class Pictures(Pool):
 
 
 class Flowers(Pool):
-    """Oxford's 102 flowers (Nilsback & Zisserman 2008): the official training and validation splits, and the test's."""
+    """Oxford's 102 flowers (Nilsback & Zisserman 2008): the official training and validation splits, and the test's.
+
+    The pictures have no official checksum: what is kept of them is named by their own.
+    """
 
     kinds = ("flowers", "clean")
 
     def __init__(self, root: Path, size: int):
+        folder = root / KNOWN[FLOWERS102].folder
+        known = contents(folder)
+
+        def read(path: str) -> np.ndarray:
+            return read_square(Path(path), size, known.get(Path(path).relative_to(folder).as_posix(), ""))
+
         def squares(split: str) -> np.ndarray:
-            found = official.dataset(FLOWERS102, root, split, loader=lambda path: read_square(Path(path), size))
+            found = official.dataset(FLOWERS102, root, split, loader=read)
             rows = lambda: (found[i][0].transpose(2, 0, 1) for i in range(len(found)))  # noqa: E731
-            return cache.kept(f"{FLOWERS102}-{split}-{size}-first", (len(found), 3, size, size), rows)
+            name = f"{FLOWERS102}-{short(known)}-{split}-{size}-first"
+            return cache.kept(name, (len(found), 3, size, size), rows)
 
         self.pools = np.concatenate([squares("train"), squares("val")]), squares("test")
 

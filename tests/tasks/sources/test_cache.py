@@ -2,10 +2,12 @@ import logging
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from sparsebench.errors import UserError
 from sparsebench.tasks.sources import cache
 
 SHAPE = (5, 4, 4, 3)
@@ -132,6 +134,45 @@ for k in range(40):
     started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
     assert [process.wait() for process in started] == [0] * 4
     assert cache.size() == (40, 40 * (PIXELS.nbytes + 128))
+
+
+def test_many_processes_make_one_file_once(place, tmp_path):
+    code = """
+import sys, time, numpy as np
+from sparsebench.tasks.sources import cache
+def rows():
+    with open(sys.argv[1], "a") as file:
+        file.write("x")
+    for _ in range(5):
+        time.sleep(0.3)
+        yield np.full((4, 4, 3), 7, dtype=np.uint8)
+assert (cache.kept("a", (5, 4, 4, 3), rows) == 7).all()
+"""
+    line = [sys.executable, "-c", code, str(tmp_path / "made")]
+    started = [subprocess.Popen(line) for _ in range(4)]
+    assert [process.wait() for process in started] == [0] * 4
+    assert (tmp_path / "made").read_text() == "x" and len(list(place.iterdir())) == 1
+
+
+def test_without_locks_it_goes_on(place, rows, monkeypatch):
+    def flock(file, how):
+        raise OSError("no locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    np.testing.assert_array_equal(cache.kept("a", SHAPE, rows), PIXELS)
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as where there is no such module
+    np.testing.assert_array_equal(cache.kept("b", SHAPE, rows), PIXELS)
+    assert rows.made == 2 and cache.size()[0] == 2
+
+
+def test_a_disk_without_room_for_many_pictures_is_a_user_error_before_one_is_decoded(place, rows, monkeypatch, caplog):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=PIXELS.nbytes - 1))
+    np.testing.assert_array_equal(cache.kept("a", SHAPE, rows), PIXELS)
+    assert rows.made == 1 and "No space left" in caplog.text
+    monkeypatch.setattr(cache, "LARGE", PIXELS.nbytes - 1)
+    with pytest.raises(UserError, match=r"pictures has no room for the decoded pictures, 0\.0 GB; .*SPARSEBENCH_CACHE"):
+        cache.kept("a", SHAPE, rows)
+    assert rows.made == 1 and list(place.iterdir()) == []
 
 
 def test_it_is_emptied_of_its_own_files_only(place, rows):
