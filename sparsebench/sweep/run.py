@@ -102,16 +102,10 @@ def plan(request: Request, files: Files, registry: Registry, out: Path, rerun: R
     jobs = expand(replace(request, **names), registry, locations)
     known = {} if rerun == "always" else store.read(out)
     todo = [job for job in jobs if _is_missing(job, known, rerun)]
-    needed = {first for first in {job.after for job in todo} if first and not _has_weights(out, first, known)}
+    needed = {first for first in {job.after for job in todo} if first and not store.has_weights(out, first, known)}
     again = {job.cell.id for job in todo}
     todo = [job for job in jobs if job.cell.id in again | needed]
     return Plan(jobs, todo, files.places(todo, locations))
-
-
-def _has_weights(out: Path, cell_id: str, known: Mapping[str, Record]) -> bool:
-    """Say whether the weights of a cell are there as its record says that they were written."""
-    written = known[cell_id].notes.get("weights") if cell_id in known else None
-    return written is not None and written == store.content_hash(store.weights_path(out, cell_id))
 
 
 def _is_missing(job: Job, known: Mapping[str, Record], rerun: Rerun) -> bool:

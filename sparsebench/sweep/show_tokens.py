@@ -108,16 +108,19 @@ def narrowed(plan: Plan, registry: Registry, out: Path) -> Plan:
     again = {job.cell.id for job in plan.todo} | {
         job.cell.id
         for job in jobs
-        if (record := known.get(job.cell.id)) and record.status == "ok" and not _has_weights(out, job.cell.id)
+        if (record := known.get(job.cell.id))
+        and record.status == "ok"
+        and not store.has_weights(out, job.cell.id, known)
     }
     todo = [job for job in jobs if job.cell.id in again]
     starts = [job for job in plan.jobs if job.cell.id in {own.after for own in jobs}]
-    needed = {job.after for job in todo if not _has_weights(out, job.after)}
-    return Plan(starts + jobs, [job for job in starts if job.cell.id in needed] + todo, plan.locations)
-
-
-def _has_weights(out: Path, cell_id: str) -> bool:
-    return store.weights_path(out, cell_id).exists()
+    needed = {job.after for job in todo}
+    first = [
+        job
+        for job in starts
+        if job.cell.id in needed and (job.cell.id in again or not store.has_weights(out, job.cell.id, known))
+    ]
+    return Plan(starts + jobs, first + todo, plan.locations)
 
 
 def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry, context: Context, n: int) -> Pictures:
