@@ -51,7 +51,7 @@ def show_tokens(
     files = runs.Files(**{field.name: options.pop(field.name) for field in fields(runs.Files) if field.init})
     asked, registry = Request(plugins=plugins, tasks=(task,), seeds=1, **options), Registry()
     device = runs.resolve_device(device)
-    plan = work.narrowed(runs.plan(asked, files, registry, out, rerun), registry, out)
+    plan = work.narrowed(runs.plan(asked, files, registry, out, rerun), files, registry, out)
     store.check_writable(out)
     workers, progress = runs.workers_for(plan, device, jobs), Progress()
     progress.begin(plan, workers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Record
-from sparsebench.sweep.run import Plan
+from sparsebench.sweep.run import Files, Plan
 from sparsebench.sweep.run_cell import failure_of
 from sparsebench.sweep.worker import one_thread
 from sparsebench.tasks.base import Data, Split
@@ -84,13 +84,13 @@ class Pictures:
     shown: list[Shown]
 
 
-def narrowed(plan: Plan, registry: Registry, out: Path) -> Plan:
+def narrowed(plan: Plan, files: Files, registry: Registry, out: Path) -> Plan:
     """Return the plan of the largest number of training samples alone, in which the weights of every cell are kept.
 
-    What has a result but no weights is trained again.
+    What has a result but no weights is trained again. Pictures are located for all of it: what is trained is drawn.
 
     Raises:
-        UserError: the task gives no pictures, or there are several tasks or models.
+        UserError: the task gives no pictures, they are not there, or there are several tasks or models.
     """
     wanted = [job for job in plan.jobs if not job.keep_weights]
     task = registry.task(wanted[0].cell.task.name)
@@ -120,7 +120,9 @@ def narrowed(plan: Plan, registry: Registry, out: Path) -> Plan:
         for job in starts
         if job.cell.id in needed and (job.cell.id in again or not store.has_weights(out, job.cell.id, known))
     ]
-    return Plan(starts + jobs, first + todo, plan.locations)
+    return replace(
+        plan, jobs=starts + jobs, todo=first + todo, locations=files.places(starts + jobs, plan.locations)
+    )
 
 
 def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry, context: Context, n: int) -> Pictures:

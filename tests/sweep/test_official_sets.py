@@ -1,5 +1,6 @@
 """Official sets that a suite names without a word of the user's."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep.expand import Request
+from sparsebench.sweep.show_tokens import narrowed
 
 SUITE = """
 name = "own"
@@ -47,3 +49,13 @@ def test_each_kind_of_pictures_may_be_named(tmp_path: Path, parameter: str) -> N
     (tmp_path / "own.toml").write_text(text)
     with pytest.raises(UserError, match="cifar100 is missing"):
         runs.plan(Request(suite=str(tmp_path / "own.toml")), runs.Files(), Registry(), tmp_path / "out", "missing")
+
+
+def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(runs.LOCATED, "images", lambda name, root, download: (name, root))
+    files = runs.Files(data_root=tmp_path)
+    done = replace(plan(tmp_path, files), todo=[], locations={})
+    shown = narrowed(done, files, Registry(), tmp_path / "out")
+    assert shown.todo == [] and shown.locations == {"cifar10": tmp_path}

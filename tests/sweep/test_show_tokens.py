@@ -24,7 +24,7 @@ def plan(out: Path, *plugins: str, rerun: Any = "missing", **options: Any) -> tu
     registry = Registry()
     options = {"tasks": (TASK,), "model": VIT, "n_train": (20, 40), "seeds": 1} | options
     planned = runs.plan(Request(plugins=plugins, **options), runs.Files(), registry, out, rerun)
-    return narrowed(planned, registry, out), registry
+    return narrowed(planned, runs.Files(), registry, out), registry
 
 
 @pytest.fixture(scope="module")
