@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +16,10 @@ from sparsebench.errors import UserError
 from sparsebench.models.acting import Pass
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy import Mix
+from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.expand import Request
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Record
@@ -84,6 +86,42 @@ class Pictures:
     shown: list[Shown]
 
 
+def show(
+    request: Request,
+    files: Files,
+    out: Path,
+    device: str,
+    jobs: int | None,
+    rerun: runs.Rerun,
+    checkpoint: float,
+    n: int,
+    on_plan: Callable[[Plan, int], None],
+    on_record: Callable[[Record], None],
+) -> Pictures:
+    """Train what a request lacks for its pictures, and return what its strategies do to n of them; see `look`.
+
+    Args:
+        request: of one task and one repetition.
+        files: where its pictures and first weights come from.
+        out: the run's folder.
+        device, jobs, rerun, checkpoint: as for a run.
+        n: the most pictures.
+        on_plan: called with the plan and the number of workers before the first cell starts.
+        on_record: called with each record.
+
+    Raises:
+        UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
+    """
+    registry = Registry()
+    device = runs.resolve_device(device)
+    plan = narrowed(runs.plan(request, files, registry, out, rerun), files, registry, out)
+    store.check_writable(out)
+    workers = runs.workers_for(plan, device, jobs)
+    on_plan(plan, workers)
+    runs.execute(plan, registry, out, device, workers, on_record, checkpoint)
+    return look(plan.jobs, store.read(out), registry, Context(out, device, plan.locations), n)
+
+
 def narrowed(plan: Plan, files: Files, registry: Registry, out: Path) -> Plan:
     """Return the plan of the largest number of training samples alone, in which the weights of every cell are kept.
 
@@ -120,9 +158,7 @@ def narrowed(plan: Plan, files: Files, registry: Registry, out: Path) -> Plan:
         for job in starts
         if job.cell.id in needed and (job.cell.id in again or not store.has_weights(out, job.cell.id, known))
     ]
-    return replace(
-        plan, jobs=starts + jobs, todo=first + todo, locations=files.places(starts + jobs, plan.locations)
-    )
+    return replace(plan, jobs=starts + jobs, todo=first + todo, locations=files.places(starts + jobs, plan.locations))
 
 
 def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry, context: Context, n: int) -> Pictures:
