@@ -9,14 +9,13 @@ from torch import Tensor
 from sparsebench.models.acting import Actor, Replay
 from sparsebench.models.base import Network
 from sparsebench.strategy import Keep, Site
-from sparsebench.training.evaluate import BATCH, patches_in
+from sparsebench.training.evaluate import BATCH, halving, patches_in
 from sparsebench.training.steps import Samples
 
 TOGETHER = 256
-"""Disturbed images in one forward pass."""
+"""Disturbed images in one forward pass, or fewer where the device has no memory for them."""
 
 
-@torch.no_grad()
 def influences(network: Network, actor: Actor | None, samples: Samples, n: int) -> np.ndarray | None:
     """Return (n, N) z = |p - p^(-k)| of the first n samples, or None where that cannot be told.
 
@@ -26,15 +25,22 @@ def influences(network: Network, actor: Actor | None, samples: Samples, n: int) 
     the same blocks. A token that it removes before the first block has z = 0. It can be told of strategies that keep
     or remove tokens, and do not fuse, merge or mix any.
     """
+    return halving(TOGETHER, lambda together: _all(network, actor, samples, n, together))
+
+
+@torch.no_grad()
+def _all(network: Network, actor: Actor | None, samples: Samples, n: int, together: int) -> np.ndarray | None:
+    """Return what `influences` does, with at most `together` images in one forward pass."""
     network.module.eval()
     found = []
-    for rows in samples.items[:n].split(BATCH):
+    for rows in samples.items[:n].split(min(BATCH, together)):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
         decisions = [] if acting is None else acting.decisions
         if not all(isinstance(decision.plan, Keep) and decision.plan.fuse is None for decision in decisions):
             return None
         site = "input" if acting is None else acting.site
-        found.append(_influences(network, samples, rows, outputs, site, [(d.block, d.after) for d in decisions]))
+        stays = [(decision.block, decision.after) for decision in decisions]
+        found.append(_influences(network, samples, rows, outputs, site, stays, together))
     return torch.cat(found).cpu().numpy()
 
 
@@ -42,7 +48,9 @@ _Stays = list[tuple[int, Tensor]]
 """Each block in which tokens left, with the (B, M) patches that stayed."""
 
 
-def _influences(network: Network, samples: Samples, rows: Tensor, outputs: Tensor, site: Site, stays: _Stays) -> Tensor:
+def _influences(
+    network: Network, samples: Samples, rows: Tensor, outputs: Tensor, site: Site, stays: _Stays, together: int
+) -> Tensor:
     """Return (B, N) z of the samples `rows`, given the outputs of the undisturbed network and what stayed in it."""
     p, predicted = outputs.softmax(dim=1).max(dim=1)
     B, N = len(rows), network.cost.tokens
@@ -54,13 +62,13 @@ def _influences(network: Network, samples: Samples, rows: Tensor, outputs: Tenso
     # Images that lose token k at the same place have as many tokens everywhere, and so go together.
     left = sum((patches_in(stay, N).long() for _, _, stay in places), start=torch.zeros_like(every))
     for seen in range(1, len(places) + 1):
-        for pairs in (left == seen).nonzero().split(TOGETHER):
+        for pairs in (left == seen).nonzero().split(together):
             image, token = pairs.unbind(dim=1)
             script = [
                 (where, block, _without(stay[image], token) if place < seen else stay[image])
                 for place, (where, block, stay) in enumerate(places)
             ]
-            disturbed = network(samples.inputs[rows[image]], Replay(N, script)).softmax(dim=1)
+            disturbed = network(samples.take(rows[image]), Replay(N, script)).softmax(dim=1)
             z[image, token] = (p[image] - disturbed.gather(1, predicted[image, None])[:, 0]).abs()
     return z
 

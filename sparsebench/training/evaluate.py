@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from sparsebench.models.acting import Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.steps import Samples, losses, predictions
+
+T = TypeVar("T")
 
 BATCH = 100
 CPU_MACS = 2e11
@@ -75,10 +77,18 @@ def evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Re
 
     The batch is halved for as long as the device has no memory for it.
     """
-    batch = first_batch(network, samples)
+    return halving(first_batch(network, samples), lambda batch: _evaluate(network, actor, samples, recipe, batch))
+
+
+def halving(batch: int, work: Callable[[int], T]) -> T:
+    """Return what the work makes of batches of that size, or of half of it for as long as the device has no memory.
+
+    Raises:
+        torch.OutOfMemoryError: not even one fits.
+    """
     while True:
         try:
-            return _evaluate(network, actor, samples, recipe, batch)
+            return work(batch)
         except torch.OutOfMemoryError:
             if batch == 1:
                 raise

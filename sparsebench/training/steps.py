@@ -90,13 +90,16 @@ class Samples:
         self.augmentation = augmentation
         self.items = torch.arange(len(labels), device=labels.device)
 
+    def take(self, rows: Tensor) -> Tensor:
+        """Return the inputs of those rows, on the device."""
+        inputs = self.inputs if rows is self.items else self.inputs[rows.to(self.inputs.device)]  # all: no copy
+        return inputs.to(rows.device)
+
     def forward(
         self, network: Network, actor: Actor | None, rows: Tensor, *, visit: int, training: bool
     ) -> tuple[Tensor, Pass | None]:
         """Return the network's outputs for those rows, and the pass (None where nothing acts)."""
-        inputs = self.inputs if rows is self.items else self.inputs[rows.to(self.inputs.device)]  # all: no copy
-        inputs = inputs.to(rows.device)
-        relevance = None
+        inputs, relevance = self.take(rows), None
         if training and self.augmentation is not None:
             inputs, relevance = self.augmentation(inputs, rows, visit)
         if actor is None:

@@ -133,6 +133,36 @@ def test_only_the_first_images_are_looked_at_and_each_alike_whatever_comes_with_
     np.testing.assert_allclose(influences(network, actor, samples(), 2), every[:2], atol=1e-12)
 
 
+def test_images_that_are_not_on_the_device_are_moved_there(network):
+    class Elsewhere(Samples):
+        def take(self, rows):
+            return torch.from_numpy(DATA.test.inputs)[rows]
+
+    known, far = samples(), samples()
+    far.__class__, far.inputs = Elsewhere, None
+    np.testing.assert_array_equal(influences(network, None, far, n), influences(network, None, known, n))
+
+
+def test_fewer_go_together_while_there_is_no_memory(network):
+    class Hungry:
+        def __init__(self, most):
+            self.came, self.most = [], most
+            self.module, self.cost = network.module, network.cost
+
+        def __call__(self, inputs, acting=None):
+            self.came.append(len(inputs))
+            if len(inputs) > self.most:
+                raise torch.OutOfMemoryError("too many")
+            return network(inputs, acting)
+
+    hungry = Hungry(20)
+    found = influences(hungry, None, samples(), n)
+    assert hungry.came[:8] == [5, 80, 5, 80, 5, 64, 5, 32] and set(hungry.came[8:]) == {5, 16}
+    np.testing.assert_allclose(found, influences(network, None, samples(), n), atol=1e-12)
+    with pytest.raises(torch.OutOfMemoryError):
+        influences(Hungry(0), None, samples(), n)
+
+
 @pytest.mark.parametrize(
     "decide",
     [lambda v, keep: Keep(v.index[:, : keep - 1], fuse=torch.ones(v.index.shape)),
