@@ -201,17 +201,21 @@ def seconds_per_batch(
 ) -> tuple[int, list[float]]:
     """Return the batch size and the wall seconds of each of `repeats` forward passes, after one that is not counted.
 
-    The batch has `batch` samples, or all there are.
+    The batch has `batch` samples, or all there are. It is on the device before: what is timed is the network with the
+    strategy, not how the samples get there.
     """
     network.module.eval()
     rows = samples.items[:batch]
+    there = Samples(
+        samples.take(rows), samples.labels[rows], None if samples.relevance is None else samples.relevance[rows]
+    )
     cuda = rows.device.type == "cuda"
     seconds = []
     for repeat in range(repeats + 1):
         if cuda:
             torch.cuda.synchronize(rows.device)
         start = time.perf_counter()
-        samples.forward(network, actor, rows, visit=0, training=False)
+        there.forward(network, actor, there.items, visit=0, training=False)
         if cuda:
             torch.cuda.synchronize(rows.device)
         if repeat:
