@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,23 +18,35 @@ TOGETHER = 256
 """Disturbed images in one forward pass, or fewer where the device has no memory for them."""
 
 
-def influences(network: Network, actor: Actor | None, samples: Samples, n: int) -> np.ndarray | None:
-    """Return (n, N) z = |p - p^(-k)| of the first n samples, or None where that cannot be told.
+class Influences(NamedTuple):
+    """How far the answer for n samples of N tokens moves.
+
+    Attributes:
+        z: (n, N), see `influences`.
+        predicted: (n,) class numbers, with all tokens that the strategy lets through.
+    """
+
+    z: np.ndarray
+    predicted: np.ndarray
+
+
+def influences(network: Network, actor: Actor | None, samples: Samples, n: int) -> Influences | None:
+    """Return z = |p - p^(-k)| of the first n samples, or None where that cannot be told.
 
     p is the probability of the class that the network predicts, with all tokens that the strategy lets through, and
     p^(-k) that of the same class with token k discarded after the position embedding (arXiv 2509.04009, where only
-    images that are classified rightly count). The strategy does not choose anew without it: the same patches leave at
-    the same blocks. A token that it removes before the first block has z = 0. It can be told of strategies that keep
-    or remove tokens, and do not fuse, merge or mix any.
+    images that are classified rightly count: `predicted` says which). The strategy does not choose anew without it:
+    the same patches leave at the same blocks. A token that it removes before the first block has z = 0. It can be told
+    of strategies that keep or remove tokens, and do not fuse, merge or mix any.
     """
     return halving(TOGETHER, lambda together: _all(network, actor, samples, n, together))
 
 
 @torch.no_grad()
-def _all(network: Network, actor: Actor | None, samples: Samples, n: int, together: int) -> np.ndarray | None:
+def _all(network: Network, actor: Actor | None, samples: Samples, n: int, together: int) -> Influences | None:
     """Return what `influences` does, with at most `together` images in one forward pass."""
     network.module.eval()
-    found = []
+    found, predicted = [], []
     for rows in samples.items[:n].split(min(BATCH, together)):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
         decisions = [] if acting is None else acting.decisions
@@ -41,7 +55,8 @@ def _all(network: Network, actor: Actor | None, samples: Samples, n: int, togeth
         site = "input" if acting is None else acting.site
         stays = [(decision.block, decision.after) for decision in decisions]
         found.append(_influences(network, samples, rows, outputs, site, stays, together))
-    return torch.cat(found).cpu().numpy()
+        predicted.append(outputs.argmax(dim=1))
+    return Influences(torch.cat(found).cpu().numpy(), torch.cat(predicted).cpu().numpy())
 
 
 _Stays = list[tuple[int, Tensor]]

@@ -135,7 +135,7 @@ def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monk
         samples = prepare._on_device(data.train, network.grid, "cuda:0")
         for rows in (samples.items, samples.items[3:9]):
             outputs.append(samples.forward(network, None, rows, visit=0, training=False)[0])
-        moved.append(influences(network, None, samples, 5))
+        moved.append(influences(network, None, samples, 5).z)
     assert samples.inputs.device.type == "cpu"
     assert torch.equal(outputs[0], outputs[2]) and torch.equal(outputs[1], outputs[3])
     np.testing.assert_array_equal(*moved)
