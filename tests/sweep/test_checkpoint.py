@@ -231,6 +231,13 @@ def test_seconds_that_are_none_are_refused(tmp_path: Path, seconds: float) -> No
         api.run(tasks="theory:steps=4,test=4,tokens=20", n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=seconds)
 
 
+def test_no_seconds_are_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, records = [], runs._records
+    monkeypatch.setattr(runs, "_records", lambda *arguments: given.append(arguments[-1]) or records(*arguments))
+    api.run(tasks="theory:steps=4,test=4,tokens=20", n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=None)
+    assert given == [0]
+
+
 LONG = "composite:epochs=12,test=20,pretrain_epochs=1,pretrain_samples=60,flip=True,validation=0.2,patience=11,batch=10"
 
 
