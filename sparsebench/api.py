@@ -39,12 +39,13 @@ def run(
     out: str | os.PathLike[str] = OUT,
     rerun: Rerun = "missing",
     jobs: int | None = None,
-    checkpoint: float = 60.0,
+    checkpoint: float | None = 60.0,
     on_record: Callable[[Record], None] | None = None,
 ) -> pd.DataFrame:
     """Run what is missing and return the leaderboard of the request, one row a strategy and budget.
 
-    The arguments are the options of `sparsebench run`; `on_record` is called with each record as it comes.
+    The arguments are the options of `sparsebench run`; `checkpoint=None` is never, and `on_record` is called with each
+    record as it comes.
 
     Raises:
         UserError: anything unknown, out of range, missing or unwritable.
@@ -84,7 +85,7 @@ def execute(
     out: str | os.PathLike[str],
     rerun: Rerun,
     jobs: int | None,
-    checkpoint: float,
+    checkpoint: float | None,
     on_record: Callable[[Record], None] | None = None,
     on_plan: Callable[[Plan, int], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -112,7 +113,7 @@ def execute(
     workers = runs.workers_for(plan, device, jobs)
     if on_plan is not None:
         on_plan(plan, workers)
-    runs.execute(plan, registry, folder, device, workers, on_record, checkpoint)
+    runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0)
     known = store.read(folder)
     finished = [flatten(known[job.cell.id]) for job in plan.jobs]
     publish(finished, folder)

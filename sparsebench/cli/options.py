@@ -34,6 +34,16 @@ _PICTURES = (
     click.option("--download", is_flag=True, help="Fetch what torchvision can to --data-root if it is missing."),
 )
 
+checkpointed = click.option(
+    "--checkpoint",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often a training under way is saved, to be gone on with; 0 for never.",
+)
+"""Gives a command the option that says how often its trainings are saved."""
+
 _REQUEST = (
     click.option(
         "--plugin",
@@ -57,6 +67,13 @@ _REQUEST = (
         "--macs", type=_Numbers(float), default=(), help="Fractions of the dense MACs, in place of the budget."
     ),
     click.option("--n-train", type=_Numbers(int), default=(), help="Training samples, in place of the suite's."),
+    click.option(
+        "--where",
+        type=click.Choice(["both", "train", "test"]),
+        default="both",
+        show_default=True,
+        help="Remove tokens in training, in the test, or in both.",
+    ),
     click.option("--out", default=OUT, show_default=True, type=click.Path(path_type=Path), help="The run's folder."),
     click.option(
         "--rerun",
@@ -65,14 +82,7 @@ _REQUEST = (
         show_default=True,
         help="What is run again of what the folder has.",
     ),
-    click.option(
-        "--checkpoint",
-        type=click.FloatRange(min=0),
-        default=60.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="How often a training under way is saved, to be gone on with; 0 for never.",
-    ),
+    checkpointed,
     click.option(
         "--jobs", type=click.IntRange(min=0), help="Worker processes; 0 runs in this one. [one a core, or GPU]"
     ),

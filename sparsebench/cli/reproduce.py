@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsebench.cli.options import with_pictures
+from sparsebench.cli.options import checkpointed, with_pictures
 from sparsebench.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def _command(paper: str) -> click.Command:
     command = click.Command(
         paper, params=list[click.Parameter](options), help=text, short_help=f"Of {short}.", callback=callback
     )
+    checkpointed(command)
     return with_pictures(command) if paper in PICTURES else command
 
 
@@ -93,6 +94,7 @@ def _make(
     device: str,
     jobs: int | None,
     rerun: Rerun,
+    checkpoint: float,
     **pictures: Any,
 ) -> None:
     from sparsebench.reproduce.run import reproduce as make
@@ -112,6 +114,7 @@ def _make(
             progress.begin,
             progress.step,
             Files(**pictures),
+            checkpoint,
         )
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what is done is kept in {folder}: the same command goes on from there", err=True)

@@ -18,13 +18,6 @@ from sparsebench.cli.progress import Progress
 @click.option("--task", "tasks", multiple=True, metavar="NAME[:PARAM=V...]", help="Only this task. Repeatable.")
 @click.option("--seeds", type=int, help="Repetitions of each cell, in place of the suite's.")
 @click.option(
-    "--where",
-    type=click.Choice(["both", "train", "test"]),
-    default="both",
-    show_default=True,
-    help="Remove tokens in training, in the test, or in both.",
-)
-@click.option(
     "--format",
     "form",
     type=click.Choice(FORMATS),

@@ -20,15 +20,14 @@ from sparsebench.errors import UserError
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to show.")
 @click.option("--file", type=click.Path(path_type=Path), help="The PNG to write.  [default: tokens.png in --out]")
 def show_tokens(
-    plugins: tuple[str, ...],
     task: str,
+    samples: int,
+    file: Path | None,
     out: Path,
     device: str,
     jobs: int | None,
     rerun: Any,
     checkpoint: float,
-    samples: int,
-    file: Path | None,
     **options: Any,
 ) -> None:
     """Draw which patches of test pictures the strategies keep, block by block, and what the network then says.
@@ -41,29 +40,24 @@ def show_tokens(
     if file.suffix.lower() != ".png":
         raise UserError("--file", got=str(file), allowed="a name that ends with .png")
     from sparsebench.board.tokens import draw
-    from sparsebench.plugin.registry import Registry
-    from sparsebench.sweep import run as runs
-    from sparsebench.sweep import show_tokens as work
-    from sparsebench.sweep import store
     from sparsebench.sweep.expand import Request
-    from sparsebench.sweep.prepare import Context
+    from sparsebench.sweep.run import Files
+    from sparsebench.sweep.show_tokens import show
+    from sparsebench.sweep.store import write_whole
 
-    files = runs.Files(**{field.name: options.pop(field.name) for field in fields(runs.Files) if field.init})
-    asked, registry = Request(plugins=plugins, tasks=(task,), seeds=1, **options), Registry()
-    device = runs.resolve_device(device)
-    plan = work.narrowed(runs.plan(asked, files, registry, out, rerun), registry, out)
-    store.check_writable(out)
-    workers, progress = runs.workers_for(plan, device, jobs), Progress()
-    progress.begin(plan, workers)
+    files, progress = (
+        Files(**{field.name: options.pop(field.name) for field in fields(Files) if field.init}),
+        Progress(),
+    )
+    request = Request(tasks=(task,), seeds=1, **options)
     try:
-        runs.execute(plan, registry, out, device, workers, progress.step, checkpoint)
+        pictures = show(request, files, out, device, jobs, rerun, checkpoint, samples, progress.begin, progress.step)
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what is done is kept in {out}: the same command goes on from there", err=True)
         sys.exit(130)
     finally:
         progress.close()
-    pictures = work.look(plan.jobs, store.read(out), registry, Context(out, device, plan.locations), samples)
-    store.write_whole(file, draw(pictures))
+    write_whole(file, draw(pictures))
     lost = [shown for shown in pictures.shown if shown.why]
     for shown in lost:
         click.echo(f"{shown.label} has no result: {shown.why}", err=True)

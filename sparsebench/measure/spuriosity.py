@@ -13,7 +13,8 @@ def token_spuriosity(influence: np.ndarray, inside: np.ndarray) -> tuple[float, 
     denominator are summed over the images first: the ratio of sums, in which an image weighs by its influences.
 
     Args:
-        influence: (n, N) z, how far the probability of the predicted class moves without each token.
+        influence: (n, N) z, how far the probability of the predicted class moves without each token; of the images that
+            are classified rightly, for the index counts no others.
         inside: (n, N) booleans, which tokens show some of the object.
 
     Returns:

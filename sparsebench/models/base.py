@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sparsebench.measure.cost import CostModel
     from sparsebench.models.acting import Look, Pass
 
+HEADS = ("head.", "head_dist.")
+"""How the names of the weights of output layers begin."""
 PRUNED = tuple(tenth / 10 for tenth in range(10))
 """Shares of the shallow model's neurons whose removal is looked at."""
 Init = Literal["assumption", "scale", "worst", "literal"]

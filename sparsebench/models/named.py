@@ -15,9 +15,9 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 
 from sparsebench.errors import UserError, unknown
+from sparsebench.models.base import HEADS
 from sparsebench.models.deep import refuse
 
-HEADS = ("head", "head_dist")
 GIVE_A_FILE = "or give --weights FILE.safetensors"
 
 
@@ -108,7 +108,7 @@ def matched(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor]:
         state = checkpoint_filter_fn(given, vit, adapt_layer_scale=True) if same else given
     except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         state = given  # not to be converted: what does not fit is named below
-    heads = [key for key in own if key.rpartition(".")[0] in HEADS]
+    heads = [key for key in own if key.startswith(HEADS)]
     fits = all(key in state and state[key].shape == own[key].shape for key in heads)
     sizes = [len(state[key]) for key in heads if key in state]
     if not fits:

@@ -11,8 +11,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.paper import Paper, publish
 from sparsebench.reproduce.trials import has_no_answer
 from sparsebench.reproduce.verdicts import Verdict
+from sparsebench.sweep import engine, store
 from sparsebench.sweep import run as runs
-from sparsebench.sweep import store
 from sparsebench.sweep.expand import Request, expand
 from sparsebench.sweep.record import Record
 
@@ -31,6 +31,7 @@ def reproduce(
     on_plan: Callable[[runs.Plan, int, float], None] | None = None,
     on_record: Callable[[Record], None] | None = None,
     pictures: runs.Files | None = None,
+    checkpoint: float = engine.CHECKPOINT,
 ) -> tuple[list[Verdict], int]:
     """Make a paper's figures in a folder; return the verdicts and how many trials have no answer.
 
@@ -46,6 +47,7 @@ def reproduce(
         on_plan: called with the plan, the number of workers and the seconds expected, before the first trial.
         on_record: called with each record.
         pictures: where pictures come from, in place of the suite's, for figures of images.
+        checkpoint: as for a run.
 
     Raises:
         UserError: an unknown figure or preset, no such pictures, or a folder that cannot be written.
@@ -63,7 +65,7 @@ def reproduce(
     workers = runs.workers_for(plan, device, jobs)
     if on_plan is not None:
         on_plan(plan, workers, START + sum(map(paper.seconds, plan.todo)) / max(1, workers))
-    runs.execute(plan, registry, out, device, workers, on_record)
+    runs.execute(plan, registry, out, device, workers, on_record, checkpoint)
     known = store.read(out)
     found: dict[str, list[Record]] = {}
     for figure in paper.figures:

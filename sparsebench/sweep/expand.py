@@ -162,6 +162,8 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
             for model in _models(task, entry, request, registry):
                 model.check(task)
                 where = entry.where if request.where == "both" else request.where
+                if where == "train" and not task.trains:
+                    raise UserError(f"task '{task.name}' trains nothing", got="where: train", allowed=("both", "test"))
                 seeds = request.seeds or entry.seeds or suite.seeds
                 yield _Setting(task, model, contenders, _sizes(task, entry, request), seeds, where)
 

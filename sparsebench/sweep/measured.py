@@ -165,16 +165,21 @@ def _add_selection(result: Result, evaluation: Evaluation, samples: Samples, mas
 def _add_spuriosity(
     result: Result, network: Network, actor: Actor | None, samples: Samples, relevance: torch.Tensor
 ) -> None:
-    """Add the token spuriosity indices of the first images, with the strategy and with nothing acting."""
-    n, inside = len(relevance), relevance.cpu().numpy() > 0
+    """Add the token spuriosity indices over those of the first images that are classified rightly.
+
+    With the strategy they are those that the network gets right as it is tested, with nothing acting (`_dense`) those
+    that it gets right so: the two may be others. There is no value where it gets none right.
+    """
+    n, inside, labels = len(relevance), relevance.cpu().numpy() > 0, samples.labels[: len(relevance)].cpu().numpy()
     dense = influences(network, None, samples, n)
     acted = dense if actor is None else influences(network, actor, samples, n)
     if acted is None:
         result.notes["spuriosity"] = "not measured: tokens are fused, merged or mixed, not only removed"
-    for end, z in (("", acted), ("_dense", dense)):
-        indices = (None, None) if z is None else token_spuriosity(z, inside)
+    for end, found in (("", acted), ("_dense", dense)):
+        right = np.zeros(n, dtype=bool) if found is None else found.predicted == labels
+        indices = (None, None) if found is None else token_spuriosity(found.z[right], inside[right])
         for name, value in zip(("a_tsi", "m_tsi"), indices, strict=True):
-            result.add(name + end, value, "ratio", n)
+            result.add(name + end, value, "ratio", int(right.sum()))
 
 
 def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load
 from sparsebench import seeds
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Network
+from sparsebench.models.base import HEADS, Network
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import fill
 from sparsebench.strategy import Strategy
@@ -103,9 +103,9 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     else:
         initial = _load_initial(network, store.weights_path(context.out, cell.init.id))
     network.module.to(context.device)
-    train, test = (_on_device(split, network.grid, context.device) for split in (data.train, data.test))
-    train.augmentation = _augmentation(cell, task.recipe(), data.train, network, train.items)
-    held = data.validation
+    augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)
+    train = _on_device(data.train, network.grid, context.device, augmentation)
+    test, held = _on_device(data.test, network.grid, context.device), data.validation
     validation = None if held is None else _on_device(held, network.grid, context.device)
     return Prepared(cell, task, data, network, _actor(cell, strategy, network), train, test, validation, initial)
 
@@ -138,12 +138,8 @@ def _strategy(job: Job, registry: Registry) -> Strategy:
     return fill(found.cls, job.cell.strategy.params, f"strategy '{found.cls.name}'")
 
 
-HEADS = ("head.", "head_dist.")
-"""What a pre-trained start has afresh, as in Li et al. 2023: output layers."""
-
-
 def _load_initial(network: Network, path: Path) -> str:
-    """Put the weights of a file into the network, but for its output layers; return the file's SHA-256.
+    """Put the weights of a file into the network, but for output layers (Li et al. 2023); return the file's SHA-256.
 
     Raises:
         UserError: the file is missing, torn, or holds the weights of another network.
@@ -173,19 +169,20 @@ def _actor(cell: Cell, strategy: Strategy, network: Network) -> Actor | None:
     return Actor(strategy, cell.budget, network.cost, network.grid, stream)
 
 
-def _augmentation(
-    cell: Cell, recipe: Recipe, train: Split, network: Network, items: torch.Tensor
-) -> Augmentation | None:
+def _augmentation(cell: Cell, recipe: Recipe, train: Split, network: Network, device: str) -> Augmentation | None:
     """Return how the training images are flipped and shifted, the same for every strategy, or None if they are not."""
     if not (recipe.flip or recipe.shift):
         return None
     assert network.grid is not None
     stream = seeds.seed_of("augment", cell.task.name, cell.n_train, cell.repetition)
-    boxes = None if train.boxes is None else torch.from_numpy(np.ascontiguousarray(train.boxes)).to(items.device)
+    boxes = None if train.boxes is None else torch.from_numpy(np.ascontiguousarray(train.boxes)).to(device)
+    items = torch.arange(len(train.labels), device=device)
     return Augmentation(items, stream, recipe.flip, recipe.shift, boxes, network.grid)
 
 
-def _on_device(split: Split, grid: tuple[int, int] | None, device: str) -> Samples:
+def _on_device(
+    split: Split, grid: tuple[int, int] | None, device: str, augmentation: Augmentation | None = None
+) -> Samples:
     """Return the split as tensors; many images stay where they are, and go to the device batch by batch."""
     relevance = split.relevance_on(grid)
     inputs, labels = (torch.from_numpy(np.ascontiguousarray(x)) for x in (split.inputs, split.labels))
@@ -193,6 +190,7 @@ def _on_device(split: Split, grid: tuple[int, int] | None, device: str) -> Sampl
         inputs.to("cpu" if inputs.ndim == 4 and inputs.nbytes > _room(device) else device),
         labels.to(device),
         None if relevance is None else torch.from_numpy(np.ascontiguousarray(relevance)).to(device),
+        augmentation,
     )
 
 

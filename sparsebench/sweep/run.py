@@ -94,11 +94,13 @@ class Plan:
 
     Attributes:
         jobs: every cell of the request; `todo` those that have no answer yet.
+        anew: whether trainings that were cut short start again from their beginning.
     """
 
     jobs: list[Job]
     todo: list[Job]
     locations: Mapping[str, Path]
+    anew: bool = False
 
 
 def plan(request: Request, files: Files, registry: Registry, out: Path, rerun: Rerun) -> Plan:
@@ -109,16 +111,10 @@ def plan(request: Request, files: Files, registry: Registry, out: Path, rerun: R
     jobs = expand(replace(request, **names), registry, locations)
     known = {} if rerun == "always" else store.read(out)
     todo = [job for job in jobs if _is_missing(job, known, rerun)]
-    needed = {first for first in {job.after for job in todo} if first and not _has_weights(out, first, known)}
+    needed = {first for first in {job.after for job in todo} if first and not store.has_weights(out, first, known)}
     again = {job.cell.id for job in todo}
     todo = [job for job in jobs if job.cell.id in again | needed]
-    return Plan(jobs, todo, files.places(todo, locations))
-
-
-def _has_weights(out: Path, cell_id: str, known: Mapping[str, Record]) -> bool:
-    """Say whether the weights of a cell are there as its record says that they were written."""
-    written = known[cell_id].notes.get("weights") if cell_id in known else None
-    return written is not None and written == store.content_hash(store.weights_path(out, cell_id))
+    return Plan(jobs, todo, files.places(todo, locations), anew=rerun == "always")
 
 
 def _is_missing(job: Job, known: Mapping[str, Record], rerun: Rerun) -> bool:
@@ -154,6 +150,7 @@ def execute(
     """
     if not checkpoint >= 0:
         raise UserError("--checkpoint", got=checkpoint, allowed="seconds, or 0 for never")
+    _clear_checkpoints(plan, out)
     if not plan.todo:
         return
     writer = store.Writer(out)
@@ -169,6 +166,16 @@ def execute(
                 on_record(record)
     finally:
         writer.close()
+
+
+def _clear_checkpoints(plan: Plan, out: Path) -> None:
+    """Remove checkpoints that nobody is to go on from: beside a finished record, and of all that is to start anew."""
+    left = [job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()]
+    todo, known = {job.cell.id for job in plan.todo}, store.read(out) if left else {}
+    for cell_id in left:
+        finished = cell_id in known and known[cell_id].status != "crashed"
+        if plan.anew if cell_id in todo else finished:
+            store.remove_checkpoint(out, cell_id)
 
 
 def _records(

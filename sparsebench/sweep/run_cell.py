@@ -162,12 +162,13 @@ class _Run:
 
     def _checkpoint(self, training: Training) -> Checkpoint | None:
         """Return the cell's checkpoint, or None: what was seen while training is in none."""
-        every, job = self.context.checkpoint, self.job
+        every, job, cell = self.context.checkpoint, self.job, self.cell
+        assert cell is not None
         if not every or training.course.recipe.watch or not can_be_resumed(training):
             return None
         made_by = {
-            "cell": job.cell.id, "source of the strategy": job.origin.sha256, "torch": torch.__version__,
-            "device": torch.device(self.context.device).type, "sparsebench": __version__,
+            "cell": job.cell.id, "source of the strategy": job.origin.sha256, "start": cell.initial,
+            "torch": torch.__version__, "device": torch.device(self.context.device).type, "sparsebench": __version__,
         }  # fmt: skip
         return Checkpoint(store.checkpoint_path(self.context.out, job.cell.id), made_by, every, training)
 

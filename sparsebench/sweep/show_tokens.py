@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,14 @@ from sparsebench.errors import UserError
 from sparsebench.models.acting import Pass
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy import Mix
+from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.expand import Request
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Record
-from sparsebench.sweep.run import Plan
+from sparsebench.sweep.run import Files, Plan
 from sparsebench.sweep.run_cell import failure_of
 from sparsebench.sweep.worker import one_thread
 from sparsebench.tasks.base import Data, Split
@@ -84,13 +86,49 @@ class Pictures:
     shown: list[Shown]
 
 
-def narrowed(plan: Plan, registry: Registry, out: Path) -> Plan:
-    """Return the plan of the largest number of training samples alone, in which the weights of every cell are kept.
+def show(
+    request: Request,
+    files: Files,
+    out: Path,
+    device: str,
+    jobs: int | None,
+    rerun: runs.Rerun,
+    checkpoint: float,
+    n: int,
+    on_plan: Callable[[Plan, int], None],
+    on_record: Callable[[Record], None],
+) -> Pictures:
+    """Train what a request lacks for its pictures, and return what its strategies do to n of them; see `look`.
 
-    What has a result but no weights is trained again.
+    Args:
+        request: of one task and one repetition.
+        files: where its pictures and first weights come from.
+        out: the run's folder.
+        device, jobs, rerun, checkpoint: as for a run.
+        n: the most pictures.
+        on_plan: called with the plan and the number of workers before the first cell starts.
+        on_record: called with each record.
 
     Raises:
-        UserError: the task gives no pictures, or there are several tasks or models.
+        UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
+    """
+    registry = Registry()
+    device = runs.resolve_device(device)
+    plan = narrowed(runs.plan(request, files, registry, out, rerun), files, registry, out)
+    store.check_writable(out)
+    workers = runs.workers_for(plan, device, jobs)
+    on_plan(plan, workers)
+    runs.execute(plan, registry, out, device, workers, on_record, checkpoint)
+    return look(plan.jobs, store.read(out), registry, Context(out, device, plan.locations), n)
+
+
+def narrowed(plan: Plan, files: Files, registry: Registry, out: Path) -> Plan:
+    """Return the plan of the largest number of training samples alone, in which the weights of every cell are kept.
+
+    What has a result but no weights is trained again. Pictures are located for all of it: what is trained is drawn.
+
+    Raises:
+        UserError: the task gives no pictures, they are not there, or there are several tasks or models.
     """
     wanted = [job for job in plan.jobs if not job.keep_weights]
     task = registry.task(wanted[0].cell.task.name)
@@ -108,16 +146,19 @@ def narrowed(plan: Plan, registry: Registry, out: Path) -> Plan:
     again = {job.cell.id for job in plan.todo} | {
         job.cell.id
         for job in jobs
-        if (record := known.get(job.cell.id)) and record.status == "ok" and not _has_weights(out, job.cell.id)
+        if (record := known.get(job.cell.id))
+        and record.status == "ok"
+        and not store.has_weights(out, job.cell.id, known)
     }
     todo = [job for job in jobs if job.cell.id in again]
     starts = [job for job in plan.jobs if job.cell.id in {own.after for own in jobs}]
-    needed = {job.after for job in todo if not _has_weights(out, job.after)}
-    return Plan(starts + jobs, [job for job in starts if job.cell.id in needed] + todo, plan.locations)
-
-
-def _has_weights(out: Path, cell_id: str) -> bool:
-    return store.weights_path(out, cell_id).exists()
+    needed = {job.after for job in todo}
+    first = [
+        job
+        for job in starts
+        if job.cell.id in needed and (job.cell.id in again or not store.has_weights(out, job.cell.id, known))
+    ]
+    return replace(plan, jobs=starts + jobs, todo=first + todo, locations=files.places(starts + jobs, plan.locations))
 
 
 def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry, context: Context, n: int) -> Pictures:

@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +39,12 @@ def content_hash(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return ""
+
+
+def has_weights(out: Path, cell_id: str, known: Mapping[str, Record]) -> bool:
+    """Say whether the trained weights of a cell lie there as its record, among the known, says they were written."""
+    written = known[cell_id].notes.get("weights") if cell_id in known else None
+    return written is not None and written == content_hash(weights_path(out, cell_id))
 
 
 def checkpoint_path(out: Path, cell_id: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -61,9 +61,7 @@ class Split:
         if self.boxes is None or grid is None:
             return self.relevance
         height, width = self.inputs.shape[-2:]
-        rows = _overlap(self.boxes[:, 0], self.boxes[:, 2], height, grid[0])
-        columns = _overlap(self.boxes[:, 1], self.boxes[:, 3], width, grid[1])
-        relevance = (rows[:, :, None] * columns[:, None, :]).reshape(len(rows), -1).astype(np.float32)
+        relevance = covered(self.boxes, height, width, [np.arange(parts) for parts in grid]).astype(np.float32)
         if self.order is None:
             return relevance
         if relevance.shape[1] != len(self.order):
@@ -93,13 +91,25 @@ def relevant(shares: np.ndarray, mask: Mask) -> np.ndarray:
     return rank < worth[:, None]
 
 
-def _overlap(start: np.ndarray, length: np.ndarray, pixels: int, parts: int) -> np.ndarray:
-    """Return (n, parts), which share of each of `parts` equal parts of a line of pixels the segment covers."""
-    part = pixels / parts
-    low = np.arange(parts) * part
-    end = (start + length)[:, None]
-    covered = np.minimum(low + part, end) - np.maximum(low, start[:, None])
-    return np.clip(covered, 0, None) / part
+def covered(boxes: Any, height: int, width: int, parts: Sequence[Any]) -> Any:
+    """Return (n, N), which share of each patch of a picture its box covers. Arrays may be numpy's or, alike, torch's.
+
+    Args:
+        boxes: (n, 4): top, left, height, width; they may stick out.
+        height, width: of the pictures.
+        parts: 0, 1, ... for each row of patches, and for each column.
+    """
+    rows, columns = (
+        _overlap(boxes[:, side], boxes[:, side + 2], pixels / len(parts[side]), parts[side])
+        for side, pixels in enumerate((height, width))
+    )
+    return (rows[:, :, None] * columns[:, None, :]).reshape(len(boxes), -1)
+
+
+def _overlap(start: Any, length: Any, part: float, parts: Any) -> Any:
+    """Return (n, parts), which share of each of those parts of a line, `part` long, the segment covers."""
+    low, high = parts * part, parts * part + part
+    return ((start + length)[:, None].clip(low, high) - start[:, None].clip(low, high)) / part
 
 
 @dataclass(frozen=True)

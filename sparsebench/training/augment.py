@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsebench import seeds
+from sparsebench.tasks.base import covered
 
 
 class Moves(NamedTuple):
@@ -67,17 +68,8 @@ def move_boxes(boxes: Tensor, moves: Moves, width: int) -> Tensor:
 
 def relevance(boxes: Tensor, height: int, width: int, grid: tuple[int, int]) -> Tensor:
     """Return (B, N) float32, the share of each patch that its box covers; `Split.relevance_on` for a batch."""
-    rows = _overlap(boxes[:, 0], boxes[:, 2], height, grid[0])
-    columns = _overlap(boxes[:, 1], boxes[:, 3], width, grid[1])
-    return (rows[:, :, None] * columns[:, None, :]).flatten(1).float()
-
-
-def _overlap(start: Tensor, length: Tensor, pixels: int, parts: int) -> Tensor:
-    """Return (B, parts), which share of each of `parts` equal parts of a line of pixels the segment covers."""
-    part = pixels / parts
-    low = torch.arange(parts, device=start.device, dtype=torch.float64) * part
-    start, end = start[:, None].double(), (start + length)[:, None].double()
-    return (torch.minimum(low + part, end) - torch.maximum(low, start)).clamp(min=0) / part
+    parts = [torch.arange(count, device=boxes.device, dtype=torch.float64) for count in grid]
+    return covered(boxes.double(), height, width, parts).float()
 
 
 @dataclass(eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,40 +11,61 @@ from torch import Tensor
 from sparsebench.models.acting import Actor, Replay
 from sparsebench.models.base import Network
 from sparsebench.strategy import Keep, Site
-from sparsebench.training.evaluate import BATCH, patches_in
+from sparsebench.training.evaluate import BATCH, halving, patches_in
 from sparsebench.training.steps import Samples
 
 TOGETHER = 256
-"""Disturbed images in one forward pass."""
+"""Disturbed images in one forward pass, or fewer where the device has no memory for them."""
 
 
-@torch.no_grad()
-def influences(network: Network, actor: Actor | None, samples: Samples, n: int) -> np.ndarray | None:
-    """Return (n, N) z = |p - p^(-k)| of the first n samples, or None where that cannot be told.
+class Influences(NamedTuple):
+    """How far the answer for n samples of N tokens moves.
+
+    Attributes:
+        z: (n, N), see `influences`.
+        predicted: (n,) class numbers, with all tokens that the strategy lets through.
+    """
+
+    z: np.ndarray
+    predicted: np.ndarray
+
+
+def influences(network: Network, actor: Actor | None, samples: Samples, n: int) -> Influences | None:
+    """Return z = |p - p^(-k)| of the first n samples, or None where that cannot be told.
 
     p is the probability of the class that the network predicts, with all tokens that the strategy lets through, and
     p^(-k) that of the same class with token k discarded after the position embedding (arXiv 2509.04009, where only
-    images that are classified rightly count). The strategy does not choose anew without it: the same patches leave at
-    the same blocks. A token that it removes before the first block has z = 0. It can be told of strategies that keep
-    or remove tokens, and do not fuse, merge or mix any.
+    images that are classified rightly count: `predicted` says which). The strategy does not choose anew without it:
+    the same patches leave at the same blocks. A token that it removes before the first block has z = 0. It can be told
+    of strategies that keep or remove tokens, and do not fuse, merge or mix any.
     """
+    return halving(TOGETHER, lambda together: _all(network, actor, samples, n, together))
+
+
+@torch.no_grad()
+def _all(network: Network, actor: Actor | None, samples: Samples, n: int, together: int) -> Influences | None:
+    """Return what `influences` does, with at most `together` images in one forward pass."""
     network.module.eval()
-    found = []
-    for rows in samples.items[:n].split(BATCH):
+    found, predicted = [], []
+    for rows in samples.items[:n].split(min(BATCH, together)):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
         decisions = [] if acting is None else acting.decisions
         if not all(isinstance(decision.plan, Keep) and decision.plan.fuse is None for decision in decisions):
             return None
         site = "input" if acting is None else acting.site
-        found.append(_influences(network, samples, rows, outputs, site, [(d.block, d.after) for d in decisions]))
-    return torch.cat(found).cpu().numpy()
+        stays = [(decision.block, decision.after) for decision in decisions]
+        found.append(_influences(network, samples, rows, outputs, site, stays, together))
+        predicted.append(outputs.argmax(dim=1))
+    return Influences(torch.cat(found).cpu().numpy(), torch.cat(predicted).cpu().numpy())
 
 
 _Stays = list[tuple[int, Tensor]]
 """Each block in which tokens left, with the (B, M) patches that stayed."""
 
 
-def _influences(network: Network, samples: Samples, rows: Tensor, outputs: Tensor, site: Site, stays: _Stays) -> Tensor:
+def _influences(
+    network: Network, samples: Samples, rows: Tensor, outputs: Tensor, site: Site, stays: _Stays, together: int
+) -> Tensor:
     """Return (B, N) z of the samples `rows`, given the outputs of the undisturbed network and what stayed in it."""
     p, predicted = outputs.softmax(dim=1).max(dim=1)
     B, N = len(rows), network.cost.tokens
@@ -54,13 +77,13 @@ def _influences(network: Network, samples: Samples, rows: Tensor, outputs: Tenso
     # Images that lose token k at the same place have as many tokens everywhere, and so go together.
     left = sum((patches_in(stay, N).long() for _, _, stay in places), start=torch.zeros_like(every))
     for seen in range(1, len(places) + 1):
-        for pairs in (left == seen).nonzero().split(TOGETHER):
+        for pairs in (left == seen).nonzero().split(together):
             image, token = pairs.unbind(dim=1)
             script = [
                 (where, block, _without(stay[image], token) if place < seen else stay[image])
                 for place, (where, block, stay) in enumerate(places)
             ]
-            disturbed = network(samples.inputs[rows[image]], Replay(N, script)).softmax(dim=1)
+            disturbed = network(samples.take(rows[image]), Replay(N, script)).softmax(dim=1)
             z[image, token] = (p[image] - disturbed.gather(1, predicted[image, None])[:, 0]).abs()
     return z
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from sparsebench.models.acting import Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.steps import Samples, losses, predictions
+
+T = TypeVar("T")
 
 BATCH = 100
 CPU_MACS = 2e11
@@ -75,10 +77,18 @@ def evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Re
 
     The batch is halved for as long as the device has no memory for it.
     """
-    batch = first_batch(network, samples)
+    return halving(first_batch(network, samples), lambda batch: _evaluate(network, actor, samples, recipe, batch))
+
+
+def halving(batch: int, work: Callable[[int], T]) -> T:
+    """Return what the work makes of batches of that size, or of half of it for as long as the device has no memory.
+
+    Raises:
+        torch.OutOfMemoryError: not even one fits.
+    """
     while True:
         try:
-            return _evaluate(network, actor, samples, recipe, batch)
+            return work(batch)
         except torch.OutOfMemoryError:
             if batch == 1:
                 raise
@@ -191,17 +201,21 @@ def seconds_per_batch(
 ) -> tuple[int, list[float]]:
     """Return the batch size and the wall seconds of each of `repeats` forward passes, after one that is not counted.
 
-    The batch has `batch` samples, or all there are.
+    The batch has `batch` samples, or all there are. It is on the device before: what is timed is the network with the
+    strategy, not how the samples get there.
     """
     network.module.eval()
     rows = samples.items[:batch]
+    there = Samples(
+        samples.take(rows), samples.labels[rows], None if samples.relevance is None else samples.relevance[rows]
+    )
     cuda = rows.device.type == "cuda"
     seconds = []
     for repeat in range(repeats + 1):
         if cuda:
             torch.cuda.synchronize(rows.device)
         start = time.perf_counter()
-        samples.forward(network, actor, rows, visit=0, training=False)
+        there.forward(network, actor, there.items, visit=0, training=False)
         if cuda:
             torch.cuda.synchronize(rows.device)
         if repeat:

@@ -90,14 +90,18 @@ class Samples:
         self.augmentation = augmentation
         self.items = torch.arange(len(labels), device=labels.device)
 
+    def take(self, rows: Tensor) -> Tensor:
+        """Return the inputs of those rows, on the device."""
+        if rows is self.items:
+            return self.inputs.to(rows.device)  # all of them need not be copied
+        # Whole samples are copied, which is several times as fast as `inputs[rows]`.
+        return self.inputs.index_select(0, rows.to(self.inputs.device)).to(rows.device)
+
     def forward(
         self, network: Network, actor: Actor | None, rows: Tensor, *, visit: int, training: bool
     ) -> tuple[Tensor, Pass | None]:
         """Return the network's outputs for those rows, and the pass (None where nothing acts)."""
-        # All: no copy. Else whole samples are copied, which is several times as fast as `inputs[rows]`.
-        inputs = self.inputs if rows is self.items else self.inputs.index_select(0, rows.to(self.inputs.device))
-        inputs = inputs.to(rows.device)
-        relevance = None
+        inputs, relevance = self.take(rows), None
         if training and self.augmentation is not None:
             inputs, relevance = self.augmentation(inputs, rows, visit)
         if actor is None:

@@ -13,6 +13,7 @@ from sparsebench.cli import reproduce as command
 from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce import images, overfitting, spatial, theory
 from sparsebench.reproduce.paper import Paper
+from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
 from sparsebench.sweep.expand import Request, expand
 from sparsebench.sweep.record import Failure, Metric, Record
@@ -175,3 +176,11 @@ print(sorted({{'torch', 'timm', 'torchvision', 'numba'}} & set(sys.modules)))
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]" and (tmp_path / "fig4.png").exists()
+
+
+def test_it_can_be_said_how_often_a_training_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(runs, "execute", lambda *arguments: given.append(arguments[-1]))
+    for extra in ([], ["--checkpoint", "7"], ["--checkpoint", "0"]):
+        assert call(*FIGURE, *extra, "--out", fill(tmp_path)).exit_code == 0
+    assert given == [60, 7, 0]

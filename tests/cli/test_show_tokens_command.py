@@ -6,6 +6,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from sparsebench.cli import main
+from sparsebench.sweep import store
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SMALL = [
@@ -57,3 +58,10 @@ def test_a_wrong_command_is_one_line_and_writes_nothing(arguments: list[str], sa
     done = call(*arguments, "--out", tmp_path / "out")
     assert done.exit_code == 2 and says in done.output and len(done.output.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_it_can_be_said_where_tokens_are_removed(tmp_path: Path) -> None:
+    done = call(*SMALL, "--keep", "0.5", "--where", "test", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    found = {record.label: record.cell.where for record in store.read(tmp_path).values()}
+    assert found == {"dense": "both", "random": "test", "oracle": "test", "anti_oracle": "test"}

@@ -21,7 +21,7 @@ from sparsebench.sweep import run as runs
 from sparsebench.sweep.checkpoint import Checkpoint
 from sparsebench.sweep.expand import Request
 from sparsebench.sweep.job import Job
-from sparsebench.sweep.record import Record
+from sparsebench.sweep.record import Failure, Record
 
 TASK = "composite:epochs=4,test=40,pretrain_epochs=0,flip=True,shift=2,validation=0.25,patience=3,batch=10"
 VIT = "vit:dim=16,depth=2,heads=2"
@@ -44,10 +44,10 @@ def run(job: Job, out: Path, every: float = OFTEN) -> Record:
 
 
 @pytest.fixture
-def killed(monkeypatch: pytest.MonkeyPatch, job: Job) -> Callable[[Path, int], Path]:
-    """Return a function that runs the job until a checkpoint was written so many times, and its path."""
+def killed(monkeypatch: pytest.MonkeyPatch, job: Job) -> Callable[..., Path]:
+    """Return a function that runs the job, or another, until a checkpoint was written so many times, and its path."""
 
-    def kill(out: Path, times: int) -> Path:
+    def kill(out: Path, times: int, job: Job = job) -> Path:
         written = 0
 
         def write(self: Checkpoint) -> None:
@@ -82,7 +82,7 @@ def whole(job_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 @pytest.mark.parametrize("times", [1, 4, 7])
 def test_a_cell_goes_on_from_its_checkpoint(
-    tmp_path: Path, job: Job, whole: Record, killed: Callable[[Path, int], Path], times: int
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[..., Path], times: int
 ) -> None:
     path = killed(tmp_path, times)
     assert path.exists()
@@ -92,7 +92,7 @@ def test_a_cell_goes_on_from_its_checkpoint(
 
 
 def test_a_cell_may_be_killed_more_than_once(
-    tmp_path: Path, job: Job, whole: Record, killed: Callable[[Path, int], Path]
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[..., Path]
 ) -> None:
     for _ in range(3):
         killed(tmp_path, 2)
@@ -100,16 +100,16 @@ def test_a_cell_may_be_killed_more_than_once(
     assert record.notes["resumed"] == "3" and measured(record) == measured(whole)
 
 
-def test_a_checkpoint_says_what_it_is_good_for(tmp_path: Path, job: Job, killed: Callable[[Path, int], Path]) -> None:
+def test_a_checkpoint_says_what_it_is_good_for(tmp_path: Path, job: Job, killed: Callable[..., Path]) -> None:
     with safe_open(killed(tmp_path, 2), "pt") as file:
         said = file.metadata()
     assert said["cell"] == job.cell.id and said["source of the strategy"] == job.origin.sha256
     assert said["device"] == "cpu" and {"torch", "sparsebench"} <= set(said)
 
 
-@pytest.mark.parametrize("what", ["cell", "source of the strategy", "torch", "device", "sparsebench"])
+@pytest.mark.parametrize("what", ["cell", "source of the strategy", "start", "torch", "device", "sparsebench"])
 def test_a_checkpoint_made_by_something_else_is_not_used(
-    tmp_path: Path, job: Job, whole: Record, killed: Callable[[Path, int], Path], caplog: Any, what: str
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[..., Path], caplog: Any, what: str
 ) -> None:
     path = killed(tmp_path, 2)
     with safe_open(path, "pt") as file:
@@ -122,7 +122,7 @@ def test_a_checkpoint_made_by_something_else_is_not_used(
 
 @pytest.mark.parametrize("left", [0, 5, 100, -1])
 def test_a_torn_checkpoint_is_not_used(
-    tmp_path: Path, job: Job, whole: Record, killed: Callable[[Path, int], Path], caplog: Any, left: int
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[..., Path], caplog: Any, left: int
 ) -> None:
     path = killed(tmp_path, 2)
     path.write_bytes(path.read_bytes()[:left])
@@ -132,7 +132,7 @@ def test_a_torn_checkpoint_is_not_used(
 
 
 def test_a_checkpoint_without_its_tensors_is_not_used(
-    tmp_path: Path, job: Job, whole: Record, killed: Callable[[Path, int], Path], caplog: Any
+    tmp_path: Path, job: Job, whole: Record, killed: Callable[..., Path], caplog: Any
 ) -> None:
     path = killed(tmp_path, 2)
     with safe_open(path, "pt") as file:
@@ -179,7 +179,7 @@ def test_what_was_not_written_whole_is_not_left(tmp_path: Path, monkeypatch: pyt
     assert path.read_bytes() == b"before" and [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_checkpoints_go_when_the_record_is_there(tmp_path: Path, job: Job, killed: Callable[[Path, int], Path]) -> None:
+def test_checkpoints_go_when_the_record_is_there(tmp_path: Path, job: Job, killed: Callable[..., Path]) -> None:
     path = killed(tmp_path, 2)
     path.with_name(f".{path.name}.123.part").write_bytes(b"torn")
     path.with_name("other.safetensors").write_bytes(b"another cell's")
@@ -188,10 +188,54 @@ def test_checkpoints_go_when_the_record_is_there(tmp_path: Path, job: Job, kille
     store.remove_checkpoint(tmp_path, job.cell.id)
 
 
+@pytest.mark.parametrize(
+    ("rerun", "recorded", "goes"),
+    [("missing", None, False), ("failed", None, False), ("always", None, True), ("missing", "ok", True),
+     ("missing", "failed", True), ("missing", "crashed", False), ("failed", "crashed", False), ("always", "ok", True)],
+)  # fmt: skip
+def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rerun: Any, recorded: Any, goes: bool
+) -> None:
+    request, registry = Request(tasks=(TASK,), model=VIT, n_train=(40,), seeds=1), Registry()
+    job = runs.plan(request, runs.Files(), registry, tmp_path, "missing").todo[0]
+    path = store.checkpoint_path(tmp_path, job.cell.id)
+    store.write_whole(path, b"")
+    if recorded:
+        failure = None if recorded == "ok" else Failure(reason="it broke")
+        record = job.record_of_failure("failed", Failure(reason="it broke"))
+        store.Writer(tmp_path).append(record.model_copy(update={"status": recorded, "failure": failure}))
+    there = []
+    monkeypatch.setattr(runs, "_records", lambda *_: there.append(path.exists()) or iter(()))
+    runs.execute(runs.plan(request, runs.Files(), registry, tmp_path, rerun), registry, tmp_path, "cpu", 0)
+    assert there == [not goes]
+
+
+def test_a_training_that_began_from_other_initial_weights_is_not_gone_on_with(
+    tmp_path: Path, job_of: Any, killed: Callable[..., Path], caplog: Any
+) -> None:
+    start, job = job_of("random", TASK.replace("pretrain_epochs=0", "pretrain_epochs=1,pretrain_samples=40"),
+                        n_train=40, model=VIT)  # fmt: skip
+    assert run(start, tmp_path).status == "ok"
+    killed(tmp_path, 2, job)
+    weights = store.weights_path(tmp_path, start.cell.id)
+    save_file({name: value + 0.5 for name, value in load_file(weights).items()}, weights)
+    other = run(job, tmp_path, 60)
+    assert "resumed" not in other.notes and "it was made with another start" in caplog.text
+    assert other.notes["initial_weights"] == store.content_hash(weights)
+    assert measured(other) == measured(run(job, tmp_path, 0))
+
+
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_seconds_that_are_none_are_refused(tmp_path: Path, seconds: float) -> None:
     with pytest.raises(UserError, match=r"--checkpoint.*0 for never"):
         api.run(tasks="theory:steps=4,test=4,tokens=20", n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=seconds)
+
+
+def test_no_seconds_are_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, records = [], runs._records
+    monkeypatch.setattr(runs, "_records", lambda *arguments: given.append(arguments[-1]) or records(*arguments))
+    api.run(tasks="theory:steps=4,test=4,tokens=20", n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=None)
+    assert given == [0]
 
 
 LONG = "composite:epochs=12,test=20,pretrain_epochs=1,pretrain_samples=60,flip=True,validation=0.2,patience=11,batch=10"

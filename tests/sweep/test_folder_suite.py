@@ -69,6 +69,13 @@ def records(pictures: Path, weights: Path, tmp_path_factory: pytest.TempPathFact
     return executed(out, files, plugins=("attn_topk", "oracle"))
 
 
+def test_tokens_cannot_be_removed_in_a_training_that_is_none(pictures: Path, weights: Path, tmp_path: Path) -> None:
+    files = runs.Files(f"folder:{pictures}", weights=weights)
+    with pytest.raises(UserError, match=r"task 'folder' trains nothing; got where: train; allowed: both, test"):
+        planned(tmp_path, files, where="train")
+    assert {job.cell.where for job in planned(tmp_path, files, where="test").jobs} == {"both", "test"}
+
+
 def answers(pictures: Path, weights: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return what the bare timm model answers: (21,) classes, and whether the label is among the first five."""
     cfg = {"file": str(weights), "num_classes": 1000}

@@ -9,6 +9,7 @@ from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep.expand import Request
+from sparsebench.sweep.show_tokens import narrowed
 
 SUITE = """
 name = "own"
@@ -55,3 +56,13 @@ def test_a_parameter_of_that_name_may_be_a_list_in_another_s_task(tmp_path: Path
     task = job.cell.task.model_copy(update={"params": {"images": ["cifar10"]}})
     other = replace(job, cell=job.cell.model_copy(update={"task": task}))
     assert runs.Files().places([other], {}) == {}
+
+
+def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(runs.LOCATED, "images", lambda name, root, download: (name, root))
+    files = runs.Files(data_root=tmp_path)
+    done = replace(plan(tmp_path, files), todo=[], locations={})
+    shown = narrowed(done, files, Registry(), tmp_path / "out")
+    assert shown.todo == [] and shown.locations == {"cifar10": tmp_path}

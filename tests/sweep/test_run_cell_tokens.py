@@ -4,11 +4,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from sparsebench_plugins.random import Random
 
+from sparsebench.budget import Budget
+from sparsebench.measure.spuriosity import token_spuriosity
+from sparsebench.models.acting import Actor
+from sparsebench.models.base import Vit
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.measured import Result, _add_spuriosity
 from sparsebench.sweep.record import Record
+from sparsebench.tasks.images import Composite
+from sparsebench.training.discard import influences
+from sparsebench.training.steps import Samples
 
 COMPOSITE = "composite:epochs=1,test=40,pretrain_epochs=0"
 VIT = "vit:dim=16,depth=3,heads=2"
@@ -65,7 +76,7 @@ def test_where_no_tokens_of_two_kinds_are_left_there_is_nothing_to_tell_apart(im
 
 
 INDICES = ("a_tsi", "m_tsi", "a_tsi_dense", "m_tsi_dense")
-MEASURED = COMPOSITE + ",spuriosity=3"
+MEASURED = COMPOSITE + ",spuriosity=40"
 
 
 def test_the_spuriosity_of_tokens_is_measured_where_asked_for_and_changes_nothing_else(image: Measure) -> None:
@@ -74,10 +85,32 @@ def test_the_spuriosity_of_tokens_is_measured_where_asked_for_and_changes_nothin
         assert record.status == "ok", record.failure
         assert set(record.metrics) - set(plain.metrics) == set(INDICES)
         assert record.outcomes == plain.outcomes and record.metrics["train_loss"] == plain.metrics["train_loss"]
-        assert all(record.metrics[name].unit == "ratio" and record.metrics[name].n == 3 for name in INDICES)
+        assert all(record.metrics[name].unit == "ratio" for name in INDICES)
+        right = round(40 * (record.metrics["accuracy"].value or 0))
+        assert 0 < record.metrics["a_tsi"].n == record.metrics["m_tsi"].n == right < 40
         after, before = ([record.metrics[name].value for name in names] for names in (INDICES[:2], INDICES[2:]))
         assert all(value is not None and value > 0 for value in before + after)
         assert (after == before) == (plugin == "dense")
+
+
+@pytest.mark.parametrize("wrong", [[], [1, 4], [0, 1, 2, 3, 4]])
+def test_only_images_that_are_classified_rightly_count(wrong: list[int]) -> None:
+    data = Composite(canvas=16, foreground=10, test=5).draw(4, 0, {})
+    network = Vit(dim=16, depth=2, heads=2, patch=4).build(data, 0)
+    actor = Actor(Random(), Budget(keep_rate=0.3), network.cost, network.grid, 3)
+    relevance = torch.from_numpy(data.test.relevance_on((4, 4)))
+    samples = Samples(torch.from_numpy(data.test.inputs), torch.zeros(5, dtype=torch.long), relevance)
+    right = np.array([i not in wrong for i in range(5)])
+    for acting, end in ((actor, ""), (None, "_dense")):
+        found, result = influences(network, acting, samples, 5), Result()
+        assert found is not None
+        samples.labels = torch.from_numpy(np.where(right, found.predicted, found.predicted + 1))
+        _add_spuriosity(result, network, actor, samples, relevance)
+        expected = token_spuriosity(found.z[right], relevance.numpy()[right] > 0)
+        for name, value in zip(("a_tsi", "m_tsi"), expected, strict=True):
+            metric = result.metrics[name + end]
+            assert metric.n == 5 - len(wrong) and metric.value == (None if np.isnan(value) else value)
+            assert (metric.value is None) == (len(wrong) == 5)
 
 
 def test_where_nothing_acts_in_the_test_both_spuriosities_are_one(image: Measure) -> None:

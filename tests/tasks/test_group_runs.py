@@ -14,6 +14,7 @@ from sparsebench.sweep.expand import Request
 from sparsebench.tasks import sources
 from sparsebench.tasks.base import Split
 from sparsebench.tasks.groups import Waterbirds
+from sparsebench.training.discard import influences
 
 MODEL = ["--model", "vit:dim=16,depth=2,heads=2,patch=4"]
 
@@ -150,14 +151,16 @@ def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monk
     data = drawn(waterbirds)
     network = Vit(dim=16, depth=2, heads=2).build(data, 0)
     network.module.to("cuda")
-    outputs = []
+    outputs, moved = [], []
     for room in (10**9, 0):
         monkeypatch.setattr(prepare, "_room", lambda device, room=room: room)
         samples = prepare._on_device(data.train, network.grid, "cuda:0")
         for rows in (samples.items, samples.items[3:9]):
             outputs.append(samples.forward(network, None, rows, visit=0, training=False)[0])
+        moved.append(influences(network, None, samples, 5).z)
     assert samples.inputs.device.type == "cpu"
     assert torch.equal(outputs[0], outputs[2]) and torch.equal(outputs[1], outputs[3])
+    np.testing.assert_array_equal(*moved)
 
 
 def test_a_plan_reads_the_images_once(waterbirds, monkeypatch, tmp_path):

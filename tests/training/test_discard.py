@@ -13,6 +13,7 @@ from sparsebench.models.base import Vit
 from sparsebench.strategy import Keep, Merge
 from sparsebench.tasks.images import Composite
 from sparsebench.training.discard import influences
+from sparsebench.training.evaluate import evaluate
 from sparsebench.training.steps import Samples
 
 n, N = 5, 16
@@ -93,7 +94,7 @@ def expected(network, stays=None, site="input"):
 @pytest.mark.parametrize("attention", ["content", "positional"])
 def test_without_a_strategy_each_token_is_discarded_after_the_position_embedding(attention):
     network = network_of(attention=attention)
-    found = influences(network, None, samples(), n)
+    found = influences(network, None, samples(), n).z
     assert found.shape == (n, N) and found.max() > 0.01
     np.testing.assert_allclose(found, expected(network), atol=1e-9)
 
@@ -106,7 +107,7 @@ def test_what_a_strategy_chose_is_replayed_without_each_token(network, strategy,
     _, acting = samples().forward(network, actor, torch.arange(n), visit=0, training=False)
     stays = {decision.block: decision.after for decision in acting.decisions}
     assert len(stays) == (1 if strategy.site == "input" else 2 if rate == 0.2 else 3)
-    found = influences(network, actor, samples(), n)
+    found = influences(network, actor, samples(), n).z
     np.testing.assert_allclose(found, expected(network, stays, strategy.site), atol=1e-9)
     assert found.max() > 0.01
     if strategy.site == "input":
@@ -118,19 +119,56 @@ def test_strategies_of_the_block_site_are_replayed_too(network, scripted):
     actor = actor_of(strategy, network, keep_rate=0.6, blocks=(1, 3))
     _, acting = samples().forward(network, actor, torch.arange(n), visit=0, training=False)
     stays = {decision.block: decision.after for decision in acting.decisions}
-    np.testing.assert_allclose(influences(network, actor, samples(), n), expected(network, stays, "block"), atol=1e-9)
+    np.testing.assert_allclose(influences(network, actor, samples(), n).z, expected(network, stays, "block"), atol=1e-9)
 
 
 def test_a_strategy_that_keeps_everything_changes_nothing(network):
     actor = actor_of(AttnTopK(), network, keep_rate=1.0)
-    np.testing.assert_array_equal(influences(network, actor, samples(), n), influences(network, None, samples(), n))
+    np.testing.assert_array_equal(influences(network, actor, samples(), n).z, influences(network, None, samples(), n).z)
 
 
 def test_only_the_first_images_are_looked_at_and_each_alike_whatever_comes_with_it(network):
     actor = actor_of(Random(), network, keep_rate=0.5)
-    every = influences(network, actor, samples(), 99)
+    every = influences(network, actor, samples(), 99).z
     assert every.shape == (n, N)
-    np.testing.assert_allclose(influences(network, actor, samples(), 2), every[:2], atol=1e-12)
+    np.testing.assert_allclose(influences(network, actor, samples(), 2).z, every[:2], atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", [None, Random()])
+def test_the_predictions_are_those_of_the_test(network, strategy):
+    actor = strategy and actor_of(strategy, network, keep_rate=0.3)
+    found = influences(network, actor, samples(), n)
+    assert found.predicted.tolist() == evaluate(network, actor, samples(), TASK.recipe()).predicted.tolist()
+
+
+def test_images_that_are_not_on_the_device_are_moved_there(network):
+    class Elsewhere(Samples):
+        def take(self, rows):
+            return torch.from_numpy(DATA.test.inputs)[rows]
+
+    known, far = samples(), samples()
+    far.__class__, far.inputs = Elsewhere, None
+    np.testing.assert_array_equal(influences(network, None, far, n).z, influences(network, None, known, n).z)
+
+
+def test_fewer_go_together_while_there_is_no_memory(network):
+    class Hungry:
+        def __init__(self, most):
+            self.came, self.most = [], most
+            self.module, self.cost = network.module, network.cost
+
+        def __call__(self, inputs, acting=None):
+            self.came.append(len(inputs))
+            if len(inputs) > self.most:
+                raise torch.OutOfMemoryError("too many")
+            return network(inputs, acting)
+
+    hungry = Hungry(20)
+    found = influences(hungry, None, samples(), n).z
+    assert hungry.came[:8] == [5, 80, 5, 80, 5, 64, 5, 32] and set(hungry.came[8:]) == {5, 16}
+    np.testing.assert_allclose(found, influences(network, None, samples(), n).z, atol=1e-12)
+    with pytest.raises(torch.OutOfMemoryError):
+        influences(Hungry(0), None, samples(), n)
 
 
 @pytest.mark.parametrize(

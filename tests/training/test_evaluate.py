@@ -169,6 +169,19 @@ def test_timing_gives_the_batch_and_as_many_times_as_asked_for():
     assert n == 100 and len(seconds) == 3 and min(seconds) > 0
 
 
+def test_what_is_timed_is_not_how_the_samples_get_to_the_device(scripted, monkeypatch):
+    came, seen, take = [], [], Samples.take
+    monkeypatch.setattr(Samples, "take", lambda self, rows: came.append(take(self, rows)) or came[-1])
+    strategy = scripted(lambda v, keep: seen.append(v.random()) or Keep.top(v.relevance, keep),
+                        needs=("relevance",), kind="oracle")  # fmt: skip
+    samples = theory()
+    seconds_per_batch(NETWORK, actor_of(strategy), samples, 20, repeats=3)
+    assert torch.equal(came[0], samples.inputs[:20]) and all(inputs is came[0] for inputs in came[1:])
+    assert len(seen) == 4 and all(torch.equal(draw, seen[0]) for draw in seen)
+    samples.forward(NETWORK, actor_of(strategy), samples.items[:20], visit=0, training=False)
+    assert torch.equal(seen[-1], seen[0])
+
+
 def test_the_loss_weighs_samples_and_not_batches():
     recipe = Recipe("hinge", "sgd", lr=1, batch=1, epochs=1, steps=1)
     samples = theory()
