@@ -150,10 +150,11 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
         for own in entry.task_params():
             task = _task(entry.name, own | params, request, registry)
             for model in _models(task, entry, request, registry):
-                model.check(task)
+                fitted = task.with_cut(model.cut())
+                model.check(fitted)
                 where = entry.where if request.where == "both" else request.where
                 seeds = request.seeds or entry.seeds or suite.seeds
-                yield _Setting(task, model, contenders, _sizes(task, entry, request), seeds, where)
+                yield _Setting(fitted, model, contenders, _sizes(task, entry, request), seeds, where)
 
 
 def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:
