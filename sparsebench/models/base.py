@@ -85,6 +85,10 @@ class Model(BaseModel):
     def check(self, task: Task) -> None:
         """Raise UserError if the model cannot be built for that task."""
 
+    def cut(self) -> Mapping[str, Any]:
+        """Return how its trained weights want pictures: canvas, crop, resize, filter; less where it does not say."""
+        return {}
+
     def first_model(self) -> Model:
         """Return the model that is trained where a task begins with trained weights."""
         return self
@@ -306,6 +310,12 @@ class Timm(_Deep):
             )
         vit = self._empty(task, 2)
         self._check_patch(task, vit.patch_embed.patch_size[0])
+
+    def cut(self) -> Mapping[str, Any]:
+        """See `Model.cut`: as timm has it for the name, whose weights they are or not."""
+        from sparsebench.models.named import cut_of
+
+        return cut_of(self.arch)
 
     def check_weights(self, task: Task, locations: Locations) -> None:
         """See `Model.check_weights`. What timm has to fetch is fetched here, once for all cells."""

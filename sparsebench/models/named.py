@@ -58,6 +58,20 @@ def named_vit(name: str, canvas: int, classes: int, *, pretrained: bool = False)
     return vit
 
 
+def cut_of(name: str) -> dict[str, Any]:
+    """Return how timm cuts test pictures for the weights it has under a name: canvas, crop, resize and filter.
+
+    The canvas is left out where it is not square. Nothing of an unknown name.
+    """
+    cfg = timm.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
+    if cfg is None:
+        return {}
+    _, height, width = cfg.input_size
+    resize = {"center": "short"}.get(cfg.crop_mode, cfg.crop_mode)
+    found = {"crop": cfg.crop_pct, "resize": resize, "filter": cfg.interpolation}
+    return found | ({"canvas": height} if height == width else {})
+
+
 @contextmanager
 def _no_retries_told() -> Iterator[None]:
     """Keep what the hub's client tells of each new try to itself: one error says it all in the end."""

@@ -160,12 +160,13 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
         for own in entry.task_params():
             task = _task(entry.name, own | params, request, registry)
             for model in _models(task, entry, request, registry):
-                model.check(task)
+                fitted = task.with_cut(model.cut())
+                model.check(fitted)
                 where = entry.where if request.where == "both" else request.where
                 if where == "train" and not task.trains:
                     raise UserError(f"task '{task.name}' trains nothing", got="where: train", allowed=("both", "test"))
                 seeds = request.seeds or entry.seeds or suite.seeds
-                yield _Setting(task, model, contenders, _sizes(task, entry, request), seeds, where)
+                yield _Setting(fitted, model, contenders, _sizes(task, entry, request), seeds, where)
 
 
 def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:

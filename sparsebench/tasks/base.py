@@ -226,6 +226,10 @@ class Task(BaseModel):
         """Return the side in pixels of the patches that its pictures are made of, or None where any will do."""
         return None
 
+    def with_cut(self, cut: Mapping[str, Any]) -> Task:
+        """Return the task with what it leaves to the model; `cut` is how that wants its pictures, see `Model.cut`."""
+        return self
+
     def known_classes(self, locations: Locations) -> tuple[str, ...] | None:
         """Return the names of its classes, or None where only the data that are drawn have them."""
         return None

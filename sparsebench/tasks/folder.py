@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -17,6 +17,10 @@ from sparsebench.tasks import sources
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 from sparsebench.tasks.sources import cache, imagenet
 
+Resize = Literal["short", "squash"]
+Filter = Literal["bicubic", "bilinear"]
+USUAL = {"canvas": 224, "crop": 0.9, "resize": "short", "filter": "bicubic"}
+"""How pictures are cut where the model does not say it."""
 LAYOUT = "a folder with val/<class>/*, test/<class>/* or <class>/*"
 
 
@@ -55,22 +59,29 @@ def class_folders(root: Path) -> list[Path]:
     return found
 
 
-def read_cropped(path: Path, canvas: int, crop: float, sha256: str | None = None) -> np.ndarray:
+def read_cropped(
+    path: Path, canvas: int, crop: float, resize: Resize = "short", filter: Filter = "bicubic",
+    sha256: str | None = None,
+) -> np.ndarray:  # fmt: skip
     """Return a picture as (canvas, canvas, 3) uint8, as networks are tested on ImageNet.
 
-    The short side becomes canvas / crop pixels, bicubic; then the middle is cut out. The file must have that SHA-256.
+    The short side becomes canvas / crop pixels, or with "squash" both sides do; then the middle is cut out. The file
+    must have that SHA-256.
     """
     from PIL import Image
 
     rgb = sources.read_rgb(path, sha256)
-    short = int(canvas / crop)
-    width, height = (int(short * side / min(rgb.size)) for side in rgb.size)
-    rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
+    side = int(canvas / crop)
+    width, height = (side if resize == "squash" else int(side * own / min(rgb.size)) for own in rgb.size)
+    rgb = rgb.resize((width, height), Image.Resampling[filter.upper()])
     left, top = round((width - canvas) / 2), round((height - canvas) / 2)
     return np.asarray(rgb.crop((left, top, left + canvas, top + canvas)))
 
 
-def decoded(content: str, root: Path, paths: Sequence[Path], canvas: int, crop: float) -> np.ndarray:
+def decoded(
+    content: str, root: Path, paths: Sequence[Path], canvas: int, crop: float, resize: Resize = "short",
+    filter: Filter = "bicubic",
+) -> np.ndarray:  # fmt: skip
     """Return (n, 3, canvas, canvas) uint8 of pictures below a folder, see `read_cropped`; kept under its content.
 
     Raises:
@@ -81,17 +92,19 @@ def decoded(content: str, root: Path, paths: Sequence[Path], canvas: int, crop: 
     def pictures() -> Iterator[np.ndarray]:
         known = sources.contents_of(content, root)
         for path, name in zip(paths, names, strict=True):
-            yield read_cropped(path, canvas, crop, known.get(name, "")).transpose(2, 0, 1)
+            yield read_cropped(path, canvas, crop, resize, filter, known.get(name, "")).transpose(2, 0, 1)
 
     which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:12]
-    return cache.kept(f"{content}-{which}-{canvas}-crop-{crop}-first", (len(paths), 3, canvas, canvas), pictures)
+    name = f"{content}-{which}-{canvas}-crop-{crop}-{resize}-{filter}-first"
+    return cache.kept(name, (len(paths), 3, canvas, canvas), pictures)
 
 
 class Folder(Task):
     """Trained weights, tested as they are on a folder of pictures.
 
-    It is DIR/val/<class>/*, DIR/test/<class>/* or DIR/<class>/*, whichever is there first. Pictures are cut as usual in
-    tests on ImageNet. Which tokens matter is not known: there are no selection metrics, and oracles are unsupported.
+    It is DIR/val/<class>/*, DIR/test/<class>/* or DIR/<class>/*, whichever is there first. Pictures are cut as
+    the model's trained weights want it, as timm has that for the name of the model, unless it is said here; the cells
+    have the numbers. Which tokens matter is not known: there are no selection metrics, and oracles are unsupported.
     """
 
     name: ClassVar[str] = "folder"
@@ -100,8 +113,14 @@ class Folder(Task):
     trains: ClassVar[bool] = False
 
     images: str = Field("", description="the pictures: given by --images folder:DIR")
-    canvas: int = Field(224, gt=0, description="side of the image in pixels")
-    crop: float = Field(0.9, gt=0, le=1, description="side of the image over the short side of the picture")
+    canvas: int = Field(0, ge=0, description="side of the image in pixels; 0 for the model's own")
+    crop: float = Field(
+        0.0, ge=0, le=1, description="side of the image over the short side of the picture; 0 for the model's own"
+    )
+    resize: Resize | Literal[""] = Field(
+        "", description="short: the shape stays; squash: it becomes a square; the model's own unless given"
+    )
+    filter: Filter | Literal[""] = Field("", description="of the resizing; the model's own unless given")
     test: int = Field(0, ge=0, description="test images, drawn in each repetition; 0 for all")
     labels: Literal["auto", "imagenet", "folders"] = Field(
         "auto",
@@ -113,6 +132,17 @@ class Folder(Task):
         """See `Task.check`."""
         if not self.images.startswith("folder-"):
             raise UserError("task 'folder' tests on your own pictures", next_step="give --images folder:DIR")
+
+    def with_cut(self, cut: Mapping[str, Any]) -> Folder:
+        """See `Task.with_cut`: what is not said of how pictures are cut is the model's."""
+        left = {key: value for key, value in (USUAL | dict(cut)).items() if not getattr(self, key)}
+        try:
+            return type(self).model_validate(self.model_dump() | left)
+        except ValueError as error:
+            raise UserError(
+                f"task 'folder' cannot cut pictures as the model wants them: {left}",
+                next_step="give canvas, crop, resize and filter",
+            ) from error
 
     def recipe(self) -> Recipe:
         """See `Task.recipe`: no step is taken."""
@@ -134,7 +164,8 @@ class Folder(Task):
         ]
         chosen = [every[i] for i in self._chosen(len(every), repetition)]
         content = self.images.partition("-")[2]
-        images = decoded(content, root, [path for path, _ in chosen], self.canvas, self.crop)
+        cut = self.with_cut({}).model_dump(include=set(USUAL))
+        images = decoded(content, root, [path for path, _ in chosen], **cut)
         labels = np.array([number for _, number in chosen], dtype=np.int64)
         test = Split(images, labels, np.zeros_like(labels))
         return Data(Split(images[:0], labels[:0], labels[:0]), test, classes)

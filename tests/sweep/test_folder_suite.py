@@ -14,13 +14,14 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from sparsebench.errors import UserError
+from sparsebench.models.base import Timm
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
 from sparsebench.sweep.expand import Request
 from sparsebench.sweep.prepare import Context, prepare
 from sparsebench.sweep.record import Record
-from sparsebench.tasks.folder import read_cropped
+from sparsebench.tasks.folder import Folder, read_cropped
 
 ARCH, CANVAS = "deit_tiny_patch16_224", 32
 TASK = f"folder:canvas={CANVAS}"
@@ -220,3 +221,29 @@ def test_tokens_beside_a_folder_do_not_ask_for_a_part_to_train_on(
     files = runs.Files(f"folder:{pictures}", weights=weights)
     plan = planned(tmp_path, files, tasks=(TASK, "theory"), suite="quick", model=None)
     assert {job.cell.task.name for job in plan.jobs} == {"folder", "theory"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "own"),
+    [
+        ("deit_tiny_patch16_224", (224, 0.9, "short", "bicubic")),
+        ("deit3_small_patch16_384", (384, 1.0, "short", "bicubic")),
+        ("vit_small_patch16_224.dino", (224, 0.9, "short", "bicubic")),
+        ("vit_base_patch16_224_miil.in21k_ft_in1k", (224, 0.875, "short", "bilinear")),
+    ],
+)
+def test_pictures_are_cut_as_the_model_s_weights_want_it_and_the_cells_say_so(arch: str, own: tuple[Any, ...]) -> None:
+    cfg = timm.get_pretrained_cfg(arch)
+    assert (cfg.input_size[1], cfg.crop_pct, cfg.interpolation) == (own[0], own[1], own[3])
+    keys = ("canvas", "crop", "resize", "filter")
+    task = Folder(images="folder-0").with_cut(Timm(arch=arch).cut())
+    assert tuple(task.model_dump()[key] for key in keys) == own
+    said = Folder(images="folder-0", canvas=32, crop=0.5, resize="squash", filter="bilinear")
+    assert said.with_cut(Timm(arch=arch).cut()) == said
+
+
+def test_the_cells_have_the_model_s_numbers(pictures: Path, weights: Path, tmp_path: Path) -> None:
+    plan = planned(tmp_path, runs.Files(f"folder:{pictures}", weights=weights), tasks=("folder:crop=0.8",))
+    for job in plan.jobs:
+        found = job.cell.task.params
+        assert (found["canvas"], found["crop"], found["resize"], found["filter"]) == (224, 0.8, "short", "bicubic")

@@ -33,14 +33,27 @@ def task_on(root, **params):
 
 
 @pytest.mark.parametrize("size", [(40, 30), (30, 40), (31, 57), (224, 224), (500, 333), (17, 300)])
-@pytest.mark.parametrize(("canvas", "crop"), [(24, 0.9), (224, 0.875), (31, 1.0), (32, 0.95)])
-def test_pictures_are_cut_as_timm_cuts_them(tmp_path, size, canvas, crop):
+@pytest.mark.parametrize(
+    ("canvas", "crop", "mode", "filter"),
+    [
+        (24, 0.9, "center", "bicubic"),
+        (224, 0.875, "center", "bilinear"),
+        (31, 1.0, "center", "bicubic"),
+        (32, 0.95, "squash", "bicubic"),
+        (31, 1.0, "squash", "bilinear"),
+    ],
+)
+def test_pictures_are_cut_as_timm_cuts_them(tmp_path, size, canvas, crop, mode, filter):
     pixels = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     picture = Image.fromarray(pixels)
     picture.save(tmp_path / "x.png")
-    timms = create_transform(canvas, is_training=False, interpolation="bicubic", crop_pct=crop, normalize=False)
+    timms = create_transform(
+        canvas, is_training=False, interpolation=filter, crop_pct=crop, crop_mode=mode, normalize=False
+    )
     expected = timms(picture)
-    assert (read_cropped(tmp_path / "x.png", canvas, crop).transpose(2, 0, 1) == expected.numpy()).all()
+    resize = "short" if mode == "center" else mode
+    found = read_cropped(tmp_path / "x.png", canvas, crop, resize, filter)
+    assert (found.transpose(2, 0, 1) == expected.numpy()).all()
 
 
 @pytest.mark.parametrize("below", ["val", "test", "."])
@@ -169,3 +182,10 @@ def test_planning_imports_no_torch(folder):
 def test_nothing_is_trained():
     recipe = Folder().recipe()
     assert not Folder.trains and recipe.steps == recipe.epochs == 0
+
+
+def test_a_way_of_cutting_that_is_not_known_is_refused_unless_the_user_says_another():
+    border = {"canvas": 32, "crop": 0.9, "resize": "border", "filter": "bicubic"}
+    with pytest.raises(UserError, match="cannot cut pictures as the model wants them: .*border.*; give canvas"):
+        Folder(images="folder-0").with_cut(border)
+    assert Folder(images="folder-0", resize="short").with_cut(border).canvas == 32
