@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel
@@ -15,6 +15,8 @@ from sparsebench.strategy import Habits, Schedule
 
 Convention = Literal["power-floor", "compound-ceil"]
 AMOUNTS = ("macs", "keep_rate", "per_block")
+LATER: dict[str, Any] = {"per_block": None, "schedule": None, "gamma": 2.0}
+"""Parameters that budgets of older records do not have, with what they mean there."""
 
 
 class Budget(BaseModel):
@@ -61,6 +63,12 @@ class Budget(BaseModel):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
             raise UserError("keep rate" if key == "keep_rate" else "fraction of MACs", got=value, allowed="(0, 1]")
         return data | {key: float(value)}
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what came later and is not used, so that the hashes of cells from before it still hold."""
+        own: dict[str, Any] = dump(self)
+        return {key: value for key, value in own.items() if key not in LATER or value != LATER[key]}
 
     @property
     def label(self) -> str:

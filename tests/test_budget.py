@@ -1,6 +1,7 @@
 import math
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from sparsebench.budget import FULL, Budget, capped, counts_at, solve, stages
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import BlockCost, ShallowCost, VitCost
 from sparsebench.strategy import Habits
+from sparsebench.sweep import store
 
 BLOCK = BlockCost(qkv=3 * 64**2, proj=64**2, mlp=8 * 64**2, width=64)
 VIT = VitCost(tokens=64, prefix=1, class_rows=1, embed=48 * 64, head=640, blocks=(BLOCK,) * 4)
@@ -205,3 +207,20 @@ def test_where_half_can_leave_at_most_a_fraction_of_macs_is_reached_wherever_it_
     ratio = VIT.macs(VIT.steps("attention", blocks, counts, habits.needs)) / dense
     assert ratio == pytest.approx(max(target, least / dense), abs=0.02)
     assert all(after >= before - before // 2 for before, after in pairwise([64, *counts]))
+
+
+def test_a_budget_without_what_came_later_is_written_as_it_was_before():
+    """The hash of a cell is that of its JSON: records from before must still be found."""
+    old = {"macs": 0.5, "keep_rate": None, "convention": "power-floor", "blocks": None}
+    assert Budget(macs=0.5).model_dump(mode="json") == old and Budget(**old) == Budget(macs=0.5)
+    late = Budget(macs=0.5, schedule="late", gamma=3)
+    assert late.model_dump(mode="json") == old | {"schedule": "late", "gamma": 3.0}
+    assert Budget.model_validate_json(late.model_dump_json()) == late
+    assert Budget(per_block=8).model_dump(mode="json") == old | {"macs": None, "per_block": 8}
+
+
+@pytest.mark.parametrize("board", ["quick", "real"])
+def test_published_records_can_be_read(board):
+    folder = Path(__file__).parents[1] / "leaderboard" / board
+    lines = [line for path in (folder / "records").glob("*.jsonl") for line in path.read_bytes().splitlines()]
+    assert lines and {store.parse(line).status for line in lines} <= {"ok", "failed"}

@@ -127,7 +127,7 @@ def _means(groups: Mapping[float, Sequence[Trial]], metric: str) -> dict[float, 
 
 def _curves(
     axis: Any, curves: Mapping[str, Mapping[float, Interval]], x: str, title: str, log: bool = False,
-    beside: Mapping[str, Mapping[float, float]] | None = None,
+    top: float | None = None, beside: Mapping[str, Mapping[float, float]] | None = None,
 ) -> None:  # fmt: skip
     """Draw means with their intervals over x, and published values beside them."""
     for (name, values), colour in zip(curves.items(), COLOURS, strict=False):
@@ -137,9 +137,11 @@ def _curves(
     for (name, known), style in zip((beside or {}).items(), ("--", ":"), strict=False):
         axis.plot(list(known), list(known.values()), style, color=PUBLISHED, linewidth=1, label=name)
     if log:
-        axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter("{x:g}")
-    axis.set(title=title, xlabel=x.replace("alpha_*", "$\\alpha_*$"), ylim=(0, 1))
+        axis.set_xscale("log")
+        every = sorted({place for values in curves.values() for place in values})
+        axis.set_xticks(every, [f"{place:g}" for place in every])
+        axis.minorticks_off()
+    axis.set(title=title, xlabel=x.replace("alpha_*", "$\\alpha_*$"), ylim=(0, top))
     legend(axis)
 
 
@@ -232,7 +234,7 @@ def figure_6c(trials: Sequence[Trial]) -> Result:
     beside = {f"published, {name}": dict(zip(x, y, strict=True)) for name, y in published.FIGURE_6C["accuracy"].items()}
     panels: list[Panel] = [
         partial(_curves, curves={start: _means(some, metric) for start, some in starts.items()}, x="alpha_*",
-                title=title, beside=beside if metric == "accuracy" else None)
+                title=title, top=1, beside=beside if metric == "accuracy" else None)
         for metric, title in (("accuracy", "accuracy, test groups of equal size"), ("spurious_gap", "spurious gap"),
                               ("worst_group_accuracy", "worst-group accuracy"))
     ]  # fmt: skip

@@ -186,6 +186,6 @@ def test_nothing_is_trained():
 
 def test_a_way_of_cutting_that_is_not_known_is_refused_unless_the_user_says_another():
     border = {"canvas": 32, "crop": 0.9, "resize": "border", "filter": "bicubic"}
-    with pytest.raises(UserError, match="cannot cut pictures as the model wants them: .*border.*; give canvas"):
+    with pytest.raises(UserError, match=r"cannot cut pictures as the model wants them: .*border.*; give canvas"):
         Folder(images="folder-0").with_cut(border)
     assert Folder(images="folder-0", resize="short").with_cut(border).canvas == 32
