@@ -21,7 +21,7 @@ from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
 from sparsebench.strategy import Plan, Strategy, TokenView
 from sparsebench.testing.networks import Case, images_for, tiny
-from sparsebench.testing.trial import Choice, answer, fresh, tensors
+from sparsebench.testing.trial import Choice, StandIn, answer, fresh, tensors
 
 REPEATS = 5
 
@@ -32,15 +32,12 @@ def deit_tiny() -> Case:
     return images_for("DeiT-Ti", tiny(img_size=224, patch_size=16, embed_dim=192, depth=2, num_heads=3))
 
 
-class _Within:
-    """Stands in a strategy's place; each of its choices is made by way of `around`."""
+class _Within(StandIn):
+    """A strategy each of whose choices is made by way of `around`."""
 
     def __init__(self, strategy: Strategy, around: Callable[[Choice], Plan | None]):
-        self.strategy, self.around = strategy, around
-        self.name, self.kind, self.site = strategy.name, strategy.kind, strategy.site
-
-    def requires(self) -> frozenset[str]:
-        return self.strategy.requires()
+        super().__init__(strategy)
+        self.around = around
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         around = self.around

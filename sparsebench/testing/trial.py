@@ -75,15 +75,22 @@ class Asked:
     modes: list[str]
 
 
-class _Observed:
-    """Stands in a strategy's place in the harness."""
+class StandIn:
+    """Stands in a strategy's place in the harness: all but its plans is the strategy's own."""
 
     def __init__(self, strategy: Strategy):
-        self.strategy, self.asked = strategy, list[Asked]()
-        self.name, self.kind, self.site = strategy.name, strategy.kind, strategy.site
+        self.strategy = strategy
 
-    def requires(self) -> frozenset[str]:
-        return self.strategy.requires()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.strategy, name)
+
+
+class _Observed(StandIn):
+    """A strategy whose questions and answers are kept."""
+
+    def __init__(self, strategy: Strategy):
+        super().__init__(strategy)
+        self.asked = list[Asked]()
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         watched, modes = _Watched(view), state.modes()

@@ -114,7 +114,7 @@ def test_an_unknown_parameter_is_a_user_error_with_the_nearest(given_, hint):
 
 
 def test_a_parameter_like_no_other_gets_the_list_and_no_guess():
-    with pytest.raises(UserError, match=r"allowed: heads, layers, mode, names, power$"):
+    with pytest.raises(UserError, match=r"allowed: disposal, heads, layers, mode, names, power$"):
         fill(Tuned, {"zzz": 1}, "strategy 'tuned'")
 
 

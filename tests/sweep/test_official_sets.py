@@ -54,7 +54,7 @@ def test_each_kind_of_pictures_may_be_named(tmp_path: Path, parameter: str) -> N
 def test_a_parameter_of_that_name_may_be_a_list_in_another_s_task(tmp_path: Path) -> None:
     (job, *_) = plan(tmp_path, runs.Files(images="digits")).jobs
     task = job.cell.task.model_copy(update={"params": {"images": ["cifar10"]}})
-    other = replace(job, cell=job.cell.model_copy(update={"task": task}))
+    other = job.model_copy(update={"cell": job.cell.model_copy(update={"task": task})})
     assert runs.Files().places([other], {}) == {}
 
 
