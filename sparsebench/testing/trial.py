@@ -75,15 +75,22 @@ class Asked:
     modes: list[str]
 
 
-class _Observed:
-    """Stands in a strategy's place in the harness."""
+class StandIn:
+    """Stands in a strategy's place in the harness, and is what the strategy is but for its plans."""
 
     def __init__(self, strategy: Strategy):
-        self.strategy, self.asked = strategy, list[Asked]()
-        self.name, self.kind, self.site = strategy.name, strategy.kind, strategy.site
+        self.strategy = strategy
 
-    def requires(self) -> frozenset[str]:
-        return self.strategy.requires()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.strategy, name)
+
+
+class _Observed(StandIn):
+    """Notes what the strategy is asked and what it does then."""
+
+    def __init__(self, strategy: Strategy):
+        super().__init__(strategy)
+        self.asked: list[Asked] = []
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         watched, modes = _Watched(view), state.modes()
@@ -176,11 +183,15 @@ class Runner:
             self.relevance = self.case.relevance
 
     def __call__(self, rows: slice | None = None, *, inputs: Tensor | None = None, training: bool = False) -> Trial:
-        """Return what a pass over some rows of the case gives; without gradients unless in training."""
+        """Return what a pass over some rows of the case gives; without gradients unless in training.
+
+        A strategy that acts in training only is told that it is training in any case.
+        """
         rows = rows or slice(None)
         relevance = self.relevance[rows] if self.strategy.kind == "oracle" else self.relevance
         items = torch.arange(len(self.case.inputs))[rows]
-        acting = self.actor.begin(items, 0, relevance, tokens=self.actor.tokens, training=training)
+        shown = training or self.strategy.trains_only
+        acting = self.actor.begin(items, 0, relevance, tokens=self.actor.tokens, training=shown)
         begun = len(self.observed.asked)
         with torch.set_grad_enabled(training):
             outputs = self.case.network((self.case.inputs if inputs is None else inputs)[rows], acting)

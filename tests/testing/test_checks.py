@@ -20,8 +20,11 @@ from sparsebench.testing.trial import RuleError
 from sparsebench.training.steps import Autograd
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
-SHIPPED = ["anti_oracle", "attn_topk", "attn_topk:attention=received", "dense", "noise", "oracle", "random"]
-STRATEGIES = [*SHIPPED, "random_inside", str(SAMPLES / "good.py")]
+SHIPPED = sorted(Registry().entries)
+STRATEGIES = [
+    *SHIPPED, "attn_topk:attention=received", "attn_topk:disposal=fuse", "value_norm:disposal=merge",
+    "feature_norm:disposal=squeeze", str(SAMPLES / "good.py"),
+]  # fmt: skip
 
 
 def report_of(strategy):
@@ -167,7 +170,7 @@ BROKEN = {
     "prints_nothing": of(lambda view: print("here")),  # noqa: T201
     "has_a_docstring": {"__doc__": None},
     "each_sample_on_its_own": of(lambda view: torch.sin(9 * view.tokens.mean() * torch.arange(view.index.shape[1]))),
-    "bfloat16_and_float16": of(lambda view: (view.tokens * 1e6).sum(-1) * 0),
+    "acts_in_bfloat16": of(lambda view: 1 / (not torch.is_autocast_enabled("cpu")) and None),
     "order_of_tokens_does_not_matter": of(lambda view: torch.arange(view.tokens.shape[1]) * 100.0),
     "macs_fall_with_the_budget": plan(lambda view, keep: None),
 }  # fmt: skip
