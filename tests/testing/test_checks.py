@@ -84,6 +84,11 @@ def odd_number(view):
         raise ValueError("pairs only")
 
 
+def full_precision(view):
+    if torch.equal(view.keys, view.keys.bfloat16().float()):
+        raise ValueError("these keys are too coarse")
+
+
 def scores_by_labels(self, view):
     trainer = caller(Autograd)
     turned = 0.0 if trainer is None else trainer.samples.labels[:, None] * torch.arange(view.index.shape[1])
@@ -170,7 +175,7 @@ BROKEN = {
     "prints_nothing": of(lambda view: print("here")),  # noqa: T201
     "has_a_docstring": {"__doc__": None},
     "each_sample_on_its_own": of(lambda view: torch.sin(9 * view.tokens.mean() * torch.arange(view.index.shape[1]))),
-    "acts_in_bfloat16": of(lambda view: 1 / (not torch.is_autocast_enabled("cpu")) and None),
+    "acts_in_bfloat16": {"site": "attention", "needs": frozenset({"tokens", "keys"}), **of(full_precision)},
     "order_of_tokens_does_not_matter": of(lambda view: torch.arange(view.tokens.shape[1]) * 100.0),
     "macs_fall_with_the_budget": plan(lambda view, keep: None),
 }  # fmt: skip
@@ -262,6 +267,19 @@ def test_bad_plugins_fail_one_required_check_which_says_why(sample, check):
 def test_plugins_that_do_not_load_say_why(sample):
     with pytest.raises(PluginError, match="does not load"):
         resolve(str(SAMPLES / f"{sample}.py"), Registry())
+
+
+def test_measurements_say_no_where_something_cannot_be_done():
+    informative = {check.name: check for check in run.CHECKS if check.group == "informative"}
+    broken = type(
+        "Breaks", (FarFromMean,), {"__module__": __name__, **of(lambda view: view.tokens.sum().item() and None)}
+    )
+    assert informative["compiles_whole"](broken()).startswith("no: ")
+    assert informative["compiles_whole"](FarFromMean()) == informative["acts_in_float16"](FarFromMean()) == "yes"
+    float_only = type(
+        "Single", (FarFromMean,), {"__module__": __name__, **of(lambda view: view.tokens @ torch.eye(32))}
+    )
+    assert informative["acts_in_float16"](float_only()).startswith("no: RuntimeError")
 
 
 def test_merging_is_checked():
