@@ -22,6 +22,12 @@ class ATC(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "keys"})
     citation: ClassVar[str] = "Haurum et al., Agglomerative token clustering, ECCV 2024"
+    bibtex: ClassVar[str] = """@inproceedings{haurum2024atc,
+  title = {Agglomerative Token Clustering},
+  author = {Haurum, Joakim Bruslund and Escalera, Sergio and Taylor, Graham W. and Moeslund, Thomas B.},
+  booktitle = {European Conference on Computer Vision},
+  year = {2024}
+}"""
     schedule: ClassVar[Schedule] = "stages"
     proportional: ClassVar[bool] = True
 

@@ -26,6 +26,13 @@ class DiffRate(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "attention"})
     citation: ClassVar[str] = "Chen et al., DiffRate: differentiable compression rate, ICCV 2023"
+    bibtex: ClassVar[str] = """@inproceedings{chen2023diffrate,
+  title = {{DiffRate}: Differentiable Compression Rate for Efficient Vision Transformers},
+  author = {Chen, Mengzhao and Shao, Wenqi and Xu, Peng and Lin, Mingbao and Zhang, Kaipeng and Chao, Fei
+    and Ji, Rongrong and Qiao, Yu and Luo, Ping},
+  booktitle = {IEEE/CVF International Conference on Computer Vision},
+  year = {2023}
+}"""
     schedule: ClassVar[Schedule] = "every"
     proportional: ClassVar[bool] = True
 

@@ -23,6 +23,13 @@ class DPCKNN(Strategy):
     name: ClassVar[str] = "dpc_knn"
     site: ClassVar[Site] = "block"
     citation: ClassVar[str] = "Zeng et al., Not all tokens are equal (TCFormer), CVPR 2022"
+    bibtex: ClassVar[str] = """@inproceedings{zeng2022tcformer,
+  title = {Not All Tokens Are Equal: Human-centric Visual Analysis via Token Clustering Transformer},
+  author = {Zeng, Wang and Jin, Sheng and Liu, Wentao and Qian, Chen and Luo, Ping and Ouyang, Wanli
+    and Wang, Xiaogang},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
+  year = {2022}
+}"""
 
     neighbours: int = Field(5, gt=0, description="k, nearest tokens that density is measured on")
 

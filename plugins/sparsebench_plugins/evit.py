@@ -24,6 +24,12 @@ class EViT(Strategy):
     needs: ClassVar[frozenset[str]] = frozenset({"attention", "tokens"})
     fuses: ClassVar[bool] = True
     citation: ClassVar[str] = "Liang et al., Not all patches are what you need (EViT), ICLR 2022"
+    bibtex: ClassVar[str] = """@inproceedings{liang2022evit,
+  title = {Not All Patches are What You Need: Expediting Vision Transformers via Token Reorganizations},
+  author = {Liang, Youwei and Ge, Chongjian and Tong, Zhan and Song, Yibing and Wang, Jue and Xie, Pengtao},
+  booktitle = {International Conference on Learning Representations},
+  year = {2022}
+}"""
 
     renormalise: bool = Field(False, description="divide the weights of what is fused by their sum")
 

@@ -20,6 +20,12 @@ class FeatureNorm(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens"})
     citation: ClassVar[str] = "Darcet et al., Vision transformers need registers, ICLR 2024"
+    bibtex: ClassVar[str] = """@inproceedings{darcet2024registers,
+  title = {Vision Transformers Need Registers},
+  author = {Darcet, Timoth{\\'e}e and Oquab, Maxime and Mairal, Julien and Bojanowski, Piotr},
+  booktitle = {International Conference on Learning Representations},
+  year = {2024}
+}"""
 
     keep: Literal["largest", "smallest"] = "largest"
 

@@ -30,6 +30,12 @@ class MCTF(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "received_attention"})
     citation: ClassVar[str] = "Lee et al., Multi-criteria token fusion with one-step-ahead attention, CVPR 2024"
+    bibtex: ClassVar[str] = """@inproceedings{lee2024mctf,
+  title = {Multi-criteria Token Fusion with One-step-ahead Attention for Efficient Vision Transformers},
+  author = {Lee, Sanghyeok and Choi, Joonmyung and Kim, Hyunwoo J.},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
+  year = {2024}
+}"""
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
     proportional: ClassVar[bool] = True

@@ -20,6 +20,12 @@ class PatchDropout(Strategy):
     needs: ClassVar[frozenset[str]] = frozenset()
     trains_only: ClassVar[bool] = True
     citation: ClassVar[str] = "Liu et al., PatchDropout, WACV 2023"
+    bibtex: ClassVar[str] = """@inproceedings{liu2023patchdropout,
+  title = {{PatchDropout}: Economizing Vision Transformers Using Patch Dropout},
+  author = {Liu, Yue and Matsoukas, Christos and Strand, Fredrik and Azizpour, Hossein and Smith, Kevin},
+  booktitle = {IEEE/CVF Winter Conference on Applications of Computer Vision},
+  year = {2023}
+}"""
 
     def plan(self, view: TokenView, keep: int) -> Keep | None:
         """Keep tokens drawn uniformly, one stream a sample; in the test leave all as they are."""

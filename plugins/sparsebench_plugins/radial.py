@@ -23,6 +23,12 @@ class Radial(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset()
     citation: ClassVar[str] = "Haurum et al., Which tokens to use?, ICCV Workshops 2023"
+    bibtex: ClassVar[str] = """@inproceedings{haurum2023tokens,
+  title = {Which Tokens to Use? Investigating Token Reduction in Vision Transformers},
+  author = {Haurum, Joakim Bruslund and Escalera, Sergio and Taylor, Graham W. and Moeslund, Thomas B.},
+  booktitle = {IEEE/CVF International Conference on Computer Vision Workshops},
+  year = {2023}
+}"""
 
     p: Literal[1, 2, "inf"] = 2
 

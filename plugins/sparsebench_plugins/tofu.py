@@ -1,5 +1,6 @@
 """Similar tokens leave: dropped in the first blocks, merged without loss of length in the others."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
@@ -24,6 +25,15 @@ class ToFu(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "keys"})
     citation: ClassVar[str] = "Kim et al., Token fusion: bridging the gap between token pruning and merging, WACV 2024"
+    bibtex: ClassVar[str] = """@inproceedings{kim2024tofu,
+  title = {Token Fusion: Bridging the Gap between Token Pruning and Token Merging},
+  author = {Kim, Minchul and Gao, Shangqian and Hsu, Yen-Chang and Shen, Yilin and Jin, Hongxia},
+  booktitle = {IEEE/CVF Winter Conference on Applications of Computer Vision},
+  year = {2024}
+}"""
+    expected_failures: ClassVar[Mapping[str, str]] = {
+        "order_of_tokens_does_not_matter": "pairs are made of tokens at even and at odd places"
+    }
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
     proportional: ClassVar[bool] = True

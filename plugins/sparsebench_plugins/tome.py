@@ -1,5 +1,6 @@
 """Similar tokens are merged, a few in every block."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import sparsebench
@@ -23,6 +24,16 @@ class ToMe(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "keys"})
     citation: ClassVar[str] = "Bolya et al., Token merging: your ViT but faster, ICLR 2023"
+    bibtex: ClassVar[str] = """@inproceedings{bolya2023tome,
+  title = {Token Merging: Your {ViT} But Faster},
+  author = {Bolya, Daniel and Fu, Cheng-Yang and Dai, Xiaoliang and Zhang, Peizhao and Feichtenhofer, Christoph
+    and Hoffman, Judy},
+  booktitle = {International Conference on Learning Representations},
+  year = {2023}
+}"""
+    expected_failures: ClassVar[Mapping[str, str]] = {
+        "order_of_tokens_does_not_matter": "pairs are made of tokens at even and at odd places"
+    }
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
     proportional: ClassVar[bool] = True

@@ -22,6 +22,12 @@ class TPS(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"attention"})
     citation: ClassVar[str] = "Wei et al., Joint token pruning and squeezing (TPS), CVPR 2023"
+    bibtex: ClassVar[str] = """@inproceedings{wei2023tps,
+  title = {Joint Token Pruning and Squeezing Towards More Aggressive Compression of Vision Transformers},
+  author = {Wei, Siyuan and Ye, Tianzhu and Zhang, Shen and Tang, Yao and Liang, Jiajun},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
+  year = {2023}
+}"""
 
     disposal: Disposal = "squeeze"
 

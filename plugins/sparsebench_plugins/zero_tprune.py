@@ -28,6 +28,13 @@ class ZeroTPrune(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"attention_maps", "keys"})
     citation: ClassVar[str] = "Wang et al., Zero-TPrune, CVPR 2024"
+    bibtex: ClassVar[str] = """@inproceedings{wang2024zerotprune,
+  title = {{Zero-TPrune}: Zero-Shot Token Pruning through Leveraging of the Attention Graph in Pre-Trained Transformers}
+   ,
+  author = {Wang, Hongjie and Dedhia, Bhishma and Jha, Niraj K.},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
+  year = {2024}
+}"""
 
     iterations: tuple[PositiveInt, PositiveInt, PositiveInt] = Field((30, 5, 1), description="early, middle, late")
     low: float = Field(0.01, description="least variance of s T of a head that counts")

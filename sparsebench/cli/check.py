@@ -43,14 +43,16 @@ def check(target: str, as_json: bool, markdown: bool, time_limit: float) -> None
 
 def _text(report: Any) -> str:
     lines, group = [f"{report.title}  {report.summary()}"], ""
+    before = ""  # a remark is shown once where several checks have the same
     for outcome in report.outcomes:
         if outcome.group != group:
             group = outcome.group
             lines += ["", group]
         says = outcome.message if outcome.status == "not run" else outcome.says
         lines.append(f"  {SIGNS.get(outcome.status, outcome.status):<11} {outcome.check:<32} {says}".rstrip())
-        if outcome.message and outcome.status != "not run":
+        if outcome.message not in ("", before) and outcome.status != "not run":
             lines.append(f"{'':14}{outcome.message}")
+        before = outcome.message or before
     return "\n".join([*lines, ""])
 
 

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
 from sparsebench.strategy import Plan, Strategy, TokenView
-from sparsebench.testing.networks import Case, images_for, tiny
-from sparsebench.testing.trial import Choice, StandIn, answer, fresh, tensors
+from sparsebench.testing.networks import Case, build, images_for, tiny
+from sparsebench.testing.trial import Choice, RuleError, Runner, StandIn, answer, fresh, on_each, tensors
 
 REPEATS = 5
 
@@ -33,7 +33,7 @@ def deit_tiny() -> Case:
 
 
 class _Within(StandIn):
-    """A strategy each of whose choices is made by way of `around`."""
+    """Makes each choice of a strategy by way of `around`."""
 
     def __init__(self, strategy: Strategy, around: Callable[[Choice], Plan | None]):
         super().__init__(strategy)
@@ -52,7 +52,7 @@ def _choose(strategy: Strategy, around: Callable[[Choice], Plan | None]) -> None
     actor = Actor(stand_in, Budget(keep_rate=0.7, blocks=(1,)), case.network.cost, case.network.grid, stream=5)
     relevance = case.relevance if strategy.kind == "oracle" else None
     items = torch.arange(len(case.inputs))
-    case.network(case.inputs, actor.begin(items, 0, relevance, tokens=case.tokens, training=False))
+    case.network(case.inputs, actor.begin(items, 0, relevance, tokens=case.tokens, training=strategy.trains_only))
 
 
 def time_of_a_choice(strategy: Strategy) -> str:
@@ -134,4 +134,22 @@ def compiles_whole(strategy: Strategy) -> str:
     return found[0]
 
 
-CHECKS = (time_of_a_choice, memory_of_a_choice, compiles_whole)
+def acts_in_float16(strategy: Strategy) -> str:
+    """Whether it can choose where the network's weights are float16, in which no cell is run."""
+
+    def do(case: Case) -> None:
+        half = images_for(case.name, build(case.name).network.module.half())
+        runner = Runner(fresh(strategy), half)
+        try:
+            runner(inputs=case.inputs.half())
+        except RuntimeError:  # the network's: what the strategy raises is a RuleError
+            if not runner.observed.asked:
+                raise
+
+    try:
+        return on_each(do, ("class token", "no class token")) or "yes"
+    except RuleError as error:
+        return f"no: {' '.join(str(error).split())}"
+
+
+CHECKS = (time_of_a_choice, memory_of_a_choice, compiles_whole, acts_in_float16)

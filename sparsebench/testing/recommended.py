@@ -66,20 +66,17 @@ def fifth_batch_as_first(strategy: Strategy) -> str:
     return on_each(do)
 
 
-def bfloat16_and_float16(strategy: Strategy) -> str:
-    """It acts, with finite outputs, on a network in bfloat16 by autocast and on one in float16."""
+def acts_in_bfloat16(strategy: Strategy) -> str:
+    """It acts, with finite outputs, on a network in bfloat16 by autocast."""
 
     def do(case: Case) -> None:
         halved = images_for(case.name, _copy(case), precision="bfloat16")
-        half = images_for(case.name, _copy(case).half())
-        for what, cast, inputs in (("bfloat16", halved, case.inputs), ("float16", half, case.inputs.half())):
-            try:
-                outputs = Runner(fresh(strategy), cast)(inputs=inputs).outputs
-            except (RuntimeError, RuleError) as error:
-                of = error.of if isinstance(error, RuleError) else ""
-                raise RuleError(f"in {what}: {' '.join(str(error).split())}", of) from error
-            if not bool(outputs.isfinite().all()):
-                raise RuleError(f"in {what} the outputs are not finite")
+        try:
+            outputs = Runner(fresh(strategy), halved)().outputs
+        except RuntimeError as error:
+            raise RuleError(" ".join(str(error).split())) from error
+        if not bool(outputs.isfinite().all()):
+            raise RuleError("the outputs are not finite")
 
     return on_each(do, DEEP)
 
@@ -125,12 +122,19 @@ def merged_sizes_sum_to_all(strategy: Strategy) -> str:
     def do(case: Case) -> None:
         trial = act(strategy, case)
         plans = [decision.plan for decision in trial.acting.decisions]
-        if not plans or not all(isinstance(p, Merge) or (isinstance(p, Keep) and p.fuse is not None) for p in plans):
-            raise UnsupportedError("it does not merge")
-        if not bool((trial.acting.sizes.sum(dim=1) == case.tokens).all()):
-            raise RuleError(f"sizes sum to {trial.acting.sizes.sum(dim=1).tolist()}, not to {case.tokens}")
+        if not plans or not all(_merges_all(plan) for plan in plans):
+            raise UnsupportedError("it does not merge, or drops tokens too")
+        sums = trial.acting.sizes.sum(dim=1)
+        if bool(((sums - case.tokens).abs() > 1e-4 * case.tokens).any()):
+            raise RuleError(f"sizes sum to {sums.tolist()}, not to {case.tokens}")
 
     return on_each(do)
+
+
+def _merges_all(plan: Any) -> bool:
+    if isinstance(plan, Keep):
+        return plan.fuse is not None
+    return isinstance(plan, Merge) and bool((plan.target >= 0).all())
 
 
 def macs_fall_with_the_budget(strategy: Strategy) -> str:
@@ -171,6 +175,6 @@ def gradients_flow(strategy: Strategy) -> str:
 
 
 CHECKS = (
-    has_a_docstring, pickles_by_reference, each_sample_on_its_own, fifth_batch_as_first, bfloat16_and_float16,
+    has_a_docstring, pickles_by_reference, each_sample_on_its_own, fifth_batch_as_first, acts_in_bfloat16,
     order_of_tokens_does_not_matter, merged_sizes_sum_to_all, macs_fall_with_the_budget, gradients_flow,
 )  # fmt: skip

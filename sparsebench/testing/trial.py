@@ -76,7 +76,7 @@ class Asked:
 
 
 class StandIn:
-    """Stands in a strategy's place in the harness: all but its plans is the strategy's own."""
+    """Stands in a strategy's place in the harness, and is what the strategy is but for its plans."""
 
     def __init__(self, strategy: Strategy):
         self.strategy = strategy
@@ -86,11 +86,11 @@ class StandIn:
 
 
 class _Observed(StandIn):
-    """A strategy whose questions and answers are kept."""
+    """Notes what the strategy is asked and what it does then."""
 
     def __init__(self, strategy: Strategy):
         super().__init__(strategy)
-        self.asked = list[Asked]()
+        self.asked: list[Asked] = []
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         watched, modes = _Watched(view), state.modes()
@@ -183,11 +183,15 @@ class Runner:
             self.relevance = self.case.relevance
 
     def __call__(self, rows: slice | None = None, *, inputs: Tensor | None = None, training: bool = False) -> Trial:
-        """Return what a pass over some rows of the case gives; without gradients unless in training."""
+        """Return what a pass over some rows of the case gives; without gradients unless in training.
+
+        A strategy that acts in training only is told that it is training in any case.
+        """
         rows = rows or slice(None)
         relevance = self.relevance[rows] if self.strategy.kind == "oracle" else self.relevance
         items = torch.arange(len(self.case.inputs))[rows]
-        acting = self.actor.begin(items, 0, relevance, tokens=self.actor.tokens, training=training)
+        shown = training or self.strategy.trains_only
+        acting = self.actor.begin(items, 0, relevance, tokens=self.actor.tokens, training=shown)
         begun = len(self.observed.asked)
         with torch.set_grad_enabled(training):
             outputs = self.case.network((self.case.inputs if inputs is None else inputs)[rows], acting)

@@ -36,6 +36,7 @@ def test_a_new_strategy_conforms_and_its_test_passes(tmp_path: Path) -> None:
     assert done.returncode == 0 and "passed" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_a_new_package_passes_its_tests_and_brings_its_strategy_by_the_entry_point(tmp_path: Path) -> None:
     write("far_out", tmp_path, Registry(), package=True)
     folder = tmp_path / "far_out"
@@ -58,6 +59,7 @@ def test_what_is_written_is_clean(tmp_path: Path, package: bool) -> None:
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_the_package_can_be_built_and_installed(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     write("far_out", tmp_path, Registry(), package=True)

@@ -20,8 +20,15 @@ from sparsebench.testing.trial import RuleError
 from sparsebench.training.steps import Autograd
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
-SHIPPED = ["anti_oracle", "attn_topk", "attn_topk:attention=received", "dense", "noise", "oracle", "random"]
-STRATEGIES = [*SHIPPED, "random_inside", str(SAMPLES / "good.py")]
+SHIPPED = sorted(Registry().entries)
+STRATEGIES = [
+    *SHIPPED, "attn_topk:attention=received", "attn_topk:disposal=fuse", "value_norm:disposal=merge",
+    "feature_norm:disposal=squeeze", str(SAMPLES / "good.py"),
+]  # fmt: skip
+
+
+FEW = ["attn_topk", "tome", "oracle", "downsample", "patch_dropout"]
+"""One that scores, one that merges, one that knows, one that mixes, one of training alone."""
 
 
 def report_of(strategy):
@@ -38,7 +45,13 @@ def failed(report):
     return {outcome.check for outcome in report.outcomes if outcome.status == "failed"}
 
 
-@parametrize_with_strategies(STRATEGIES)
+@parametrize_with_strategies(FEW)
+def test_strategies_of_each_kind_conform(strategy, check):
+    check(strategy)
+
+
+@pytest.mark.slow
+@parametrize_with_strategies([name for name in STRATEGIES if name not in FEW])
 def test_shipped_strategies_conform(strategy, check):
     check(strategy)
 
@@ -79,6 +92,11 @@ GENERATOR = torch.Generator().manual_seed(0)
 def odd_number(view):
     if view.index.shape[1] % 2:
         raise ValueError("pairs only")
+
+
+def full_precision(view):
+    if torch.equal(view.keys, view.keys.bfloat16().float()):
+        raise ValueError("these keys are too coarse")
 
 
 def scores_by_labels(self, view):
@@ -167,7 +185,7 @@ BROKEN = {
     "prints_nothing": of(lambda view: print("here")),  # noqa: T201
     "has_a_docstring": {"__doc__": None},
     "each_sample_on_its_own": of(lambda view: torch.sin(9 * view.tokens.mean() * torch.arange(view.index.shape[1]))),
-    "bfloat16_and_float16": of(lambda view: (view.tokens * 1e6).sum(-1) * 0),
+    "acts_in_bfloat16": {"site": "attention", "needs": frozenset({"tokens", "keys"}), **of(full_precision)},
     "order_of_tokens_does_not_matter": of(lambda view: torch.arange(view.tokens.shape[1]) * 100.0),
     "macs_fall_with_the_budget": plan(lambda view, keep: None),
 }  # fmt: skip
@@ -259,6 +277,19 @@ def test_bad_plugins_fail_one_required_check_which_says_why(sample, check):
 def test_plugins_that_do_not_load_say_why(sample):
     with pytest.raises(PluginError, match="does not load"):
         resolve(str(SAMPLES / f"{sample}.py"), Registry())
+
+
+def test_measurements_say_no_where_something_cannot_be_done():
+    informative = {check.name: check for check in run.CHECKS if check.group == "informative"}
+    broken = type(
+        "Breaks", (FarFromMean,), {"__module__": __name__, **of(lambda view: view.tokens.sum().item() and None)}
+    )
+    assert informative["compiles_whole"](broken()).startswith("no: ")
+    assert informative["compiles_whole"](FarFromMean()) == informative["acts_in_float16"](FarFromMean()) == "yes"
+    float_only = type(
+        "Single", (FarFromMean,), {"__module__": __name__, **of(lambda view: view.tokens @ torch.eye(32))}
+    )
+    assert informative["acts_in_float16"](float_only()).startswith("no: RuntimeError")
 
 
 def test_merging_is_checked():
