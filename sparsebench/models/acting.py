@@ -41,8 +41,7 @@ class Actor:
 
     def begin(self, items: Tensor, visit: int, relevance: Tensor | None, *, tokens: int, training: bool) -> Pass:
         """Start a forward pass over the (B,) items, seen for the `visit`-th time; relevance is (B, N) or None."""
-        keys = seeds.mix(seeds.mix(items, self.stream), visit)
-        return Pass(self, keys, relevance, tokens, training)
+        return Pass(self, items, visit, relevance, tokens, training)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +71,8 @@ class Pass:
     """
 
     actor: Actor
-    keys: Tensor
+    items: Tensor
+    visit: int
     relevance: Tensor | None
     count: int
     training: bool
@@ -82,9 +82,9 @@ class Pass:
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        B = self.keys.shape[0]
-        self.index = torch.arange(self.count, device=self.keys.device).expand(B, self.count)
-        self.sizes = torch.ones(B, self.count, device=self.keys.device)
+        B, device = len(self.items), self.items.device
+        self.index = torch.arange(self.count, device=device).expand(B, self.count)
+        self.sizes = torch.ones(B, self.count, device=device)
 
     @property
     def scores(self) -> Tensor | None:
@@ -161,8 +161,14 @@ class Pass:
                 f"'{self.actor.strategy.name}' needs {', '.join(missing)}, which this model cannot give at the "
                 f"{self.site} site (it gives {', '.join(sorted(fields))})"
             )
-        keys = seeds.mix(self.keys, block + 1)
         count = self.index.shape[1]
+
+        def random(
+            draw: int,
+        ) -> Tensor:  # most strategies want none, and a draw of few numbers takes as long as of many
+            keys = seeds.mix(seeds.mix(self.items, self.actor.stream), self.visit)
+            return seeds.uniform(seeds.mix(seeds.mix(keys, block + 1), draw + 1), count)
+
         return TokenView(
             {need: fields[need] for need in self.requires},
             index=self.index,
@@ -171,7 +177,7 @@ class Pass:
             depth=self.actor.depth,
             training=self.training,
             grid=self.actor.grid,
-            random=lambda draw: seeds.uniform(seeds.mix(keys, draw + 1), count),
+            random=random,
         )
 
 
