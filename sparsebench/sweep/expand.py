@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sparsebench.budget import AMOUNTS, FULL, Budget, schedule_of
+from sparsebench.budget import AMOUNTS, FULL, LATER, Budget, schedule_of
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
 from sparsebench.plugin.registry import Found, Registry
@@ -247,13 +247,15 @@ def _contenders(
 ) -> Iterator[_Contender]:
     """Yield every strategy with its parameters and each of its budgets: the plugins asked for and the baselines.
 
-    A plugin that names budgets of its own is run at those; the baselines are run at every budget that occurs. A task
-    with strategies of its own has those in place of the baselines.
+    A plugin that names budgets of its own is run at those; the baselines are run at every amount that occurs, spread
+    their own way. Tokens per block are no amount that strategies at the input share. A task with strategies of its own
+    has those in place of the baselines.
     """
     specs = plugins + [parse(text) for text in entry.strategies or ()]
     shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
     budgets = [_shaped(spec, _own_budgets(spec) or shared or [suite.budget]) for spec in specs]
-    every = list(dict.fromkeys(budget for some in budgets for budget in some)) or shared or [suite.budget]
+    amounts = (_plain(budget) for some in budgets for budget in some if budget.per_block is None)
+    every = list(dict.fromkeys(amounts)) or shared or [suite.budget]
     baselines = [(Spec(name), every) for name in suite.baselines] if entry.strategies is None else []
     for spec, some in [*zip(specs, budgets, strict=True), *baselines]:
         found = registry.strategy(spec.name)
@@ -275,16 +277,21 @@ def _shaped(spec: Spec, budgets: list[Budget]) -> list[Budget]:
     return [fill(Budget, budget | shape, f"the budget of '{spec.name}'") for budget in own for shape in shapes]
 
 
+def _plain(budget: Budget) -> Budget:
+    """Return the budget without a schedule of its own."""
+    return budget.model_copy(update=LATER)
+
+
 def _placed(budget: Budget, strategy: Strategy, blocks: tuple[int, ...] | None) -> Budget:
     """Return the budget with these stages, or none where the strategy acts at the input or spends nothing.
 
     A suite's stages are made for its own models; with another model the budget's default is taken.
     """
     inside = strategy.budgeted and strategy.site != "input"
-    if not inside and budget.schedule is not None:
+    if strategy.budgeted and not inside and (budget.schedule or budget.per_block):
         raise UserError(
-            f"strategy '{strategy.name}' acts at the input only", got=f"schedule={budget.schedule}",
-            next_step="leave schedule out, or take a strategy of the attention or block site",
+            f"strategy '{strategy.name}' acts at the input only, once", got=f"budget {budget.label}",
+            allowed="macs or keep_rate, without a schedule", next_step="or take one of the attention or block site",
         )  # fmt: skip
     everywhere = schedule_of(budget, strategy.habits()) != "stages"
     return budget.model_copy(update={"blocks": blocks if inside and not everywhere else None})

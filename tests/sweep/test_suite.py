@@ -377,3 +377,26 @@ def test_jobs_survive_json() -> None:
         again = Job.model_validate_json(job.model_dump_json())
         assert again == job and again.cell.id == job.cell.id
         assert json.loads(job.model_dump_json())["cell"]["repetition"] == 0
+
+
+def labels_of(*plugins: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for job in expand(Request(plugins=plugins, tasks=("composite",)), Registry()):
+        if not job.keep_weights:
+            found.setdefault(job.label, set()).add(job.cell.budget.label)
+    return found
+
+
+def test_baselines_spend_what_a_plugin_spends_and_spread_it_their_own_way() -> None:
+    found = labels_of("attn_topk:macs=0.65,schedule=late")
+    assert found["attn_topk"] == {"macs 0.65 late 2"} and found["random"] == {"macs 0.65"}
+    found = labels_of("attn_topk:schedule=every,late", "tome:per_block=8")
+    assert found["attn_topk"] == {"macs 0.5 every block", "macs 0.5 late 2"} and found["tome"] == {"8 a block"}
+    assert found["random"] == found["oracle"] == {"macs 0.5"}
+    assert labels_of("tome:per_block=8")["random"] == {"macs 0.5"}
+
+
+@pytest.mark.parametrize("shape", ["schedule=late", "per_block=8"])
+def test_a_strategy_at_the_input_has_no_schedule(shape: str) -> None:
+    with pytest.raises(UserError, match=r"'random' acts at the input only, once; got budget .*; allowed: macs or keep"):
+        labels_of(f"random:{shape}")
