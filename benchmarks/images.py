@@ -1,6 +1,6 @@
 """What pictures cost: sparsified Vision Transformers, the harness around their training, and the making of images.
 
-    python benchmarks/images.py            # about 9 minutes of one core; prints the tables of RESULTS.md
+    python benchmarks/images.py            # about 8 minutes of one core; prints the tables of RESULTS.md
 
 Everything is compared inside one run, see `timing`. Times are CPU-seconds of one thread; with CUDA the networks are
 measured on it as well.
