@@ -150,7 +150,8 @@ class ImageTask(PictureTask):
         return named if set(named) <= set(found.classes) else found.classes[:2]
 
     def stream(self, repetition: int, split: str) -> np.random.Generator:
-        """Return the generator of one split's draws; training parameters and the patches' order do not touch it."""
+        """Return the generator of one split's draws; how it is trained on, shown and judged does not touch it."""
+        # A trap: the JSON has the parameters in the order of their definition, so that moving one changes every draw.
         return seeds.generator(self.name, self.model_dump_json(exclude=set(self.training | LOOKS)), repetition, split)
 
     def order(self) -> np.ndarray | None:
