@@ -3,11 +3,9 @@
 import math
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.models.deep import DeepViT
 from sparsebench.strategy import TokenView
 from sparsebench.tokens import apply
 
@@ -54,21 +52,6 @@ def mean(rows, weights):
     """Return the weighted mean of lists."""
     total = sum(weights)
     return [sum(w * row[c] for w, row in zip(weights, rows, strict=True)) / total for c in range(len(rows[0]))]
-
-
-def vit(**changes):
-    """Return a network on 32 x 32 pixels with 4 x 4 patches and weights large enough to attend unevenly."""
-    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 4, "num_classes": 5}
-    model = VisionTransformer(**(sizes | changes)).eval()
-    rng = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn(weight.shape, generator=rng) * 0.2)
-    return DeepViT(model)
-
-
-def images(n=4):
-    return torch.rand(n, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
 def act(strategy, network, inputs, items=None, **budget):

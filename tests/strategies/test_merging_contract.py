@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from merging import act, images, vit
+from merging import act
 from sparsebench_plugins.atc import ATC
 from sparsebench_plugins.diffrate import DiffRate
 from sparsebench_plugins.downsample import Downsample
@@ -12,6 +12,7 @@ from sparsebench_plugins.mctf import MCTF
 from sparsebench_plugins.pitome import PiToMe
 from sparsebench_plugins.tofu import ToFu
 from sparsebench_plugins.tome import ToMe
+from tiny import images, vit
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.models.base import Shallow

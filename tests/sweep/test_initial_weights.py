@@ -7,28 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from records import COMPOSITE, VIT, Measure, reason, value
 from safetensors.torch import load_file, save, save_file
 
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, store
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
-
-COMPOSITE = "composite:epochs=1,test=40,pretrain_epochs=0"
-VIT = "vit:dim=16,depth=3,heads=2"
-
-Measure = Callable[..., Record]
-
-
-def value(record: Record, metric: str) -> float:
-    found = record.metrics[metric].value
-    assert found is not None, metric
-    return found
-
-
-def reason(record: Record) -> str:
-    assert record.failure is not None
-    return record.failure.reason
 
 
 @pytest.fixture(scope="module")

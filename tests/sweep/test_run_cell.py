@@ -1,11 +1,11 @@
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from records import COMPOSITE, VIT, Measure, reason, value
 
 from sparsebench.measure.cost import Step
 from sparsebench.plugin.registry import Registry
@@ -14,22 +14,7 @@ from sparsebench.sweep import engine
 from sparsebench.sweep.record import Outcomes, Record, unpack
 
 THEORY = "theory:steps=40,test=20,tokens=20"
-COMPOSITE = "composite:epochs=1,test=40,pretrain_epochs=0"
 SPURIOUS = "spurious:epochs=10,lr=0.003,test=40,pretrain_epochs=0"
-VIT = "vit:dim=16,depth=3,heads=2"
-
-Measure = Callable[..., Record]
-
-
-def value(record: Record, metric: str) -> float:
-    found = record.metrics[metric].value
-    assert found is not None, metric
-    return found
-
-
-def reason(record: Record) -> str:
-    assert record.failure is not None
-    return record.failure.reason
 
 
 def opened(outcomes: Outcomes | None) -> tuple[np.ndarray, ...]:
