@@ -8,8 +8,10 @@ table = sparsebench.leaderboard(records)
 
 from sparsebench.api import leaderboard, load_records, run
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
+from sparsebench.plans import Keep, Merge, Mix, Plan
 from sparsebench.plugin.hooks import hookimpl
-from sparsebench.strategy import Disposal, Keep, Kind, Merge, Mix, Plan, Schedule, Site, Strategy, TokenView
+from sparsebench.strategy import Disposal, Kind, Schedule, Site, Strategy
+from sparsebench.view import TokenView
 
 __version__ = "0.1.0"
 

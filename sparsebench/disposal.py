@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sparsebench.strategy import Disposal, Keep, Merge, Mix, Plan
+from sparsebench.plans import Keep, Merge, Mix, Plan
+from sparsebench.strategy import Disposal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sparsebench.strategy import TokenView
+    from sparsebench.view import TokenView
 
 _TOKENS = frozenset({"tokens"})
 NEEDS: dict[Disposal, frozenset[str]] = {"drop": frozenset(), "fuse": _TOKENS, "merge": _TOKENS, "squeeze": _TOKENS}

@@ -1,17 +1,18 @@
-"""All that the author of a strategy imports: Strategy, the token view it sees, the plans it returns.
+"""What a strategy is: what it says of itself, and what its author writes.
 
 This module imports no torch, so that listing strategies stays fast; a strategy file need not import it either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import StrategyError, UserError
+from sparsebench.plans import Plan
+from sparsebench.view import NEEDS, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,176 +23,6 @@ Schedule = Literal["stages", "every", "late"]
 Site = Literal["input", "attention", "block"]
 KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
 SITES: tuple[Site, ...] = ("input", "attention", "block")
-NEEDS = frozenset(
-    {"tokens", "branch", "queries", "keys", "values", "attention", "class_attention", "received_attention",
-     "mean_query_attention", "attention_maps", "pixels", "relevance"}
-)  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class Keep:
-    """Keep some tokens and drop the others, or fuse the others into one more token.
-
-    Attributes:
-        index: (B, M) integer positions of the kept tokens, each at most once, in any order.
-        fuse: (B, N) weights, or None. With weights w the tokens not kept become one last token sum_i w_i x_i
-            (EViT, Liang et al. 2022), so that M + 1 tokens go on.
-        scores: (B, N) what the choice was made by, larger is kept; only used to measure the selection.
-    """
-
-    index: Tensor
-    fuse: Tensor | None = None
-    scores: Tensor | None = None
-
-    @classmethod
-    def top(cls, scores: Tensor, keep: int) -> Keep:
-        """Keep the `keep` best of the (B, N) scores. Equal scores are decided by position: lower goes first."""
-        order = scores.sort(dim=-1, descending=True, stable=True).indices
-        return cls(index=order[:, :keep], scores=scores)
-
-
-@dataclass(frozen=True, eq=False)
-class Merge:
-    """Send each token to a group; a group's token is the size-weighted mean of its members.
-
-    Attributes:
-        target: (B, N) integer group of each token, in 0..M-1, or -1 to drop it; every group has a member.
-        scores: as in `Keep`.
-        weight: (B, N), or None. With weights w a group's token is sum_i w_i x_i over its members instead of their mean.
-        sizes: (B, N) what each token adds to the size of its group, or None for its own size.
-    """
-
-    target: Tensor
-    scores: Tensor | None = None
-    weight: Tensor | None = None
-    sizes: Tensor | None = None
-
-    @classmethod
-    def into(cls, host: Tensor, scores: Tensor | None = None) -> Merge:
-        """Merge each token into the one at position host (B, N). A token that is its own host goes on; order stays."""
-        import torch
-
-        stays = host == torch.arange(host.shape[1], device=host.device)
-        return cls((stays.cumsum(dim=1) - 1).gather(1, host), scores)
-
-
-@dataclass(frozen=True, eq=False)
-class Mix:
-    """Make each new token a weighted sum of the old ones.
-
-    Attributes:
-        weight: (B, M, N) real weights.
-        scores: as in `Keep`.
-    """
-
-    weight: Tensor
-    scores: Tensor | None = None
-
-
-Plan: TypeAlias = Keep | Merge | Mix
-"""What happens to the tokens: a linear map from N to M tokens. None in its place means that nothing happens."""
-
-
-class TokenView:
-    """What a strategy may see at its site. Fields that it does not declare in `needs` are not computed.
-
-    Attributes:
-        index: (B, N) which patch of the input each token is (its position there).
-        sizes: (B, N) how many patches each token stands for; 1 before any merging.
-        grid: (rows, columns) of the patches, or None where tokens have no places.
-        block: which block it is, from 0; `depth` how many there are.
-        training: whether the network is being trained.
-    """
-
-    def __init__(
-        self,
-        given: Mapping[str, Callable[[], Tensor | None]],
-        *,
-        index: Tensor,
-        sizes: Tensor,
-        block: int,
-        depth: int,
-        training: bool,
-        grid: tuple[int, int] | None,
-        random: Callable[[int], Tensor],
-    ):
-        self._given, self._seen, self._random = given, {}, random  # type: ignore[var-annotated]
-        self.index, self.sizes, self.grid = index, sizes, grid
-        self.block, self.depth, self.training = block, depth, training
-
-    def _get(self, field: str) -> Tensor:
-        if field not in self._given:
-            raise StrategyError(
-                f"view.{field} was read but not declared: add it to `needs` (declared: "
-                f"{', '.join(sorted(self._given)) or 'nothing'})"
-            )
-        if field not in self._seen:
-            self._seen[field] = self._given[field]()
-        return self._seen[field]
-
-    @property
-    def tokens(self) -> Tensor:
-        """(B, N, C) the patch tokens; class and register tokens are not among them and always stay."""
-        return self._get("tokens")
-
-    @property
-    def branch(self) -> Tensor:
-        """(B, N, C) what this block's attention added to each token."""
-        return self._get("branch")
-
-    @property
-    def queries(self) -> Tensor:
-        """(B, H, N, C / H) queries of the patch tokens in this block's attention."""
-        return self._get("queries")
-
-    @property
-    def keys(self) -> Tensor:
-        """(B, H, N, C / H) keys of the patch tokens in this block's attention."""
-        return self._get("keys")
-
-    @property
-    def values(self) -> Tensor:
-        """(B, H, N, C / H) values of the patch tokens in this block's attention."""
-        return self._get("values")
-
-    @property
-    def class_attention(self) -> Tensor:
-        """(B, N) attention from the class token to each patch, mean over heads (and over a distillation token)."""
-        return self._get("class_attention")
-
-    @property
-    def received_attention(self) -> Tensor:
-        """(B, N) attention that each patch receives, mean over heads and queries."""
-        return self._get("received_attention")
-
-    @property
-    def mean_query_attention(self) -> Tensor:
-        """(B, N) attention from the mean of the patches' queries to each patch, mean over heads."""
-        return self._get("mean_query_attention")
-
-    @property
-    def attention_maps(self) -> Tensor:
-        """(B, H, P + N, P + N) the whole attention of this block, class and register tokens first."""
-        return self._get("attention_maps")
-
-    @property
-    def attention(self) -> Tensor:
-        """(B, N) `class_attention` where the model has a class token, else `received_attention`."""
-        return self._get("attention")
-
-    @property
-    def pixels(self) -> Tensor | None:
-        """(B, N, channels, height, width) of each patch in [0, 1], at the input site; None on inputs without pixels."""
-        return self._get("pixels")
-
-    @property
-    def relevance(self) -> Tensor:
-        """(B, N) the share of each patch that matters to the label, in [0, 1]. Only for oracles."""
-        return self._get("relevance")
-
-    def random(self, draw: int = 0) -> Tensor:
-        """Return (B, N) uniform numbers in [0, 1): one stream a sample, the same in whatever batch it comes."""
-        return self._random(draw)
 
 
 class Habits(NamedTuple):

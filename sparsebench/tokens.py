@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsebench.strategy import Keep, Merge, Mix, Plan
+from sparsebench.plans import Keep, Merge, Mix, Plan
 
 
 def gather(tokens: Tensor, index: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ import torch
 from pydantic import ValidationError
 
 from sparsebench.errors import StrategyError
-from sparsebench.strategy import NEEDS, Keep, Strategy, TokenView, complaint
+from sparsebench.plans import Keep
+from sparsebench.strategy import Strategy, complaint
+from sparsebench.view import NEEDS, TokenView
 
 
 class Good(Strategy):

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsebench import tokens
-from sparsebench.strategy import Keep, Merge, Mix
+from sparsebench.plans import Keep, Merge, Mix
 
 KINDS = ("keep", "fuse", "merge", "weigh", "mix")
 PREFIXES = (0, 1, 2, 5)

@@ -12,7 +12,9 @@ from sparsebench import seeds, tokens
 from sparsebench.budget import Budget, solve, stages
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
-from sparsebench.strategy import Keep, Merge, Mix, Plan, Site, Strategy, TokenView
+from sparsebench.plans import Keep, Merge, Mix, Plan
+from sparsebench.strategy import Site, Strategy
+from sparsebench.view import TokenView
 
 Given = Mapping[str, Callable[[], Tensor | None]]
 

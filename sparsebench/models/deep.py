@@ -21,7 +21,7 @@ from sparsebench.measure.neighbours import neighbour_agreement
 from sparsebench.models import shown
 from sparsebench.models.acting import Given, Look, Pass
 from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, is_plain, qkv
-from sparsebench.strategy import Keep, Plan
+from sparsebench.plans import Keep, Plan
 
 
 class DeepViT:

@@ -14,8 +14,8 @@ from torch import Tensor
 from sparsebench.budget import FULL
 from sparsebench.errors import UserError
 from sparsebench.models.acting import Pass
+from sparsebench.plans import Mix
 from sparsebench.plugin.registry import Registry
-from sparsebench.strategy import Mix
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical

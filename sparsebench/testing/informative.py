@@ -19,9 +19,11 @@ from torch.utils._pytree import tree_leaves
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.strategy import Plan, Strategy, TokenView
+from sparsebench.plans import Plan
+from sparsebench.strategy import Strategy
 from sparsebench.testing.networks import Case, build, images_for, tiny
 from sparsebench.testing.trial import Choice, RuleError, Runner, StandIn, answer, fresh, on_each, tensors
+from sparsebench.view import TokenView
 
 REPEATS = 5
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.strategy import Keep, Merge, Strategy
+from sparsebench.plans import Keep, Merge
+from sparsebench.strategy import Strategy
 from sparsebench.testing.networks import Case, build, images_for
 from sparsebench.testing.trial import RuleError, Runner, Trial, act, alike, fresh, on_each, same
 

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from sparsebench.errors import StrategyError, UnsupportedError
-from sparsebench.strategy import NEEDS, Strategy, complaint
+from sparsebench.strategy import Strategy, complaint
 from sparsebench.testing import state
 from sparsebench.testing.networks import PREFIXES, SIZES, Case, build
 from sparsebench.testing.trial import RuleError, Runner, Trial, act, alike, fresh, on_each, tensors
 from sparsebench.training.steps import Autograd, Samples
+from sparsebench.view import NEEDS
 
 
 def declares_itself(strategy: Strategy) -> None:

@@ -12,9 +12,11 @@ from torch import Tensor
 from sparsebench.budget import Budget
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models.acting import Actor, Pass, check_plan
-from sparsebench.strategy import Keep, Merge, Mix, Plan, Strategy, TokenView
+from sparsebench.plans import Keep, Merge, Mix, Plan
+from sparsebench.strategy import Strategy
 from sparsebench.testing import state
 from sparsebench.testing.networks import USUAL, Case, cached
+from sparsebench.view import TokenView
 
 Choice: TypeAlias = Callable[[], Plan | None]
 S = TypeVar("S", bound=Strategy)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sparsebench.models.acting import Actor, Replay
 from sparsebench.models.base import Network
-from sparsebench.strategy import Keep, Site
+from sparsebench.plans import Keep
+from sparsebench.strategy import Site
 from sparsebench.training.evaluate import BATCH, halving, patches_in
 from sparsebench.training.steps import Samples
 

@@ -16,7 +16,7 @@ from sparsebench.measure.cost import PositionalCost, ShallowCost, Step, TwoLayer
 from sparsebench.models.acting import Actor
 from sparsebench.models.deep import DeepViT, vit_cost
 from sparsebench.models.shallow import ShallowViT
-from sparsebench.strategy import Keep
+from sparsebench.plans import Keep
 
 STAGES = (3, 6, 9)
 

@@ -6,7 +6,7 @@ from sparsebench.budget import Budget
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.measure.cost import BlockCost, ShallowCost, Step, VitCost
 from sparsebench.models.acting import Actor
-from sparsebench.strategy import Keep, Merge, Mix
+from sparsebench.plans import Keep, Merge, Mix
 
 B, N, KEEP = 2, 6, 3
 ONE = ShallowCost(tokens=N, d=4, m_a=4, m_b=4, m=8)

@@ -6,7 +6,8 @@ from vits import ARCHITECTURES, BLOCKS, B, Gated, N, any_tokens, begin, close, i
 
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models.deep import DeepViT
-from sparsebench.strategy import SITES, Keep, Merge, Mix
+from sparsebench.plans import Keep, Merge, Mix
+from sparsebench.strategy import SITES
 
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
 sites = pytest.mark.parametrize("site", SITES)

@@ -4,7 +4,8 @@ from vits import ARCHITECTURES, BLOCKS, any_tokens, begin, images, vit
 
 from sparsebench.models.base import Vit
 from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
-from sparsebench.strategy import SITES, Keep
+from sparsebench.plans import Keep
+from sparsebench.strategy import SITES
 
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
 sites = pytest.mark.parametrize("site", SITES)

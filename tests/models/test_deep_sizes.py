@@ -8,7 +8,7 @@ from timm.models.deit import VisionTransformerDistilled
 from vits import begin, close, vit
 
 from sparsebench.models.deep import DeepViT
-from sparsebench.strategy import Merge
+from sparsebench.plans import Merge
 
 TARGET = torch.cat([torch.arange(8) // 2, torch.arange(4, 12)])
 FIELDS = ("class_attention", "received_attention", "attention_maps")

@@ -3,7 +3,8 @@ import torch
 from vits import ARCHITECTURES, B, any_tokens, begin, images, vit
 
 from sparsebench.models.deep import DeepViT, small_vit
-from sparsebench.strategy import SITES, Keep
+from sparsebench.plans import Keep
+from sparsebench.strategy import SITES
 
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
 sites = pytest.mark.parametrize("site", SITES)

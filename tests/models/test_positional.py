@@ -14,7 +14,7 @@ from sparsebench.measure.cost import Step
 from sparsebench.models.acting import Actor, Look
 from sparsebench.models.base import Positional
 from sparsebench.models.positional import association
-from sparsebench.strategy import Keep, Merge, Mix
+from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.tasks.spatial import Spatial
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.loop import train

@@ -19,8 +19,9 @@ from sparsebench.measure.neighbours import neighbour_agreement
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Timm, Vit
 from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
+from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.plugin.registry import Registry
-from sparsebench.strategy import SITES, Keep, Merge, Mix
+from sparsebench.strategy import SITES
 from sparsebench.sweep import engine
 from sparsebench.sweep.expand import Request, expand
 from sparsebench.tasks.images import Plain

@@ -11,7 +11,7 @@ from sparsebench.measure.cost import Step
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Shallow
 from sparsebench.models.shallow import ShallowViT, complete
-from sparsebench.strategy import Keep, Merge, Mix
+from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.loop import steps_for, train

@@ -14,7 +14,7 @@ from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
 from sparsebench.models.acting import Actor, Look
 from sparsebench.models.base import TwoLayer
-from sparsebench.strategy import Keep, Merge, Mix
+from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.tasks.overfitting import Overfitting
 from sparsebench.training.loop import train
 from sparsebench.training.steps import Autograd, Samples

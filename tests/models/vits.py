@@ -9,7 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.strategy import Keep, Merge
+from sparsebench.plans import Keep, Merge
 
 B, N = 3, 16
 BLOCKS = (1, 3)

@@ -6,8 +6,8 @@ import torch
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.strategy import TokenView
 from sparsebench.tokens import apply
+from sparsebench.view import TokenView
 
 
 def view(B=3, N=17, C=6, H=2, *, seed=0, sizes=None, block=1, depth=4, grid=None, **given):

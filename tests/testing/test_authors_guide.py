@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sparsebench.plugin.origin import Origin
-from sparsebench.strategy import NEEDS, SITES, Strategy, TokenView
+from sparsebench.strategy import SITES, Strategy
 from sparsebench.testing import run
+from sparsebench.view import NEEDS, TokenView
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "authors.md"
 CODE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -24,8 +24,8 @@ from sparsebench.errors import DivergedError
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Shallow
 from sparsebench.models.shallow import ShallowViT
+from sparsebench.plans import Keep
 from sparsebench.plugin.registry import Registry
-from sparsebench.strategy import Keep
 from sparsebench.sweep.cell import Cell, Part
 from sparsebench.sweep.engine import inline, local
 from sparsebench.sweep.job import Job

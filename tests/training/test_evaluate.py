@@ -10,7 +10,7 @@ from sparsebench.models.acting import Actor
 from sparsebench.models.base import Shallow, Vit
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.named import named_vit
-from sparsebench.strategy import Keep, Merge
+from sparsebench.plans import Keep, Merge
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
 from sparsebench.tasks.theory import Theory

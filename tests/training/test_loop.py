@@ -15,7 +15,7 @@ from sparsebench.budget import Budget
 from sparsebench.errors import DivergedError
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Shallow, Vit
-from sparsebench.strategy import Keep
+from sparsebench.plans import Keep
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
 from sparsebench.tasks.theory import Theory

@@ -1,0 +1,73 @@
+"""Plans: what can happen to the tokens. A closed union of linear maps from N to M tokens. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Keep:
+    """Keep some tokens and drop the others, or fuse the others into one more token.
+
+    Attributes:
+        index: (B, M) integer positions of the kept tokens, each at most once, in any order.
+        fuse: (B, N) weights, or None. With weights w the tokens not kept become one last token sum_i w_i x_i
+            (EViT, Liang et al. 2022), so that M + 1 tokens go on.
+        scores: (B, N) what the choice was made by, larger is kept; only used to measure the selection.
+    """
+
+    index: Tensor
+    fuse: Tensor | None = None
+    scores: Tensor | None = None
+
+    @classmethod
+    def top(cls, scores: Tensor, keep: int) -> Keep:
+        """Keep the `keep` best of the (B, N) scores. Equal scores are decided by position: lower goes first."""
+        order = scores.sort(dim=-1, descending=True, stable=True).indices
+        return cls(index=order[:, :keep], scores=scores)
+
+
+@dataclass(frozen=True, eq=False)
+class Merge:
+    """Send each token to a group; a group's token is the size-weighted mean of its members.
+
+    Attributes:
+        target: (B, N) integer group of each token, in 0..M-1, or -1 to drop it; every group has a member.
+        scores: as in `Keep`.
+        weight: (B, N), or None. With weights w a group's token is sum_i w_i x_i over its members instead of their mean.
+        sizes: (B, N) what each token adds to the size of its group, or None for its own size.
+    """
+
+    target: Tensor
+    scores: Tensor | None = None
+    weight: Tensor | None = None
+    sizes: Tensor | None = None
+
+    @classmethod
+    def into(cls, host: Tensor, scores: Tensor | None = None) -> Merge:
+        """Merge each token into the one at position host (B, N). A token that is its own host goes on; order stays."""
+        import torch
+
+        stays = host == torch.arange(host.shape[1], device=host.device)
+        return cls((stays.cumsum(dim=1) - 1).gather(1, host), scores)
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """Make each new token a weighted sum of the old ones.
+
+    Attributes:
+        weight: (B, M, N) real weights.
+        scores: as in `Keep`.
+    """
+
+    weight: Tensor
+    scores: Tensor | None = None
+
+
+Plan: TypeAlias = Keep | Merge | Mix
+"""What happens to the tokens: a linear map from N to M tokens. None in its place means that nothing happens."""
