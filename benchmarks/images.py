@@ -72,7 +72,7 @@ def oracle(net: DeepViT) -> Actor:
 
 def macs(net: DeepViT, actor: Actor) -> float:
     """Return the ratio of the dense model's MACs to the pruned one's."""
-    return net.cost.macs(net.cost.steps("input", (), (net.cost.tokens,), ())) / net.cost.macs(actor.planned)
+    return net.cost.macs(net.cost.dense()) / net.cost.macs(actor.planned)
 
 
 def test_pass(net: DeepViT, actor: Actor | None, data: Samples, times: int = 1) -> Run:

@@ -188,10 +188,10 @@ def _nearest(
     target: float, counts: Callable[[float], tuple[int, ...]], cost: CostModel, habits: Habits, blocks: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Return the counts whose MACs lie nearest to a fraction of the dense ones."""
-    dense = cost.macs(cost.steps(habits.site, blocks, [cost.tokens] * len(blocks), ()))
+    dense = cost.macs(cost.dense())
 
     def ratio(rate: float) -> float:
-        return cost.macs(cost.steps(habits.site, blocks, counts(rate), habits.needs)) / dense
+        return cost.macs(cost.steps(habits, blocks, counts(rate))) / dense
 
     if target == 1.0:
         return counts(1.0)

@@ -1,4 +1,4 @@
-"""Plans: what can happen to the tokens. A closed union of linear maps from N to M tokens. Imports no torch."""
+"""Plans: what can happen to the tokens, a closed union. Imports no torch."""
 
 from __future__ import annotations
 
@@ -63,11 +63,43 @@ class Mix:
     Attributes:
         weight: (B, M, N) real weights.
         scores: as in `Keep`.
+        values: (B, N, C) what is summed in place of the tokens, such as their norms; None for the tokens.
     """
 
     weight: Tensor
     scores: Tensor | None = None
+    values: Tensor | None = None
 
 
-Plan: TypeAlias = Keep | Merge | Mix
-"""What happens to the tokens: a linear map from N to M tokens. None in its place means that nothing happens."""
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Keep as many tokens of each image as it needs, or, in training, weigh tokens and let gradients through.
+
+    Booleans remove tokens, of each image a number of its own; only a strategy that is `adaptive` may. Real numbers are
+    for training: all tokens stay, and in attention after it a token counts as a key as much as it is kept, but for
+    itself as much as ever (DynamicViT, Rao et al. 2021, eq. 11). Masks of later blocks multiply: what is gone stays so.
+
+    Attributes:
+        keep: (B, N) booleans, True for at least one token of each image, or real numbers in [0, 1].
+        scores: as in `Keep`.
+    """
+
+    keep: Tensor
+    scores: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """In training, add something to the tokens, such as noise; all of them stay.
+
+    Attributes:
+        by: (B, N, C) what is added.
+        scores: as in `Keep`.
+    """
+
+    by: Tensor
+    scores: Tensor | None = None
+
+
+Plan: TypeAlias = Keep | Merge | Mix | Mask | Shift
+"""What happens to the tokens. None in its place means that nothing happens."""

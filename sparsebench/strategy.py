@@ -5,7 +5,8 @@ This module imports no torch, so that listing strategies stays fast; a strategy 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -16,6 +17,7 @@ from sparsebench.view import NEEDS, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
 Kind = Literal["baseline", "deployable", "oracle"]
 Disposal = Literal["drop", "fuse", "merge", "squeeze"]
@@ -23,6 +25,59 @@ Schedule = Literal["stages", "every", "late"]
 Site = Literal["input", "attention", "block"]
 KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
 SITES: tuple[Site, ...] = ("input", "attention", "block")
+
+
+class Place(NamedTuple):
+    """Where a strategy acts, in numbers.
+
+    Attributes:
+        block: before or in which block, from 0, of `depth`.
+        tokens: N, the patch tokens that come.
+        keep: M, how many are to go on.
+        width: C, of a token.
+        heads: H, of the attention.
+    """
+
+    block: int
+    depth: int
+    tokens: float
+    keep: float
+    width: int
+    heads: int
+
+
+class Told(NamedTuple):
+    """What came out, for a network or its teacher.
+
+    Attributes:
+        logits: (B, classes).
+        tokens: (B, N, C) the patch tokens as the head would read them.
+    """
+
+    logits: Tensor
+    tokens: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What a strategy may learn from after a forward pass in training; see `Strategy.loss`. Labels are not in it.
+
+    Attributes:
+        student: what came out.
+        teacher: what the network it began as gives for the same images with nothing acting, without gradients; None
+            unless the strategy asks for it (`distils`) and the network began with trained weights.
+        memory: what the strategy left in `TokenView.memory`.
+        weights: (B, N) how much each of the student's tokens counts, see `Mask`.
+        shares: for each block in which it acts, the share of the first tokens that is to be there after it.
+        macs: the fraction of the dense MACs that the budget comes to.
+    """
+
+    student: Told
+    teacher: Told | None
+    memory: dict[str, Any]
+    weights: Tensor
+    shares: Mapping[int, float]
+    macs: float
 
 
 class Habits(NamedTuple):
@@ -34,6 +89,7 @@ class Habits(NamedTuple):
         schedule: its own.
         most: the largest share of the tokens that can leave at once.
         fuses: whether one token more goes on, in which those that left are fused.
+        own_macs: the MACs of its own that a choice costs.
     """
 
     site: str
@@ -41,6 +97,7 @@ class Habits(NamedTuple):
     schedule: Schedule = "stages"
     most: float = 1.0
     fuses: bool = False
+    own_macs: Callable[[Place], float] = lambda place: 0.0
 
 
 class Strategy(BaseModel):
@@ -56,7 +113,10 @@ class Strategy(BaseModel):
         needs: the fields of the view that it reads; `tokens` among them if its plans fuse, merge or mix them.
         budgeted: False for one that spends the same whatever the budget, and so has one row.
         trains_only: True for one that acts in training only: the budget is the training's, the test is dense.
-        trained: whether it has learned parameters of its own.
+        trained: whether it must be trained: with the network it acts on, in the same steps.
+        adaptive: whether each image keeps as many tokens as it needs: its plans are not held to the counts, and where
+            they follow them, the counts are calibrated on training images until the mean cost is the budget's.
+        distils: whether its loss compares with the network that it began as.
         citation: where the method was published; `bibtex` the same as a BibTeX entry.
         expected_failures: conformance checks that it cannot pass, each with the reason; see `sparsebench check`.
         schedule: in which blocks it acts where the budget does not say, see `Budget`.
@@ -76,6 +136,8 @@ class Strategy(BaseModel):
     budgeted: ClassVar[bool] = True
     trains_only: ClassVar[bool] = False
     trained: ClassVar[bool] = False
+    adaptive: ClassVar[bool] = False
+    distils: ClassVar[bool] = False
     citation: ClassVar[str] = ""
     bibtex: ClassVar[str] = ""
     expected_failures: ClassVar[Mapping[str, str]] = {}
@@ -107,7 +169,39 @@ class Strategy(BaseModel):
     def habits(self) -> Habits:
         """Return what of it decides how a budget becomes token counts."""
         fuses = self.fuses or self.disposal == "fuse"
-        return Habits(self.site, self.reads(), self.schedule, self.most, fuses)
+        return Habits(self.site, self.reads(), self.schedule, self.most, fuses, self.own_macs)
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs an image of the products that it makes itself at that place; 0 by default."""
+        return 0.0
+
+    def module(self, place: Place) -> Module | None:
+        """Return the module that it learns at that place, or None; it is trained with the network's weights.
+
+        It is made once a cell for each block it acts in, from seeded random numbers, and is there as `view.learned`.
+        """
+        return None
+
+    def loss(self, lesson: Lesson) -> Tensor:
+        """Return a scalar that is added to the mean loss of a training step; not called unless it is overridden."""
+        raise NotImplementedError
+
+    def read_out(self, memory: dict[str, Any], prefix: Tensor) -> Tensor:
+        """Return the (B, P, C) class and register tokens that the head is to read, for those after the last block.
+
+        Not called unless it is overridden.
+        """
+        raise NotImplementedError
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether it has a loss of its own."""
+        return type(self).loss is not Strategy.loss
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether it has a say in what the head reads."""
+        return type(self).read_out is not Strategy.read_out
 
     def scores(self, view: TokenView) -> Tensor:
         """Return (B, N) scores; the tokens with the largest stay."""

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsebench.plans import Keep, Merge, Mix, Plan
+from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
+
+
+@dataclass(frozen=True, eq=False)
+class Padded(Keep):
+    """A `Keep` of which each image has a number of its own: position -1 fills up its row, after the others."""
+
+    @classmethod
+    def of(cls, mask: Mask) -> Padded:
+        """Return what a mask of booleans (B, N) keeps; the longest row has no padding."""
+        first = mask.keep.sort(dim=1, descending=True, stable=True).indices
+        count = mask.keep.sum(dim=1)
+        M = int(count.max())
+        stays = torch.arange(M, device=count.device) < count[:, None]
+        return cls(first[:, :M].where(stays, -1), scores=mask.scores)
 
 
 def gather(tokens: Tensor, index: Tensor) -> Tensor:
@@ -27,15 +43,30 @@ def with_prefix(index: Tensor, prefix: int) -> Tensor:
     return torch.cat([first, index + prefix], dim=1)
 
 
+def rows_of(plan: Keep, prefix: int) -> Tensor:
+    """Return (B, P + M) row numbers of what stays, the first P among it; padding is some row."""
+    return with_prefix(plan.index.clamp(min=0) if isinstance(plan, Padded) else plan.index, prefix)
+
+
 def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
     """Return the (B, P + M, C) tokens that the plan makes of (B, P + N, C) tokens with sizes (B, N)."""
     if isinstance(plan, Keep) and plan.fuse is None:
-        return gather(tokens, with_prefix(plan.index, prefix))
+        return gather(tokens, rows_of(plan, prefix))
+    if isinstance(plan, Mask):
+        return tokens
     first, patches = tokens[:, :prefix], tokens[:, prefix:]
+    return torch.cat([first, _new(plan, patches, sizes)], dim=1)
+
+
+def _new(plan: Keep | Merge | Mix | Shift, patches: Tensor, sizes: Tensor) -> Tensor:
+    """Return (B, M, C), what becomes of the (B, N, C) patch tokens."""
     if isinstance(plan, Keep):
-        return torch.cat([first, gather(patches, plan.index), _fused(plan, patches)], dim=1)
-    new = plan.weight.to(patches.dtype) @ patches if isinstance(plan, Mix) else _merged(plan, patches, sizes)
-    return torch.cat([first, new], dim=1)
+        return torch.cat([gather(patches, plan.index), _fused(plan, patches)], dim=1)
+    if isinstance(plan, Merge):
+        return _merged(plan, patches, sizes)
+    if isinstance(plan, Shift):
+        return patches + plan.by.to(patches.dtype)
+    return plan.weight.to(patches.dtype) @ (patches if plan.values is None else plan.values.to(patches.dtype))
 
 
 def _fused(plan: Keep, patches: Tensor) -> Tensor:
@@ -74,6 +105,10 @@ def sizes_after(plan: Plan, sizes: Tensor) -> Tensor:
         return _by_group(plan, added[..., None])[..., 0]
     if isinstance(plan, Mix):
         return sizes.new_ones(plan.weight.shape[:2])
+    if isinstance(plan, Padded):
+        return sizes.gather(1, plan.index.clamp(min=0)) * (plan.index >= 0)
+    if isinstance(plan, Mask | Shift):
+        return sizes
     kept = sizes.gather(1, plan.index)
     if plan.fuse is None:
         return kept
@@ -83,10 +118,14 @@ def sizes_after(plan: Plan, sizes: Tensor) -> Tensor:
 def index_after(plan: Plan, index: Tensor) -> Tensor:
     """Return (B, M), the input patch that each new token is named after: itself, or its group's first member.
 
-    A fused or mixed token stands for no single patch and is named -1.
+    A fused or mixed token stands for no single patch and is named -1, as padding is.
     """
+    if isinstance(plan, Mask | Shift):
+        return index
     if isinstance(plan, Mix):
         return index.new_full(plan.weight.shape[:2], -1)
+    if isinstance(plan, Padded):
+        return index.gather(1, plan.index.clamp(min=0)).where(plan.index >= 0, -1)
     if isinstance(plan, Merge):
         M, far = int(plan.target.max()) + 1, torch.iinfo(index.dtype).max
         rows = torch.where(plan.target < 0, M, plan.target)
@@ -109,7 +148,8 @@ def membership_after(plan: Keep | Merge, token: Tensor, count: int) -> Tensor:
         goes = plan.target
     else:
         B, M = plan.index.shape
-        goes = plan.index.new_full((B, count), -1 if plan.fuse is None else M)
-        goes = goes.scatter(1, plan.index, torch.arange(M, device=goes.device).expand(B, M))
+        goes = plan.index.new_full((B, count + 1), -1 if plan.fuse is None else M)
+        # Padding is written into a column that is cut off again.
+        goes = goes.scatter(1, plan.index % (count + 1), torch.arange(M, device=goes.device).expand(B, M))[:, :count]
     nowhere = goes.new_full((len(goes), 1), -1)
     return torch.cat([goes, nowhere], dim=1).gather(1, token % (count + 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparsebench.errors import StrategyError
 
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 NEEDS = frozenset(
     {"tokens", "branch", "queries", "keys", "values", "attention", "class_attention", "received_attention",
-     "mean_query_attention", "attention_maps", "pixels", "relevance"}
+     "mean_query_attention", "attention_maps", "prefix", "pixels", "relevance"}
 )  # fmt: skip
+RESULTS = frozenset({"tokens", "branch", "prefix"})
+"""Those that at the attention site are there only when attention has run."""
 
 
 class TokenView:
@@ -21,10 +23,15 @@ class TokenView:
 
     Attributes:
         index: (B, N) which patch of the input each token is (its position there).
-        sizes: (B, N) how many patches each token stands for; 1 before any merging.
+        sizes: (B, N) how many patches each token stands for; 1 before any merging, 0 for what only fills up the rows
+            of a batch whose images kept different numbers of tokens (see `there`).
+        weights: (B, N) how much each token counts as a key, see `Mask`; 1 but for masks in training.
         grid: (rows, columns) of the patches, or None where tokens have no places.
         block: which block it is, from 0; `depth` how many there are.
         training: whether the network is being trained.
+        learned: the module that the strategy made for this block, see `Strategy.module`; None where it made none.
+        memory: a dictionary for what the strategy wants to know again in later blocks of this forward pass, and in
+            `Strategy.loss`; empty at first. What belongs to patches is best kept as (B, patches), see `index`.
     """
 
     def __init__(
@@ -33,15 +40,19 @@ class TokenView:
         *,
         index: Tensor,
         sizes: Tensor,
+        weights: Tensor,
         block: int,
         depth: int,
         training: bool,
         grid: tuple[int, int] | None,
         random: Callable[[int], Tensor],
+        learned: Any = None,
+        memory: dict[str, Any] | None = None,
     ):
         self._given, self._seen, self._random = given, {}, random  # type: ignore[var-annotated]
-        self.index, self.sizes, self.grid = index, sizes, grid
+        self.index, self.sizes, self.weights, self.grid = index, sizes, weights, grid
         self.block, self.depth, self.training = block, depth, training
+        self.learned, self.memory = learned, {} if memory is None else memory
 
     def _get(self, field: str) -> Tensor:
         if field not in self._given:
@@ -54,9 +65,19 @@ class TokenView:
         return self._seen[field]
 
     @property
+    def there(self) -> Tensor:
+        """(B, N) booleans, which tokens are an image's own: all, unless images kept different numbers of them."""
+        return self.sizes > 0
+
+    @property
     def tokens(self) -> Tensor:
         """(B, N, C) the patch tokens; class and register tokens are not among them and always stay."""
         return self._get("tokens")
+
+    @property
+    def prefix(self) -> Tensor:
+        """(B, P, C) the class and register tokens, as `tokens`."""
+        return self._get("prefix")
 
     @property
     def branch(self) -> Tensor:

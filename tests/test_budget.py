@@ -123,8 +123,8 @@ def test_stages_outside_the_network_or_out_of_order_are_a_user_error(blocks):
 
 
 def ratios(cost, site, blocks, needs):
-    dense = cost.macs(cost.steps(site, blocks, [cost.tokens], ()))
-    return {n: cost.macs(cost.steps(site, blocks, [n], needs)) / dense for n in range(1, cost.tokens + 1)}
+    dense = cost.macs(cost.dense())
+    return {n: cost.macs(cost.steps(Habits(site, needs), blocks, [n])) / dense for n in range(1, cost.tokens + 1)}
 
 
 ONE_STAGE = [("input", None), ("attention", (1,)), ("attention", (3,)), ("block", (2,))]
@@ -154,10 +154,10 @@ def test_keeping_all_is_taken_where_scoring_makes_nearly_all_dearer(cost, site, 
 @pytest.mark.parametrize("target", [0.4, 0.5, 0.6015625, 0.65, 0.8, 0.87, 0.95])
 def test_several_stages_share_one_rate_and_no_rate_comes_nearer(target):
     blocks, needs = (1, 2, 3), ("class_attention",)
-    dense = VIT.macs(VIT.steps("attention", blocks, (64, 64, 64), ()))
+    dense = VIT.macs(VIT.dense())
 
     def distance(counts):
-        return abs(VIT.macs(VIT.steps("attention", blocks, counts, needs)) / dense - target)
+        return abs(VIT.macs(VIT.steps(Habits("attention", needs), blocks, counts)) / dense - target)
 
     counts = solve(Budget(macs=target), VIT, Habits("attention", needs))
     every = {counts_at(k / 5000, "power-floor", 64, 3) for k in range(1, 5001)}
@@ -200,11 +200,11 @@ def test_where_half_can_leave_at_most_a_fraction_of_macs_is_reached_wherever_it_
     habits = Habits("attention", ("tokens", "keys"), schedule, 0.5)
     budget = Budget(macs=target)
     blocks = stages(budget, habits, 4)
-    dense, least = (VIT.macs(VIT.steps("attention", blocks, k, habits.needs)) for k in (
+    dense, least = (VIT.macs(VIT.steps(habits, blocks, k)) for k in (
         [64] * len(blocks), capped([1] * len(blocks), 64, 0.5, later=True)
     ))  # fmt: skip
     counts = solve(budget, VIT, habits)
-    ratio = VIT.macs(VIT.steps("attention", blocks, counts, habits.needs)) / dense
+    ratio = VIT.macs(VIT.steps(habits, blocks, counts)) / dense
     assert ratio == pytest.approx(max(target, least / dense), abs=0.02)
     assert all(after >= before - before // 2 for before, after in pairwise([64, *counts]))
 

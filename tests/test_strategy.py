@@ -27,6 +27,7 @@ def a_view(**given):
         given,
         index=torch.arange(3).expand(2, 3),
         sizes=ones,
+        weights=ones,
         block=4,
         depth=12,
         training=False,

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+
+from sparsebench.strategy import Habits, Place
+from sparsebench.view import RESULTS
 
 Scoring = Literal["", "class", "received", "mean"]
 
@@ -24,6 +29,9 @@ class Step:
         scoring: attention computed only to score the tokens: class row, received by each token, row of the mean
             query, or none.
         projected: what else was made of all tokens only to score them: some of "qkv", queries, keys and values.
+        own: MACs that the strategy's own products took.
+        spread: what the products of queries and keys are more, in the mean over images that keep different numbers,
+            than the product of their means: 2 cov(queries, keys), and var(keys) where each key is scored by all.
     """
 
     tokens_in: float
@@ -31,10 +39,40 @@ class Step:
     early: bool = False
     scoring: Scoring = ""
     projected: str = ""
+    own: float = 0.0
+    spread: float = 0.0
+
+
+def mean_step(parts: Sequence[tuple[int, Step]]) -> Step:
+    """Return one block's step in the mean over images, so that its MACs are the mean of the images' MACs.
+
+    Args:
+        parts: numbers of images, and their step; where they differ its numbers are (n,) arrays.
+    """
+    first = parts[0][1]
+
+    def over_images(name: str) -> np.ndarray:
+        return np.concatenate([np.broadcast_to(np.asarray(getattr(step, name), float), n) for n, step in parts])
+
+    keys, out, own = (over_images(name) for name in ("tokens_in", "tokens_out", "own"))
+    spread = 2 * _cov(out if first.early else keys, keys) + (_cov(keys, keys) if first.scoring == "received" else 0.0)
+    means = float(keys.mean()), float(out.mean()), float(own.mean())
+    return Step(*means[:2], first.early, first.scoring, first.projected, means[2], spread)
+
+
+def _cov(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the covariance, exactly 0 where one of them is the same for all."""
+    return 0.0 if (a == a[0]).all() or (b == b[0]).all() else float((a * b).mean() - a.mean() * b.mean())
 
 
 class CostModel(Protocol):
-    """The closed form of one network."""
+    """The closed form of one network.
+
+    Attributes:
+        alike: whether it is one of a theory, whose training knows no strategies that are learned or adaptive.
+    """
+
+    alike: ClassVar[bool]
 
     @property
     def tokens(self) -> int:
@@ -47,8 +85,14 @@ class CostModel(Protocol):
     def scoring(self, needs: Collection[str]) -> Scoring:
         """Return which attention is computed only to score tokens, for a strategy with these needs."""
 
-    def steps(self, site: str, blocks: Sequence[int], counts: Sequence[int], needs: Collection[str]) -> list[Step]:
+    def place(self, block: int, tokens: float, keep: float) -> Place:
+        """Return that place in numbers: what a strategy's own products cost hangs on them."""
+
+    def steps(self, habits: Habits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """Return the steps of a schedule: `counts` tokens stay at the `blocks`; the input site has one count."""
+
+    def dense(self) -> list[Step]:
+        """Return the steps in which all tokens stay."""
 
     def macs(self, steps: Sequence[Step]) -> float:
         """Return the MACs of one image."""
@@ -83,13 +127,16 @@ class BlockCost:
         keys, out = prefix + step.tokens_in, prefix + step.tokens_out
         queries = out if step.early else keys
         rows = {"": 0.0, "class": class_rows, "received": keys, "mean": 1}[step.scoring]
-        attention = self.qkv * keys + 2 * queries * keys * self.width + self.proj * queries
-        return attention + rows * keys * self.width + self.mlp * out
+        products = 2 * queries * keys + rows * keys + step.spread
+        return self.qkv * keys + products * self.width + self.proj * queries + self.mlp * out + step.own
 
 
 @dataclass(frozen=True)
 class VitCost:
-    """A Vision Transformer: `embed` MACs a patch, `head` MACs an image, P = `prefix` class and register tokens."""
+    """A Vision Transformer: `embed` MACs a patch, `head` MACs an image, P = `prefix` class and register tokens.
+
+    `channels` is the width of a token, `plain` whether attention can be taken apart.
+    """
 
     tokens: int
     prefix: int
@@ -97,7 +144,10 @@ class VitCost:
     embed: int
     head: int
     blocks: tuple[BlockCost, ...]
+    channels: int = 1
+    heads: int = 1
     plain: bool = True
+    alike: ClassVar[bool] = False
 
     @property
     def depth(self) -> int:
@@ -108,23 +158,27 @@ class VitCost:
         """See `CostModel.scoring`."""
         return scoring_of(needs, "class" if self.class_rows else "received")
 
-    def steps(self, site: str, blocks: Sequence[int], counts: Sequence[int], needs: Collection[str]) -> list[Step]:
+    def place(self, block: int, tokens: float, keep: float) -> Place:
+        """See `CostModel.place`."""
+        return Place(block, self.depth, tokens, keep, self.channels, self.heads)
+
+    def steps(self, habits: Habits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""
-        scoring = self.scoring(needs)
-        early = self.plain and not {"tokens", "branch"} & set(needs)
-        steps, n = [], self.tokens
-        if site == "input":
-            n = counts[0]
-        at = dict(zip(blocks, counts, strict=True)) if site != "input" else {}
+        scoring, early = self.scoring(habits.needs), self.plain and not RESULTS & set(habits.needs)
+        at, n, steps = dict(zip(blocks, counts, strict=True)), self.tokens, []
         for block in range(self.depth):
-            if site == "block":
-                n = at.get(block, n)
-            reduces = site == "attention" and block in at
-            out = at[block] if reduces else n
-            acts = reduces and out < n
-            steps.append(Step(n, out, early and acts, scoring if acts else ""))
+            out = min(n, at.get(block, n))
+            own = habits.own_macs(self.place(block, n, out)) if out < n else 0.0
+            if out < n and habits.site == "attention":
+                steps.append(Step(n, out, early, scoring, own=own))
+            else:
+                steps.append(Step(out, out, own=own))
             n = out
         return steps
+
+    def dense(self) -> list[Step]:
+        """See `CostModel.dense`."""
+        return [Step(self.tokens, self.tokens)] * self.depth
 
     def macs(self, steps: Sequence[Step]) -> float:
         """See `CostModel.macs`."""
@@ -134,9 +188,16 @@ class VitCost:
 
 @dataclass(frozen=True)
 class _OneLayerCost:
-    """A network of one attention layer, before which a strategy acts, wherever it says that it does."""
+    """A network of one attention layer, before which a strategy acts, wherever it says that it does.
+
+    Attributes:
+        tokens: L.
+        d: width of a token.
+    """
 
     tokens: int
+    d: int
+    alike: ClassVar[bool] = True
 
     @property
     def depth(self) -> int:
@@ -147,12 +208,21 @@ class _OneLayerCost:
         """See `CostModel.scoring`."""
         return scoring_of(needs, "received")
 
-    def steps(self, site: str, blocks: Sequence[int], counts: Sequence[int], needs: Collection[str]) -> list[Step]:
+    def place(self, block: int, tokens: float, keep: float) -> Place:
+        """See `CostModel.place`."""
+        return Place(block, self.depth, tokens, keep, self.d, getattr(self, "heads", 1))
+
+    def steps(self, habits: Habits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""
         if counts[0] >= self.tokens:
-            return [Step(self.tokens, counts[0])]
-        scoring = self.scoring(needs)
-        return [Step(self.tokens, counts[0], True, scoring, projected_for(needs, scoring))]
+            return self.dense()
+        scoring = self.scoring(habits.needs)
+        own = habits.own_macs(self.place(0, self.tokens, counts[0]))
+        return [Step(self.tokens, counts[0], True, scoring, projected_for(habits.needs, scoring), own)]
+
+    def dense(self) -> list[Step]:
+        """See `CostModel.dense`."""
+        return [Step(self.tokens, self.tokens)]
 
 
 @dataclass(frozen=True)
@@ -162,7 +232,6 @@ class ShallowCost(_OneLayerCost):
     Each head has its own attention; a skip connection costs no multiplication; each output reads all neurons.
     """
 
-    d: int
     m_a: int
     m_b: int
     m: int
@@ -176,14 +245,13 @@ class ShallowCost(_OneLayerCost):
         scoring = 2 * L * self.d * self.m_b + L * L * self.m_b if step.scoring else 0
         scoring += sum(L * self.d * (self.m_a if letter == "v" else self.m_b) for letter in step.projected)
         attention = 2 * n * self.d * self.m_b + n * n * self.m_b + n * self.d * self.m_a + n * n * self.m_a
-        return self.heads * (scoring + attention + n * self.m_a * self.m) + n * self.m * self.outputs
+        return self.heads * (scoring + attention + n * self.m_a * self.m) + n * self.m * self.outputs + step.own
 
 
 @dataclass(frozen=True)
 class TwoLayerCost(_OneLayerCost):
     """The network of Jiang et al. 2024: width d, attention width d_h; W_V w_O, one vector for all, is not counted."""
 
-    d: int
     d_h: int
     d_v: int
 
@@ -193,7 +261,7 @@ class TwoLayerCost(_OneLayerCost):
         scoring = self._attention(step.tokens_in) if step.scoring else 0
         widths = (self.d_v if letter == "v" else self.d_h for letter in step.projected)
         scoring += sum(step.tokens_in * self.d * width for width in widths)
-        return scoring + self._attention(step.tokens_out) + step.tokens_out * (self.d + 1)
+        return scoring + self._attention(step.tokens_out) + step.tokens_out * (self.d + 1) + step.own
 
     def _attention(self, n: float) -> float:
         return 2 * n * self.d * self.d_h + n * n * self.d_h
@@ -206,10 +274,8 @@ class PositionalCost(_OneLayerCost):
     Counted is what the kept tokens need; the program multiplies by zeros in place of cutting A for each sample.
     """
 
-    d: int
-
     def macs(self, steps: Sequence[Step]) -> float:
         """Return the MACs of one sample; what a position receives is known without any."""
         (step,) = steps
         scoring = step.tokens_in * self.d if "v" in step.projected else 0
-        return scoring + step.tokens_out * (self.d + step.tokens_out)
+        return scoring + step.tokens_out * (self.d + step.tokens_out) + step.own

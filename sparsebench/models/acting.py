@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,10 @@ from sparsebench import seeds, tokens
 from sparsebench.budget import Budget, solve, stages
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
-from sparsebench.plans import Keep, Merge, Mix, Plan
-from sparsebench.strategy import Site, Strategy
+from sparsebench.models.legal import check_plan, only_removes
+from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
+from sparsebench.strategy import Lesson, Site, Strategy, Told
+from sparsebench.tokens import Padded
 from sparsebench.view import TokenView
 
 Given = Mapping[str, Callable[[], Tensor | None]]
@@ -21,6 +24,11 @@ Given = Mapping[str, Callable[[], Tensor | None]]
 
 class Actor:
     """A strategy with its token counts for one network.
+
+    Attributes:
+        keep: how many tokens are to go on after each block in which it acts.
+        planned: the steps that the budget comes to.
+        learned: the modules that it learns, by block; they are the network's to train, see `Strategy.module`.
 
     Args:
         strategy: the strategy.
@@ -32,14 +40,31 @@ class Actor:
 
     def __init__(self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int):
         self.strategy, self.grid, self.stream = strategy, grid, stream
-        self.depth, self.tokens = cost.depth, cost.tokens
+        self.budget, self.cost, self.depth, self.tokens = budget, cost, cost.depth, cost.tokens
         self.requires = strategy.reads()
+        if (strategy.trained or strategy.adaptive) and cost.alike:
+            raise UnsupportedError(
+                f"'{strategy.name}' is learned or keeps another number of tokens of each sample: this model's training "
+                "takes steps in which neither has a place"
+            )
         if "relevance" in self.requires and strategy.kind != "oracle":
             raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
-        habits = strategy.habits()
-        blocks, counts = stages(budget, habits, cost.depth), solve(budget, cost, habits)
+        self.spend(budget)
+        self.planned = cost.steps(strategy.habits(), tuple(self.keep), tuple(self.keep.values()))
+        self.learned = {block: module for block in self.keep if (module := self._module(block)) is not None}
+
+    def spend(self, budget: Budget) -> None:
+        """Take the counts of that budget; what is asked for and planned stays as it was."""
+        habits = self.strategy.habits()
+        blocks, counts = stages(budget, habits, self.depth), solve(budget, self.cost, habits)
         self.keep = dict(zip(blocks, counts, strict=True))
-        self.planned = cost.steps(strategy.site, blocks, counts, self.requires)
+
+    def _module(self, block: int) -> torch.nn.Module | None:
+        before = [count for at, count in self.keep.items() if at < block]
+        place = self.cost.place(block, before[-1] if before else self.tokens, self.keep[block])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeds.seed_of("learned", self.strategy.name, self.stream, block))
+            return self.strategy.module(place)
 
     def begin(self, items: Tensor, visit: int, relevance: Tensor | None, *, tokens: int, training: bool) -> Pass:
         """Start a forward pass over the (B,) items, seen for the `visit`-th time; relevance is (B, N) or None."""
@@ -68,8 +93,13 @@ class Pass:
 
     Attributes:
         index, sizes: (B, N) of the tokens that are there now, see `TokenView`.
+        weights: (B, N) how much each counts as a key, see `Mask`.
+        ragged: whether images kept different numbers of tokens; what fills up their rows has size 0 and index -1.
+        masked: whether some tokens count less than others.
         decisions: what the strategy chose so far, in order.
-        steps: the token counts so far, block by block.
+        steps: the token counts so far, block by block; of each image where they differ.
+        memory: what the strategy wants to know again.
+        student, teacher: what came out, where the strategy learns from it.
     """
 
     actor: Actor
@@ -80,13 +110,20 @@ class Pass:
     training: bool
     index: Tensor = field(init=False)
     sizes: Tensor = field(init=False)
+    weights: Tensor = field(init=False)
+    ragged: bool = False
+    masked: bool = False
     decisions: list[Decision] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    memory: dict[str, Any] = field(default_factory=dict)
+    student: Told | None = None
+    teacher: Told | None = None
+    own: float = 0.0
 
     def __post_init__(self) -> None:
         B, device = len(self.items), self.items.device
         self.index = torch.arange(self.count, device=device).expand(B, self.count)
-        self.sizes = torch.ones(B, self.count, device=device)
+        self.sizes = self.weights = torch.ones(B, self.count, device=device)
 
     @property
     def scores(self) -> Tensor | None:
@@ -104,21 +141,63 @@ class Pass:
         return self.actor.requires
 
     def acts(self, block: int) -> bool:
-        """Say whether fewer tokens are to leave this block than are there now."""
-        return self.actor.keep.get(block, self.index.shape[1]) < self.index.shape[1]
+        """Say whether fewer tokens are to leave this block than are there now; how many an adaptive one decides."""
+        keep = self.actor.keep
+        if self.actor.strategy.adaptive:
+            return block in keep and min(keep.values()) < self.actor.tokens
+        return keep.get(block, self.index.shape[1]) < self.index.shape[1]
+
+    @property
+    def present(self) -> Any:
+        """How many tokens are there: a number, or (B,) float64 where images differ."""
+        return self.sizes.count_nonzero(1).double().cpu().numpy() if self.ragged else self.index.shape[1]
 
     @property
     def weighs_sizes(self) -> bool:
         """Whether attention is to weigh tokens by their sizes: where the strategy asks for it, and some are merged."""
         return self.actor.strategy.proportional and any(isinstance(d.plan, Merge) for d in self.decisions)
 
+    @property
+    def even(self) -> bool:
+        """Whether attention is the ordinary one, in which every token counts alike."""
+        return not (self.ragged or self.masked or self.weighs_sizes)
+
+    def bias(self) -> Tensor | None:
+        """Return (B, N), what is added to what tokens are weighed by as keys: log sizes, -inf for padding, or None."""
+        if self.weighs_sizes:
+            return self.sizes.log()
+        return torch.zeros_like(self.sizes).masked_fill(self.sizes == 0, -torch.inf) if self.ragged else None
+
+    @property
+    def learns(self) -> bool:
+        """Whether the strategy has a loss of its own, and it is training."""
+        return self.training and self.actor.strategy.has_loss
+
+    def loss(self) -> Tensor:
+        """Return the strategy's own loss, when the network has run; see `Strategy.loss`."""
+        assert self.student is not None
+        shares = {block: count / self.actor.tokens for block, count in self.actor.keep.items()}
+        cost = self.actor.cost
+        macs = cost.macs(self.actor.planned) / cost.macs(cost.dense())
+        return self.actor.strategy.loss(Lesson(self.student, self.teacher, self.memory, self.weights, shares, macs))
+
+    def read_out(self, prefix: Tensor) -> Tensor:
+        """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
+        return self.actor.strategy.read_out(self.memory, prefix) if self.reads_out else prefix
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether the strategy acts in this pass and has a say in what the head reads."""
+        return self.actor.strategy.reads_out and bool(self.decisions)
+
     def acts_at(self, site: Site, block: int) -> bool:
         """Say whether fewer tokens are to leave this site of this block than come to it."""
         return site == self.site and self.acts(block)
 
-    def went(self, tokens_in: int, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
-        """Record one block; call it once a block, when its choice is made."""
-        self.steps.append(Step(tokens_in, self.index.shape[1], early, scoring, projected))
+    def went(self, came: Any, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
+        """Record one block, to whose attention so many tokens `came`; call it once a block, when its choice is made."""
+        self.steps.append(Step(came, self.present, early, scoring, projected, self.own))
+        self.own = 0.0
 
     def decide(self, block: int, given: Given) -> Plan | None:
         """Ask the strategy, check its plan, and remember what became of the tokens.
@@ -133,21 +212,32 @@ class Pass:
         """
         if not self.acts(block):
             return None
-        keep = self.actor.keep[block]
-        plan = self.actor.strategy.plan(self._view(block, given), keep)
-        if plan is None:
-            return None
-        name = self.actor.strategy.name
-        check_plan(plan, name, self.index.shape, keep)
-        if self.site == "attention" and "tokens" not in self.requires and not _only_removes(plan):
-            raise StrategyError(
-                f"'{name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as what is "
-                "only removed leaves before the attention and costs less"
-            )
+        keep, came, strategy = self.actor.keep[block], self.present, self.actor.strategy
+        plan = strategy.plan(self._view(block, given), keep)
+        if plan is not None:
+            check_plan(plan, strategy, self.index.shape, keep, training=self.training)
+            if self.site == "attention" and "tokens" not in self.requires and isinstance(plan, Keep | Merge | Mix):
+                _check_only_removes(plan, strategy.name)
+            plan = self._follow(block, plan)
+        self.own += strategy.own_macs(self.actor.cost.place(block, came, self.present if strategy.adaptive else keep))
+        return plan
+
+    def _follow(self, block: int, plan: Plan) -> Plan:
+        """Note what the plan makes of the tokens' names and sizes; return it as it is to be carried out."""
         if isinstance(plan, Keep):
             plan = Keep(plan.index.sort(dim=1).values, plan.fuse, plan.scores)
+        elif isinstance(plan, Mask) and plan.keep.dtype == torch.bool:
+            padded = Padded.of(Mask(plan.keep & (self.sizes > 0), plan.scores))
+            self.ragged = bool((padded.index < 0).any())
+            plan = padded if self.ragged else Keep(padded.index, scores=plan.scores)
         before = self.index
         self.index, self.sizes = tokens.index_after(plan, before), tokens.sizes_after(plan, self.sizes)
+        if isinstance(plan, Mask):
+            self.weights, self.masked = self.weights * plan.keep, True
+        elif self.masked and only_removes(plan):
+            self.weights = tokens.sizes_after(plan, self.weights)
+        elif not isinstance(plan, Shift):
+            self.weights, self.masked = torch.ones_like(self.sizes), False
         self.decisions.append(Decision(block, before, self.index, plan))
         return plan
 
@@ -175,11 +265,14 @@ class Pass:
             {need: fields[need] for need in self.requires},
             index=self.index,
             sizes=self.sizes,
+            weights=self.weights,
             block=block,
             depth=self.actor.depth,
             training=self.training,
             grid=self.actor.grid,
             random=random,
+            learned=self.actor.learned.get(block),
+            memory=self.memory,
         )
 
 
@@ -192,7 +285,8 @@ class Replay(Pass):
     """
 
     requires = frozenset()
-    weighs_sizes = False
+    weighs_sizes = ragged = masked = learns = reads_out = False
+    own = 0.0
 
     def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
         self.script = list(script)
@@ -240,9 +334,17 @@ def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, becau
     acting.went(tokens_in, early=plan is not None, scoring=scoring, projected=projected)
     if plan is None:
         return None
-    if not isinstance(plan, Keep) or not _only_removes(plan):
+    if not isinstance(plan, Keep) or not only_removes(plan):
         raise UnsupportedError(f"{because}: tokens can be kept or removed, not fused, merged or mixed")
     return plan.index
+
+
+def _check_only_removes(plan: Plan, name: str) -> None:
+    if not only_removes(plan):
+        raise StrategyError(
+            f"'{name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as what is only "
+            "removed leaves before the attention and costs less"
+        )
 
 
 def finite(seen: Tensor) -> Tensor:
@@ -252,68 +354,6 @@ def finite(seen: Tensor) -> Tensor:
     return seen
 
 
-def _only_removes(plan: Plan) -> bool:
-    return isinstance(plan, Keep) and plan.fuse is None
-
-
 def _current(mask: Tensor, index: Tensor) -> Tensor:
     """Return the mask's values for the tokens that are there; 0 for one that stands for no single patch."""
     return mask.gather(1, index.clamp(min=0)) * (index >= 0)
-
-
-def _tensors(plan: Plan, B: int, N: int, keep: int) -> Iterator[tuple[str, object, tuple[int, ...]]]:
-    """Yield the name, the value and the right shape of what the plan holds."""
-    if plan.scores is not None:
-        yield "scores", plan.scores, (B, N)
-    if isinstance(plan, Keep):
-        yield "Keep.index", plan.index, (B, keep - (plan.fuse is not None))
-        if plan.fuse is not None:
-            yield "Keep.fuse", plan.fuse, (B, N)
-    elif isinstance(plan, Merge):
-        yield "Merge.target", plan.target, (B, N)
-        for what in ("weight", "sizes"):
-            if (value := getattr(plan, what)) is not None:
-                yield f"Merge.{what}", value, (B, N)
-    else:
-        yield "Mix.weight", plan.weight, (B, keep, N)
-
-
-def check_plan(plan: Plan, name: str, shape: torch.Size, keep: int) -> None:
-    """Raise StrategyError unless the plan turns (B, N) tokens into exactly `keep` of them, legally."""
-    if not isinstance(plan, Keep | Merge | Mix):
-        raise StrategyError(f"'{name}' returned {type(plan).__name__}, not a plan (Keep, Merge, Mix or None)")
-    B, N = shape
-    for what, value, expected in _tensors(plan, B, N, keep):
-        if not isinstance(value, Tensor) or tuple(value.shape) != expected:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise StrategyError(f"'{name}': {what} must have shape {expected}, got {got}")
-        if value.is_floating_point() and bool(value.isnan().any()):
-            raise StrategyError(f"'{name}': {what} holds NaN")
-    if isinstance(plan, Keep):
-        _check_index(plan.index, name, N)
-    elif isinstance(plan, Merge):
-        _check_groups(plan.target, name, keep)
-
-
-def _check_index(index: Tensor, name: str, N: int) -> None:
-    if index.dtype != torch.int64:
-        raise StrategyError(f"'{name}': Keep.index must be int64, got {index.dtype}")
-    if index.numel() == 0:
-        return
-    low, high = (int(x) for x in index.aminmax())
-    if low < 0 or high >= N:
-        raise StrategyError(f"'{name}': Keep.index must lie in 0..{N - 1}, got {low}..{high}")
-    ordered = index.sort(dim=1).values
-    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
-        raise StrategyError(f"'{name}': Keep.index names a token twice")
-
-
-def _check_groups(target: Tensor, name: str, keep: int) -> None:
-    if target.dtype != torch.int64:
-        raise StrategyError(f"'{name}': Merge.target must be int64, got {target.dtype}")
-    low, high = (int(x) for x in target.aminmax())
-    if low < -1 or high >= keep:
-        raise StrategyError(f"'{name}': Merge.target must lie in 0..{keep - 1}, or be -1, got {low}..{high}")
-    members = torch.zeros(target.shape[0], keep + 1, device=target.device)
-    if bool((members.scatter(1, target + 1, 1.0)[:, 1:] == 0).any()):
-        raise StrategyError(f"'{name}': Merge.target leaves one of its {keep} groups empty")

@@ -106,17 +106,54 @@ def gather_heads(q: Tensor, rows: Tensor) -> Tensor:
     return taken.reshape(B, -1, H, d).transpose(1, 2)
 
 
-def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+def attend(
+    attn: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    weights: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
     """Return (B, Q, C), plain attention's output for its Q queries, with the kernel that the module would use.
 
-    A bias (B, 1, 1, keys) is added to what keys are weighed by, before the softmax.
+    Args:
+        attn: the attention.
+        q, k, v: (B, H, Q, C / H), and (B, H, T, C / H) of the T keys.
+        bias: (B, 1, 1, T) is added to what keys are weighed by, before the softmax, or None.
+        weights: (B, T) how much each key counts, see `masked_softmax`, or None.
+        rows: (B, Q) which of the keys' tokens the queries are of; None where they are the same.
     """
-    drop = attn.attn_drop.p if attn.training else 0.0
     bias = None if bias is None else bias.to(q.dtype)
-    if attn.fused_attn:
+    if weights is None and attn.fused_attn:
+        drop = attn.attn_drop.p if attn.training else 0.0
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=drop)
     else:
         scores = q * attn.scale @ k.transpose(-2, -1)
-        x = attn.attn_drop(torch.softmax(scores if bias is None else scores + bias, dim=-1)) @ v
+        scores = scores if bias is None else scores + bias
+        if weights is None:
+            A = torch.softmax(scores, dim=-1)
+        else:
+            own = torch.eye(k.shape[2], device=k.device, dtype=torch.bool)
+            A = masked_softmax(scores, weights, own if rows is None else own[rows]).to(v.dtype)
+        x = attn.attn_drop(A) @ v
     x = x.transpose(1, 2).flatten(2)
     return attn.proj_drop(attn.proj(getattr(attn, "norm", nn.Identity())(x)))
+
+
+def masked_softmax(scores: Tensor, weights: Tensor, own: Tensor, eps: float = 1e-6) -> Tensor:
+    """Return (B, H, Q, T) attention in which key j counts as D_j, and each token fully for itself, in float32 or more.
+
+    (e^(z_ij) G_ij + eps / T) / (sum_k e^(z_ik) G_ik + eps), G_ij = 1 for i = j and D_j otherwise, the largest z of a
+    row taken from all (DynamicViT, Rao et al. 2021, eq. 11). D = 0 has a gradient here, which log D as a bias has not.
+
+    Args:
+        scores: z, (B, H, Q, T).
+        weights: D, (B, T).
+        own: (Q, T) or (B, Q, T) booleans, which key is the query's own.
+        eps: keeps a row without any key from 0 / 0.
+    """
+    z = scores if scores.dtype == torch.float64 else scores.float()
+    G = torch.where(own, 1.0, weights[:, None, :].to(z.dtype))[:, None]
+    e = (z - z.amax(dim=-1, keepdim=True).detach()).exp() * G
+    return (e + eps / z.shape[-1]) / (e.sum(dim=-1, keepdim=True) + eps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -22,6 +22,8 @@ from sparsebench.models import shown
 from sparsebench.models.acting import Given, Look, Pass
 from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, is_plain, qkv
 from sparsebench.plans import Keep, Plan
+from sparsebench.strategy import Told
+from sparsebench.view import RESULTS
 
 
 class DeepViT:
@@ -74,8 +76,44 @@ class DeepViT:
         with self._precision(images.device.type):
             if acting is None:
                 return self.module(normed).to(normed.dtype)
-            with self._installed(images, acting):
-                return self.module(normed).to(normed.dtype)
+            with self._installed(images, acting), self._told(acting) as seen:
+                logits = self.module(normed).to(normed.dtype)
+        if acting.learns:
+            acting.student = Told(logits, seen[0])
+        return logits
+
+    @torch.no_grad()
+    def tell(self, images: Tensor) -> Told:
+        """Return what comes out of images (B, 3, height, width) with nothing acting, without gradients."""
+        normed = self.normed(images)
+        with self._precision(images.device.type):
+            x = self.module.forward_features(normed)
+            logits = self.module.forward_head(x)
+        return Told(logits.to(normed.dtype), x[:, self.prefix :].to(normed.dtype))
+
+    @contextmanager
+    def _told(self, acting: Pass) -> Iterator[list[Tensor]]:
+        """Let the strategy say what the head reads; yield where the patch tokens go that it learns from."""
+        seen: list[Tensor] = []
+        with ExitStack() as stack:
+            if acting.actor.strategy.reads_out:
+                hook = self.module.norm.register_forward_pre_hook(partial(self._read_out, acting))
+                stack.callback(hook.remove)
+            if acting.learns:
+                after = self.module.norm.register_forward_hook(
+                    lambda _module, _args, x: seen.append(x[:, self.prefix :].to(acting.sizes.dtype))
+                )
+                stack.callback(after.remove)
+            yield seen
+
+    def _read_out(self, acting: Pass, _module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor] | None:
+        """Put in the class and register tokens that the head is to read."""
+        (x,) = args
+        if not acting.decisions:
+            return None
+        with self._in_full(x.device.type):
+            prefix = acting.read_out(shown.full(x[:, : self.prefix]))
+        return (torch.cat([prefix.to(x.dtype), x[:, self.prefix :]], dim=1),)
 
     def normed(self, images: Tensor) -> Tensor:
         """Return images, as they come, as the model takes them: real, their mean taken away, divided by their std."""
@@ -138,9 +176,12 @@ class DeepViT:
 
     def _input(self, images: Tensor, acting: Pass, _module: nn.Module, _args: Any, x: Tensor) -> Tensor | None:
         """Act after the position embedding, before the first block."""
-        given: Given = {"tokens": lambda: x[:, self.prefix :], "pixels": lambda: self._patches(self._real(images))}
+        given = {**self._tokens(x), "pixels": lambda: self._patches(self._real(images))}
         plan = self._decide(acting, 0, given, x.device.type)
         return x if plan is None else self._applied(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
+
+    def _tokens(self, x: Tensor) -> dict[str, Callable[[], Tensor | None]]:
+        return {"tokens": lambda: x[:, self.prefix :], "prefix": lambda: x[:, : self.prefix]}
 
     def _patches(self, images: Tensor) -> Tensor:
         """Return (B, N, channels, height, width), the pixels of each patch at the input."""
@@ -153,25 +194,25 @@ class DeepViT:
         """Run one block, with the strategy's choice before it or inside it."""
         if acting.acts_at("block", number):
             sizes = acting.sizes
-            plan = self._decide(acting, number, {"tokens": lambda: x[:, self.prefix :]}, x.device.type)
+            plan = self._decide(acting, number, self._tokens(x), x.device.type)
             x = x if plan is None else self._applied(plan, x, sizes)
         acts = acting.acts_at("attention", number)
-        if not acts and not acting.weighs_sizes:
-            acting.went(x.shape[1] - self.prefix)
+        if not acts and acting.even:
+            acting.went(acting.present)
             return type(block).forward(block, x, **kwargs)
         if type(block).forward is not Block.forward:
             raise UnsupportedError(
                 f"blocks of type {type(block).__name__} cannot be cut between attention and MLP; use a strategy of "
                 "the input or block site"
             )
-        if acting.weighs_sizes and not is_plain(block.attn):
-            raise UnsupportedError(f"attention of type {type(block.attn).__name__} cannot weigh tokens by their sizes")
-        if not acts:
-            acting.went(x.shape[1] - self.prefix)
-            attended = attend(block.attn, *qkv(block.attn, block.norm1(x)), self._bias(acting, acting.sizes))
-            x = x + block.drop_path1(block.ls1(attended))
-            return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
-        x = self._attention_site(acting, number, block, x)
+        if not acting.even and not is_plain(block.attn):
+            raise UnsupportedError(f"attention of type {type(block.attn).__name__} cannot weigh tokens differently")
+        if acts:
+            x = self._attention_site(acting, number, block, x)
+        else:
+            acting.went(acting.present)
+            q, k, v = qkv(block.attn, block.norm1(x))
+            x = x + block.drop_path1(block.ls1(attend(block.attn, q, k, v, **self._keys(acting))))
         return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
 
     def _attention_site(self, acting: Pass, number: int, block: Any, x: Tensor) -> Tensor:
@@ -180,52 +221,59 @@ class DeepViT:
         Where the choice needs nothing that attention makes, it comes first and only the tokens that stay are queries
         (all are keys and values): the same result for fewer MACs.
         """
-        came, sizes = x.shape[1] - self.prefix, acting.sizes
+        came, sizes = acting.present, acting.sizes
         scoring = self.cost.scoring(acting.requires)
         normed = block.norm1(x)
-        plain, bias = is_plain(block.attn), self._bias(acting, sizes)
+        plain, keys = is_plain(block.attn), self._keys(acting)
         if plain:
             q, k, v = qkv(block.attn, normed)
-            given = shown.given(block.attn, q, k, v, self.prefix, self.class_rows, bias)
-        if plain and not {"tokens", "branch"} & acting.requires:
+            there = acting.sizes > 0 if acting.ragged else None
+            given = shown.given(block.attn, q, k, v, self.prefix, self.class_rows, **keys, there=there)
+        if plain and not RESULTS & acting.requires:
+            rows = None
             plan = self._decide(acting, number, given, x.device.type)
             early = isinstance(plan, Keep) and plan.fuse is None
             if early:
-                rows = tokens.with_prefix(plan.index, self.prefix)  # type: ignore[union-attr]
+                rows = tokens.rows_of(plan, self.prefix)  # type: ignore[arg-type]
                 q = gather_heads(q, rows)
                 x = tokens.gather(x, rows)
-            x = x + block.drop_path1(block.ls1(attend(block.attn, q, k, v, bias)))
+            x = x + block.drop_path1(block.ls1(attend(block.attn, q, k, v, **keys, rows=rows)))
             acting.went(came, early=early, scoring=scoring)
             return x if early or plan is None else self._applied(plan, x, sizes)
         if plain:
-            attended = attend(block.attn, q, k, v, bias)
+            branch = attend(block.attn, q, k, v, **keys)
         else:
-            attended, given = shown.observed(block.attn, normed, self.prefix, self.class_rows)
-        branch = block.drop_path1(block.ls1(attended))
+            branch, given = shown.observed(block.attn, normed, self.prefix, self.class_rows)
+        branch = block.drop_path1(block.ls1(branch))
         x = x + branch
-        given = {**given, "tokens": lambda: x[:, self.prefix :], "branch": lambda: branch[:, self.prefix :]}
+        given = {**given, **self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
         plan = self._decide(acting, number, given, x.device.type)
         acting.went(came, scoring=scoring)
         return x if plan is None else self._applied(plan, x, sizes)
 
-    def _bias(self, acting: Pass, sizes: Tensor) -> Tensor | None:
-        """Return (B, 1, 1, P + N) log sizes to be added to what keys are weighed by, or None for ordinary attention."""
-        if not acting.weighs_sizes:
-            return None
-        return F.pad(sizes.log(), (self.prefix, 0))[:, None, None, :]
+    def _keys(self, acting: Pass) -> dict[str, Tensor | None]:
+        """Return what makes the P + N tokens of the moment count differently as keys, see `attend`."""
+        bias = acting.bias()
+        return {
+            "bias": None if bias is None else F.pad(bias, (self.prefix, 0))[:, None, None, :],
+            "weights": F.pad(acting.weights, (self.prefix, 0), value=1.0) if acting.masked else None,
+        }
 
     def _pool(self, acting: Pass, x: Tensor, pool_type: str | None = None) -> Tensor:
-        """Average-pool with merged tokens weighted by their sizes."""
+        """Average-pool with tokens weighted by their sizes and by what they count."""
         vit = self.module
-        if bool((acting.sizes == acting.sizes[:, :1]).all()):
+        sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
+        if bool((sizes == sizes[:, :1]).all()):
             return type(vit).pool(vit, x, pool_type)
-        sizes = acting.sizes
+        there = acting.sizes > 0
         if vit.pool_include_prefix:
-            sizes = torch.cat([sizes.new_ones(x.shape[0], self.prefix), sizes], dim=1)
+            sizes, there = (F.pad(one, (self.prefix, 0), value=1) for one in (sizes, there))
         else:
             x = x[:, self.prefix :]
         mean = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True)
-        return mean if vit.global_pool == "avg" else 0.5 * (mean + x.amax(dim=1))
+        if vit.global_pool == "avg":
+            return mean
+        return 0.5 * (mean + x.masked_fill(~there[:, :, None], -torch.inf).amax(dim=1))
 
 
 class PositionalDeepViT(DeepViT):
@@ -340,7 +388,8 @@ def vit_cost(vit: Any, class_rows: int) -> VitCost:
     head = linear_macs(vit.head) + linear_macs(getattr(vit, "head_dist", None))
     plain = all(is_plain(block.attn) for block in vit.blocks)
     tokens_, prefix = vit.patch_embed.num_patches, vit.num_prefix_tokens
-    return VitCost(tokens_, prefix, class_rows, patch_weights, head, tuple(blocks), plain)
+    heads = vit.blocks[0].attn.num_heads
+    return VitCost(tokens_, prefix, class_rows, patch_weights, head, tuple(blocks), vit.embed_dim, heads, plain)
 
 
 def small_vit(canvas: int, classes: int, *, attention: str = "content", **sizes: int) -> VisionTransformer:

@@ -7,13 +7,24 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from sparsebench.models.attention import masked_softmax
 
 Fields = dict[str, Callable[[], Tensor | None]]
 
 
 def given(
-    attn: Any, q: Tensor, k: Tensor, v: Tensor | None, prefix: int, class_rows: int, bias: Tensor | None = None
+    attn: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    prefix: int,
+    class_rows: int,
+    bias: Tensor | None = None,
+    weights: Tensor | None = None,
+    there: Tensor | None = None,
 ) -> Fields:
     """Return how to make each field of the view from queries, keys and values (B, H, P + N, C / H) of a block.
 
@@ -23,28 +34,45 @@ def given(
         prefix: P, the number of class and register tokens.
         class_rows: how many of them are class (and distillation) tokens.
         bias: (B, 1, 1, P + N) what this block adds to what keys are weighed by, or None.
+        weights: (B, P + N) how much each key counts, see `masked_softmax`, or None.
+        there: (B, N) booleans, which patch tokens are no padding; None for all.
     """
-    P, added = prefix, 0.0 if bias is None else bias
+    P, T, added = prefix, k.shape[2], 0.0 if bias is None else bias
+
+    def softmax(scores: Tensor, own: Callable[[], Tensor]) -> Tensor:
+        scores = scores + added
+        return torch.softmax(scores, dim=-1) if weights is None else masked_softmax(scores, weights, own())
+
+    def eye() -> Tensor:
+        return torch.eye(T, device=k.device, dtype=torch.bool)
 
     def maps() -> Tensor:
-        return torch.softmax(_full(q) * attn.scale @ _full(k).transpose(-2, -1) + added, dim=-1)
+        return softmax(full(q) * attn.scale @ full(k).transpose(-2, -1), eye)
 
-    def row(queries: Tensor) -> Tensor:
+    def row(queries: Tensor, own: Callable[[], Tensor]) -> Tensor:
         # A product and a sum: for one row several times faster than a matrix product.
-        scores = torch.stack([(one[:, :, None] * _full(k)).sum(-1) for one in queries.unbind(2)], dim=2)
-        return torch.softmax(scores * attn.scale + added, dim=-1).mean(dim=(1, 2))[:, P:]
+        scores = torch.stack([(one[:, :, None] * full(k)).sum(-1) for one in queries.unbind(2)], dim=2)
+        return softmax(scores * attn.scale, own).mean(dim=(1, 2))[:, P:]
+
+    def over_queries(x: Tensor, first: int) -> Tensor:
+        """Return the mean of (B, H, T, d) over the queries from the `first` on, without padding."""
+        x = x[:, :, first:]
+        if there is None:
+            return x.mean(dim=2)
+        real = F.pad(there, (P - first, 0), value=True)[:, None, :, None]
+        return x.masked_fill(~real, 0.0).sum(dim=2) / real.sum(dim=2)
 
     fields: Fields = {
         "queries": lambda: q[:, :, P:],
         "keys": lambda: k[:, :, P:],
         "attention_maps": maps,
-        "received_attention": lambda: maps().mean(dim=(1, 2))[:, P:],
-        "mean_query_attention": lambda: row(_full(q)[:, :, P:].mean(dim=2, keepdim=True)),
+        "received_attention": lambda: over_queries(maps(), 0).mean(dim=1)[:, P:],
+        "mean_query_attention": lambda: row(over_queries(full(q), P)[:, :, None], lambda: torch.zeros_like(eye()[:1])),
     }
     if v is not None:
         fields["values"] = lambda: v[:, :, P:]
     if class_rows:
-        fields["class_attention"] = lambda: row(q[:, :, :class_rows])
+        fields["class_attention"] = lambda: row(q[:, :, :class_rows], lambda: eye()[:class_rows])
     fields["attention"] = fields["class_attention" if class_rows else "received_attention"]
     return fields
 
@@ -63,8 +91,9 @@ def observed(attn: Any, normed: Tensor, prefix: int, class_rows: int) -> tuple[T
 def in_full(make: Callable[[], Tensor | None]) -> Tensor | None:
     """Return what is made, in float32 where that is bfloat16."""
     made = make()
-    return None if made is None else _full(made)
+    return None if made is None else full(made)
 
 
-def _full(x: Tensor) -> Tensor:
+def full(x: Tensor) -> Tensor:
+    """Return it in float32 where it is bfloat16."""
     return x.float() if x.dtype == torch.bfloat16 else x

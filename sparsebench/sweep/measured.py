@@ -17,6 +17,7 @@ from sparsebench.sweep.prepare import Prepared
 from sparsebench.sweep.record import Metric, Outcomes, TokenStep, pack
 from sparsebench.tasks.base import Data, Mask, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
+from sparsebench.training.calibrate import calibrate
 from sparsebench.training.discard import influences
 from sparsebench.training.evaluate import Evaluation, evaluate, first_batch, seconds_per_batch
 from sparsebench.training.steps import Samples
@@ -61,6 +62,7 @@ def measure(result: Result, cell: Prepared, trained: dict[str, float]) -> None:
     network, actor, recipe = cell.network, cell.actor, cell.recipe
     if not all(bool(p.isfinite().all()) for p in network.module.parameters()):
         raise DivergedError("training diverged: the weights after the last step are not finite")
+    _calibrate(result, cell)
     evaluation = evaluate(network, cell.in_test, cell.test, recipe)
     if not np.isfinite(evaluation.loss):
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
@@ -81,6 +83,20 @@ def measure(result: Result, cell: Prepared, trained: dict[str, float]) -> None:
         result.notes["initial_weights"] = cell.initial
     if actor is not None and (scoring := network.cost.scoring(actor.requires)):
         result.notes["attention"] = "received" if scoring == "received" else network.attention_source
+
+
+def _calibrate(result: Result, cell: Prepared) -> None:
+    """Let an adaptive strategy spend what was asked for, as far as training images can tell."""
+    actor = cell.in_test
+    if actor is None or not actor.strategy.adaptive:
+        return
+    if not len(cell.train.labels):
+        result.notes["calibration"] = "none: there are no training images"
+        return
+    found = calibrate(cell.network, actor, cell.train)
+    result.notes["calibration"] = (
+        f"counts of {found.budget.label}: {found.ratio:.4f} of the dense MACs on {found.images} training images"
+    )
 
 
 def add_watched(result: Result, watch: Watch, steps: int, task: Task) -> None:
@@ -174,7 +190,7 @@ def _add_spuriosity(
     dense = influences(network, None, samples, n)
     acted = dense if actor is None else influences(network, actor, samples, n)
     if acted is None:
-        result.notes["spuriosity"] = "not measured: tokens are fused, merged or mixed, not only removed"
+        result.notes["spuriosity"] = "not measured: tokens are fused, merged, mixed or of a number of each image's own"
     for end, found in (("", acted), ("_dense", dense)):
         right = np.zeros(n, dtype=bool) if found is None else found.predicted == labels
         indices = (None, None) if found is None else token_spuriosity(found.z[right], inside[right])
@@ -185,7 +201,7 @@ def _add_spuriosity(
 def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:
     """Add the MACs of the realised trajectory, of the dense model, and of what was asked for in the test."""
     cost, n = network.cost, len(evaluation.predicted)
-    full = cost.steps("input", (), (cost.tokens,), ())
+    full = cost.dense()
     steps = evaluation.steps or full
     result.trajectory = tuple(TokenStep(**vars(step)) for step in steps)
     dense, macs = cost.macs(full), cost.macs(steps)
@@ -193,6 +209,8 @@ def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation:
     result.add("macs", macs, "MACs", n)
     result.add("macs_dense", dense, "MACs", n)
     result.add("macs_ratio", macs / dense, "fraction", n)
+    if len(evaluation.macs) and np.ptp(evaluation.macs):
+        result.add("macs_p95", float(np.quantile(evaluation.macs, 0.95)), "MACs", n)
     result.add("macs_ratio_planned", planned / dense, "fraction", n)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from sparsebench import seeds
-from sparsebench.errors import StrategyError, UserError
+from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import HEADS, Network
 from sparsebench.plugin.registry import Registry
@@ -23,8 +25,10 @@ from sparsebench.sweep.cell import Cell
 from sparsebench.sweep.job import Job
 from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task
 from sparsebench.training.augment import Augmentation
-from sparsebench.training.steps import Samples
+from sparsebench.training.steps import Samples, Teacher
 
+LEARNED = "strategy"
+"""The name under which what a strategy learns is part of the network's module."""
 SHARE = 0.25
 """Of a device's free memory that the images of one split may take."""
 
@@ -54,6 +58,7 @@ class Prepared:
         actor: the strategy on this network, or None for one that spends no budget.
         train, test, validation: the splits on the device; there may be none to validate on.
         initial: which trained weights it starts from, by content or by name, or "".
+        teacher: the network as it begins with these weights, for a strategy that learns from it, or None.
     """
 
     cell: Cell
@@ -65,6 +70,7 @@ class Prepared:
     test: Samples
     validation: Samples | None
     initial: str
+    teacher: Teacher | None
 
     @property
     def recipe(self) -> Recipe:
@@ -107,7 +113,15 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     train = _on_device(data.train, network.grid, context.device, augmentation)
     test, held = _on_device(data.test, network.grid, context.device), data.validation
     validation = None if held is None else _on_device(held, network.grid, context.device)
-    return Prepared(cell, task, data, network, _actor(cell, strategy, network), train, test, validation, initial)
+    teacher = _teacher(network) if strategy.distils and initial else None
+    actor = _actor(cell, strategy, network, task)
+    return Prepared(cell, task, data, network, actor, train, test, validation, initial, teacher)
+
+
+def _teacher(network: Network) -> Teacher:
+    teacher: Any = copy.deepcopy(network)
+    teacher.module.eval().requires_grad_(False)
+    return cast(Teacher, teacher)
 
 
 def _data(task: Task, cell: Cell, locations: Locations) -> Data:
@@ -161,12 +175,22 @@ def _load_initial(network: Network, path: Path) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _actor(cell: Cell, strategy: Strategy, network: Network) -> Actor | None:
-    """Return what acts on the network, or None for a strategy that spends no budget."""
+def _actor(cell: Cell, strategy: Strategy, network: Network, task: Task) -> Actor | None:
+    """Return what acts on the network, or None for a strategy that spends no budget.
+
+    What it learns becomes a part of the network: it is trained, moved, kept and loaded as the network's own weights.
+    """
     if not strategy.budgeted:
         return None
+    if strategy.trained and (cell.where == "test" or not task.trains):
+        raise UnsupportedError(f"'{strategy.name}' must be trained with the network, and here it acts in the test only")
     stream = seeds.seed_of("strategy", cell.task.name, cell.n_train, cell.repetition)
-    return Actor(strategy, cell.budget, network.cost, network.grid, stream)
+    actor = Actor(strategy, cell.budget, network.cost, network.grid, stream)
+    if actor.learned:
+        device = next(network.module.parameters()).device
+        learned = torch.nn.ModuleDict({str(block): module for block, module in actor.learned.items()})
+        network.module.add_module(LEARNED, learned.to(device))
+    return actor
 
 
 def _augmentation(cell: Cell, recipe: Recipe, train: Split, network: Network, device: str) -> Augmentation | None:

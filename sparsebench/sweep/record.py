@@ -38,13 +38,15 @@ class Metric(_Model):
 
 
 class TokenStep(_Model):
-    """Patch tokens that entered a block's attention and its MLP, mean over the test samples."""
+    """Patch tokens that entered a block's attention and its MLP, mean over the test samples; see `cost.Step`."""
 
     tokens_in: float
     tokens_out: float
     early: bool
     scoring: str
     projected: str = ""
+    own: float = 0.0
+    spread: float = 0.0
 
 
 class Failure(_Model):

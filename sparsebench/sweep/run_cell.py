@@ -143,7 +143,7 @@ class _Run:
         if not cell.task.trains:
             self.trained = {}
             return
-        steps = steps_for(cell.network, cell.in_training, cell.train, cell.recipe)
+        steps = steps_for(cell.network, cell.in_training, cell.train, cell.recipe, cell.teacher)
         watch = None
         if cell.recipe.watch:
             train_, test = (cell.train, cell.in_training), (cell.test, cell.in_test)

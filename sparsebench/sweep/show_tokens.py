@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsebench.budget import FULL
 from sparsebench.errors import UserError
 from sparsebench.models.acting import Pass
-from sparsebench.plans import Mix
+from sparsebench.plans import Keep, Merge
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
@@ -230,7 +230,7 @@ def _stages(acting: Pass) -> Iterator[Stage]:
     place = {"input": "the input", "attention": "block {}", "block": "before block {}"}[acting.site]
     token: Tensor | None = torch.arange(acting.count, device=acting.index.device).expand(len(acting.index), -1)
     for decision in acting.decisions:
-        if token is not None and not isinstance(decision.plan, Mix):
+        if token is not None and isinstance(decision.plan, Keep | Merge):
             token = membership_after(decision.plan, token, decision.before.shape[1])
         else:
             token = None

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sparsebench.budget import Budget
 from sparsebench.errors import StrategyError, UnsupportedError
-from sparsebench.models.acting import Actor, Pass, check_plan
+from sparsebench.models.acting import Actor, Pass
+from sparsebench.models.legal import check_plan
 from sparsebench.plans import Keep, Merge, Mix, Plan
 from sparsebench.strategy import Strategy
 from sparsebench.testing import state
@@ -96,14 +97,14 @@ class _Observed(StandIn):
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         watched, modes = _Watched(view), state.modes()
-        plan = answer(lambda: self.strategy.plan(watched, keep), self.name, view.index.shape, keep)
+        plan = answer(lambda: self.strategy.plan(watched, keep), self.strategy, view, keep)
         changed = state.differences(modes, state.modes())
         self.asked.append(Asked(plan, frozenset(watched.__dict__["read"]), watched.changed(), changed))
         return plan
 
 
-def answer(choice: Choice, name: str, shape: torch.Size, keep: int) -> Plan | None:
-    """Return the plan that a strategy of that name makes of (B, N) tokens, if it is a legal one."""
+def answer(choice: Choice, strategy: Strategy, view: TokenView, keep: int) -> Plan | None:
+    """Return the plan that a strategy makes of what it sees, if it is a legal one."""
     try:
         plan = choice()
     except UnsupportedError:
@@ -111,7 +112,7 @@ def answer(choice: Choice, name: str, shape: torch.Size, keep: int) -> Plan | No
     except (Exception, SystemExit) as error:
         raise _raised(error) from error
     if plan is not None:
-        _judge(plan, name, shape, keep)
+        _judge(plan, strategy, view, keep)
     return plan
 
 
@@ -124,14 +125,15 @@ def _raised(error: BaseException) -> RuleError:
     return RuleError(text, "acts_without_error")
 
 
-def _judge(plan: Plan, name: str, shape: torch.Size, keep: int) -> None:
+def _judge(plan: Plan, strategy: Strategy, view: TokenView, keep: int) -> None:
     """Raise RuleError, of the check that it belongs to, if the plan is no legal one."""
     if any(value.is_floating_point() and bool(value.isnan().any()) for value in tensors(plan)):
         raise RuleError("the plan, or the scores it was made by, hold NaN", "nothing_is_nan")
-    if (count := _count(plan)) not in (None, keep):
+    shape = view.index.shape
+    if not strategy.adaptive and (count := _count(plan)) not in (None, keep):
         raise RuleError(f"{keep} of {shape[1]} tokens were to go on, the plan has {count}", "budget_is_honoured")
     try:
-        check_plan(plan, name, shape, keep)
+        check_plan(plan, strategy, shape, keep, training=view.training)
     except StrategyError as error:
         raise RuleError(str(error), "plans_are_legal") from error
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.measure.cost import Step
+from sparsebench.measure.cost import Step, mean_step
 from sparsebench.models.acting import Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
@@ -50,6 +50,7 @@ class Evaluation:
         scores: (n, N) of the strategy's first decision; constant where it made none; `kept` where it gave no scores.
         choices: what was chosen in each block in which the strategy acted.
         steps: realised token counts, block by block, mean over samples; empty where nothing acted.
+        macs: (n,) of each sample, or empty.
         rank: (n,) how many classes come before the sample's own: 0 where it is the predicted one.
         batch: how many samples came at a time.
     """
@@ -60,6 +61,7 @@ class Evaluation:
     scores: np.ndarray
     choices: list[Choice]
     steps: list[Step]
+    macs: np.ndarray
     rank: np.ndarray
     batch: int
 
@@ -69,7 +71,7 @@ def first_batch(network: Network, samples: Samples) -> int:
     if samples.labels.device.type != "cpu":
         return BATCH
     cost = network.cost
-    return max(1, min(BATCH, int(CPU_MACS / cost.macs(cost.steps("input", (), (cost.tokens,), ())))))
+    return max(1, min(BATCH, int(CPU_MACS / cost.macs(cost.dense()))))
 
 
 def evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe) -> Evaluation:
@@ -99,7 +101,7 @@ def halving(batch: int, work: Callable[[int], T]) -> T:
 @torch.no_grad()
 def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, batch: int) -> Evaluation:
     network.module.eval()
-    predicted, loss, kept, scores, chosen, steps, rank = [], [], [], [], [], [], []
+    predicted, loss, kept, scores, chosen, steps, macs, rank = [], [], [], [], [], [], [], []
     N = network.cost.tokens
     for rows in samples.items.split(batch):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
@@ -112,7 +114,8 @@ def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: R
             continue
         kept.append(patches_in(acting.index, N))
         scores.append(kept[-1].float() if acting.scores is None else acting.scores.float())
-        steps.append((len(rows), acting.steps))
+        steps.append([(len(rows), step) for step in acting.steps])
+        macs.append(np.broadcast_to(network.cost.macs(acting.steps), len(rows)))
         chosen.append(list(_chosen(acting, N)))
     return Evaluation(
         torch.cat(predicted).cpu().numpy(),
@@ -120,7 +123,8 @@ def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: R
         torch.cat(kept).cpu().numpy(),
         torch.cat(scores).cpu().numpy(),
         [_joined(parts) for parts in zip(*chosen, strict=True) if any(part.made for part in parts)],
-        _mean_steps(steps),
+        [mean_step(block) for block in zip(*steps, strict=True)],
+        np.concatenate(macs) if macs else np.empty(0),
         torch.cat(rank).cpu().numpy(),
         batch,
     )
@@ -177,22 +181,6 @@ def _chosen(acting: Pass, N: int) -> Iterator[_Chosen]:
 def _joined(parts: tuple[_Chosen, ...]) -> Choice:
     kept, scores = (torch.cat(some).cpu().numpy() for some in ([p.kept for p in parts], [p.scores for p in parts]))
     return Choice(parts[0].block, kept, scores)
-
-
-def _mean_steps(batches: list[tuple[int, list[Step]]]) -> list[Step]:
-    if not batches:
-        return []
-    weights = [n for n, _ in batches]
-    return [
-        Step(
-            float(np.average([s.tokens_in for s in block], weights=weights)),
-            float(np.average([s.tokens_out for s in block], weights=weights)),
-            block[0].early,
-            block[0].scoring,
-            block[0].projected,
-        )
-        for block in zip(*(steps for _, steps in batches), strict=True)
-    ]
 
 
 @torch.no_grad()

@@ -19,10 +19,12 @@ from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.tasks.base import Recipe
 from sparsebench.training import gram
 from sparsebench.training.early import EarlyStopping
-from sparsebench.training.steps import Autograd, Samples, Steps
+from sparsebench.training.steps import Autograd, Samples, Steps, Teacher
 
 
-def steps_for(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe) -> Steps:
+def steps_for(
+    network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, teacher: Teacher | None = None
+) -> Steps:
     """Return the fastest steps there are for that network: in closed form or in a span, else by autograd."""
     if isinstance(network, ShallowViT):
         from sparsebench.training import closed_form  # compiles, which pictures need not wait for
@@ -31,7 +33,7 @@ def steps_for(network: Network, actor: Actor | None, samples: Samples, recipe: R
             return closed_form.ClosedForm(network, actor, samples, recipe)
     if isinstance(network, TwoLayerViT) and gram.applies(network, samples, recipe):
         return gram.InSpan(network, actor, samples, recipe)
-    return Autograd(network, actor, samples, recipe)
+    return Autograd(network, actor, samples, recipe, teacher)
 
 
 class Batch(NamedTuple):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparsebench.models.acting import Actor, Pass
 from sparsebench.models.base import Network
+from sparsebench.strategy import Told
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.augment import Augmentation
 
@@ -98,15 +99,26 @@ class Samples:
         return self.inputs.index_select(0, rows.to(self.inputs.device)).to(rows.device)
 
     def forward(
-        self, network: Network, actor: Actor | None, rows: Tensor, *, visit: int, training: bool
+        self,
+        network: Network,
+        actor: Actor | None,
+        rows: Tensor,
+        *,
+        visit: int,
+        training: bool,
+        teacher: Teacher | None = None,
     ) -> tuple[Tensor, Pass | None]:
-        """Return the network's outputs for those rows, and the pass (None where nothing acts)."""
+        """Return the network's outputs for those rows, and the pass (None where nothing acts).
+
+        A teacher is shown the same inputs; what it says is in the pass.
+        """
         inputs, relevance = self.take(rows), None
         if training and self.augmentation is not None:
             inputs, relevance = self.augmentation(inputs, rows, visit)
         if actor is None:
             return network(inputs), None
         acting = self.begin(actor, rows, visit=visit, training=training, relevance=relevance)
+        acting.teacher = None if teacher is None else teacher.tell(inputs)
         return network(inputs, acting), acting
 
     def begin(self, actor: Actor, rows: Tensor, *, visit: int, training: bool, relevance: Tensor | None = None) -> Pass:
@@ -114,6 +126,13 @@ class Samples:
         if relevance is None and self.relevance is not None:
             relevance = self.relevance if rows is self.items else self.relevance[rows]
         return actor.begin(self.items[rows], visit, relevance, tokens=actor.tokens, training=training)
+
+
+class Teacher(Protocol):
+    """What a strategy may learn from besides the network's loss."""
+
+    def tell(self, inputs: Tensor, /) -> Told:
+        """Return what comes out of (B, ..) inputs, without gradients."""
 
 
 class Steps(Protocol):
@@ -139,8 +158,11 @@ class Autograd:
         parts: parts that a batch is cut into: the recipe's number, or more where the memory was too small.
     """
 
-    def __init__(self, network: Network, actor: Actor | None, samples: Samples, recipe: Recipe):
+    def __init__(
+        self, network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, teacher: Teacher | None = None
+    ):
         self.network, self.actor, self.samples, self.recipe = network, actor, samples, recipe
+        self.teacher = teacher
         self.parts, self.total = recipe.accumulate, recipe.total(len(samples.labels))
         self.opt = optimiser(recipe, network.module)
         network.module.train()
@@ -169,14 +191,20 @@ class Autograd:
         return loss
 
     def _gradients(self, chosen: Tensor, visit: int) -> Tensor:
-        """Set the gradients to those of the mean loss of the chosen samples; return the sum of their losses."""
+        """Set the gradients to those of the mean loss of the chosen samples; return the sum of their losses.
+
+        What the strategy adds of its own has its part in the gradients, and none in the loss that is returned.
+        """
         self.opt.zero_grad(set_to_none=True)
         parts = min(self.parts, len(chosen))
         summed = []
         for rows in (chosen,) if parts == 1 else chosen.tensor_split(parts):
-            outputs, _ = self.samples.forward(self.network, self.actor, rows, visit=visit, training=True)
+            outputs, acting = self.samples.forward(
+                self.network, self.actor, rows, visit=visit, training=True, teacher=self.teacher
+            )
             loss = losses(self.recipe, outputs, self.samples.labels[rows], training=True).sum()
-            (loss / len(chosen)).backward()
+            own = acting.loss() * len(rows) if acting is not None and acting.learns else 0.0
+            ((loss + own) / len(chosen)).backward()
             summed.append(loss.detach())
         return reduce(operator.add, summed)
 

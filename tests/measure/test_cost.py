@@ -17,6 +17,7 @@ from sparsebench.models.acting import Actor
 from sparsebench.models.deep import DeepViT, vit_cost
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.plans import Keep
+from sparsebench.strategy import Habits
 
 STAGES = (3, 6, 9)
 
@@ -34,7 +35,7 @@ def deit_small() -> VitCost:
 @pytest.mark.parametrize(("size", "gmacs"), [("tiny", 1.254), ("small", 4.599), ("base", 17.564)])
 def test_the_dense_macs_of_deit_are_the_published_ones(size, gmacs):
     cost = deit(size)
-    steps = cost.steps("attention", STAGES, [196] * 3, {"tokens"})
+    steps = cost.steps(Habits("attention", {"tokens"}), STAGES, [196] * 3)
     assert steps == [Step(196, 196)] * 12
     assert cost.macs(steps) / 1e9 == pytest.approx(gmacs, abs=5e-4)
 
@@ -59,21 +60,21 @@ def test_the_dense_macs_of_deit_are_the_published_ones(size, gmacs):
     ],
 )
 def test_dropping_from_deit_small_costs_what_is_published(deit_small, site, counts, gmacs):
-    steps = deit_small.steps(site, STAGES, counts, {"tokens"})
+    steps = deit_small.steps(Habits(site, {"tokens"}), STAGES, counts)
     assert deit_small.macs(steps) / 1e9 == pytest.approx(gmacs, abs=6e-4)
 
 
 def test_steps_name_what_enters_and_leaves_each_block():
     cost = VitCost(16, 1, 1, 0, 0, (None,) * 4)
-    mid = cost.steps("attention", (1, 3), (8, 4), {"tokens"})
+    mid = cost.steps(Habits("attention", {"tokens"}), (1, 3), (8, 4))
     assert [(s.tokens_in, s.tokens_out) for s in mid] == [(16, 16), (16, 8), (8, 8), (8, 4)]
     assert not any(s.early or s.scoring for s in mid)
-    early = cost.steps("attention", (1, 3), (8, 4), {"class_attention"})
+    early = cost.steps(Habits("attention", {"class_attention"}), (1, 3), (8, 4))
     assert [(s.early, s.scoring) for s in early] == [(False, ""), (True, "class"), (False, ""), (True, "class")]
-    before = cost.steps("block", (1, 3), (8, 4), {"tokens"})
+    before = cost.steps(Habits("block", {"tokens"}), (1, 3), (8, 4))
     assert [(s.tokens_in, s.tokens_out) for s in before] == [(16, 16), (8, 8), (8, 8), (4, 4)]
-    assert cost.steps("input", (0,), (5,), {"pixels"}) == [Step(5, 5)] * 4
-    assert cost.steps("attention", (1,), (16,), {"class_attention"}) == [Step(16, 16)] * 4
+    assert cost.steps(Habits("input", {"pixels"}), (0,), (5,)) == [Step(5, 5)] * 4
+    assert cost.steps(Habits("attention", {"class_attention"}), (1,), (16,)) == [Step(16, 16)] * 4
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_products_outside_blocks_embedding_and_head_are_counted_or_the_model_is_
         network = DeepViT(module)
     except UnsupportedError:
         return
-    steps = network.cost.steps("input", (0,), (network.cost.tokens,), ())
+    steps = network.cost.dense()
     assert network.cost.macs(steps) == pytest.approx(counted(network, torch.rand(1, 3, side, side), None), rel=0.005)
 
 
@@ -213,11 +214,11 @@ def test_what_is_projected_only_to_score_is_counted_once(needs: set[str], scorin
         (ShallowCost(L, d, d, d, m), {"q": d, "k": d, "v": d}),
         (TwoLayerCost(L, d, d_h, d_v), {"q": d_h, "k": d_h, "v": d_v}),
     ):
-        (step,) = cost.steps("input", (0,), (8,), needs)
+        (step,) = cost.steps(Habits("input", needs), (0,), (8,))
         assert (step.scoring, step.projected) == (scoring, letters)
         bare = cost.macs([replace(step, projected="")])
         assert cost.macs([step]) - bare == L * d * sum(widths[letter] for letter in letters)
-        (whole,) = cost.steps("input", (0,), (L,), needs)
+        (whole,) = cost.steps(Habits("input", needs), (0,), (L,))
         assert (whole.scoring, whole.projected) == ("", "")
     values = PositionalCost(L, d)
-    assert values.macs(values.steps("input", (0,), (8,), {"values"})) == 8 * (d + 8) + L * d
+    assert values.macs(values.steps(Habits("input", {"values"}), (0,), (8,))) == 8 * (d + 8) + L * d

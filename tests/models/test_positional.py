@@ -15,6 +15,7 @@ from sparsebench.models.acting import Actor, Look
 from sparsebench.models.base import Positional
 from sparsebench.models.positional import association
 from sparsebench.plans import Keep, Merge, Mix
+from sparsebench.strategy import Habits
 from sparsebench.tasks.spatial import Spatial
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.loop import train
@@ -237,9 +238,11 @@ def test_data_without_a_feature_are_a_user_error(data):
 
 def test_macs_are_a_value_a_token_and_a_product_a_pair_and_scores_are_free():
     net = network()
-    by_count = [net.cost.macs(net.cost.steps("input", (0,), (n,), {"tokens"})) for n in range(1, D + 1)]
+    by_count = [net.cost.macs(net.cost.steps(Habits("input", {"tokens"}), (0,), (n,))) for n in range(1, D + 1)]
     assert by_count == [n * 20 + n * n for n in range(1, D + 1)] == sorted(set(by_count))
-    assert [net.cost.macs(net.cost.steps("attention", (0,), (n,), {"attention"})) for n in range(1, D + 1)] == by_count
+    assert [
+        net.cost.macs(net.cost.steps(Habits("attention", {"attention"}), (0,), (n,))) for n in range(1, D + 1)
+    ] == by_count
 
 
 # ---- what it shows

@@ -15,6 +15,7 @@ from sparsebench.measure.cost import Step
 from sparsebench.models.acting import Actor, Look
 from sparsebench.models.base import TwoLayer
 from sparsebench.plans import Keep, Merge, Mix
+from sparsebench.strategy import Habits
 from sparsebench.tasks.overfitting import Overfitting
 from sparsebench.training.loop import train
 from sparsebench.training.steps import Autograd, Samples
@@ -218,10 +219,10 @@ def test_dense_macs_are_half_of_the_counted_operations():
 
 def test_macs_fall_with_the_tokens_and_scoring_by_attention_is_paid_for():
     net = TwoLayer(d_h=32, d_v=16).build(DATA, 0)
-    by_count = [net.cost.macs(net.cost.steps("input", (0,), (n,), {"tokens"})) for n in range(1, L + 1)]
+    by_count = [net.cost.macs(net.cost.steps(Habits("input", {"tokens"}), (0,), (n,))) for n in range(1, L + 1)]
     assert by_count == [2 * n * 24 * 32 + n * n * 32 + n * 25 for n in range(1, L + 1)] == sorted(set(by_count))
     for n, plain in zip(range(1, L + 1), by_count, strict=True):
-        scored = net.cost.macs(net.cost.steps("attention", (0,), (n,), {"attention"}))
+        scored = net.cost.macs(net.cost.steps(Habits("attention", {"attention"}), (0,), (n,)))
         assert scored - plain == (0 if n == L else 2 * L * 24 * 32 + L * L * 32)
 
 

@@ -25,6 +25,7 @@ def view(B=3, N=17, C=6, H=2, *, seed=0, sizes=None, block=1, depth=4, grid=None
         {name: lambda value=value: value for name, value in fields.items()},
         index=torch.arange(N).expand(B, N),
         sizes=torch.randint(1, 4, (B, N), generator=rng).float() if sizes is None else sizes,
+        weights=torch.ones(B, N),
         block=block,
         depth=depth,
         training=False,

@@ -22,7 +22,7 @@ def test_the_test_sees_all_tokens_and_pays_for_them():
     acting, out = act(PatchDropout(), network, images())
     torch.testing.assert_close(out, network(images()), atol=1e-6, rtol=1e-6)
     assert acting.index.shape == (B, N) and not acting.decisions
-    assert network.cost.macs(acting.steps) == network.cost.macs(network.cost.steps("input", (), (N,), ()))
+    assert network.cost.macs(acting.steps) == network.cost.macs(network.cost.dense())
 
 
 def test_training_sees_the_share_that_is_not_dropped_another_each_time():

@@ -68,11 +68,11 @@ def test_it_runs_keeps_to_the_counts_and_chooses_alike_alone_in_a_batch_and_agai
 @pytest.mark.parametrize("target", [0.87, 0.5])
 def test_on_deit_small_it_costs_what_was_asked_for(deit_small, cls, disposal, schedule, target):
     habits = cls(disposal=disposal).habits()
-    dense = deit_small.macs(deit_small.steps("input", (), (196,), ()))
+    dense = deit_small.macs(deit_small.dense())
 
     def share(budget):
         counts = solve(budget, deit_small, habits)
-        return deit_small.macs(deit_small.steps(habits.site, stages(budget, habits, 12), counts, habits.needs)) / dense
+        return deit_small.macs(deit_small.steps(habits, stages(budget, habits, 12), counts)) / dense
 
     def shaped(**amount):
         return Budget(**amount, schedule=None if habits.site == "input" else schedule)
@@ -113,5 +113,5 @@ def test_gradients_flow_through_what_stays(network, name):
 def test_evit_has_its_published_counts_and_cost(deit_small, rate, counts, gmacs):
     habits = SHIPPED["evit"]().habits()
     assert solve(Budget(keep_rate=rate, convention="compound-ceil"), deit_small, habits) == counts
-    steps = deit_small.steps("attention", (3, 6, 9), counts, habits.needs)
+    steps = deit_small.steps(habits, (3, 6, 9), counts)
     assert deit_small.macs(steps) / 1e9 == pytest.approx(gmacs, abs=8e-4)

@@ -64,5 +64,5 @@ def test_the_counts_and_macs_of_deit_small_are_the_published_ones(deit_small, bu
     habits = ToMe().habits()
     blocks, counts = stages(budget, habits, 12), solve(budget, deit_small, habits)
     assert left in (counts, counts[-1])
-    steps = deit_small.steps("attention", blocks, counts, habits.needs)
+    steps = deit_small.steps(habits, blocks, counts)
     assert deit_small.macs(steps) / 1e9 == pytest.approx(gmacs, abs=6e-4)

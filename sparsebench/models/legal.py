@@ -1,0 +1,121 @@
+"""What a plan must be for the harness to carry it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sparsebench.errors import StrategyError
+from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
+from sparsebench.strategy import Strategy
+
+
+def only_removes(plan: Plan) -> bool:
+    """Say whether what stays is as it was."""
+    return isinstance(plan, Keep) and plan.fuse is None
+
+
+def _tensors(plan: Plan, B: int, N: int, keep: int) -> Iterator[tuple[str, object, tuple[int, ...]]]:
+    """Yield the name, the value and the right shape of what the plan holds."""
+    if plan.scores is not None:
+        yield "scores", plan.scores, (B, N)
+    if isinstance(plan, Keep):
+        yield "Keep.index", plan.index, (B, keep - (plan.fuse is not None))
+        if plan.fuse is not None:
+            yield "Keep.fuse", plan.fuse, (B, N)
+    elif isinstance(plan, Merge):
+        yield "Merge.target", plan.target, (B, N)
+        for what in ("weight", "sizes"):
+            if (value := getattr(plan, what)) is not None:
+                yield f"Merge.{what}", value, (B, N)
+    elif isinstance(plan, Mix):
+        yield "Mix.weight", plan.weight, (B, keep, N)
+        if plan.values is not None:
+            yield "Mix.values", plan.values, (B, N, _width(plan.values))
+    elif isinstance(plan, Mask):
+        yield "Mask.keep", plan.keep, (B, N)
+    else:
+        yield "Shift.by", plan.by, (B, N, _width(plan.by))
+
+
+def _width(values: object) -> int:
+    return values.shape[-1] if isinstance(values, Tensor) and values.ndim else 0
+
+
+def check_plan(plan: Plan, strategy: Strategy, shape: torch.Size, keep: int, *, training: bool) -> None:
+    """Raise StrategyError unless the plan turns (B, N) tokens into `keep` of them, legally.
+
+    An adaptive strategy may let any number go on; and masks and shifts, in training, all of them.
+    """
+    name = strategy.name
+    if not isinstance(plan, Keep | Merge | Mix | Mask | Shift):
+        kinds = "Keep, Merge, Mix, Mask, Shift or None"
+        raise StrategyError(f"'{name}' returned {type(plan).__name__}, not a plan ({kinds})")
+    B, N = shape
+    count = _count(plan, N) if strategy.adaptive else None
+    for what, value, expected in _tensors(plan, B, N, keep if count is None else count):
+        if not isinstance(value, Tensor) or tuple(value.shape) != expected:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise StrategyError(f"'{name}': {what} must have shape {expected}, got {got}")
+        if value.is_floating_point() and bool(value.isnan().any()):
+            raise StrategyError(f"'{name}': {what} holds NaN")
+    if isinstance(plan, Keep):
+        _check_index(plan.index, name, N)
+    elif isinstance(plan, Merge):
+        _check_groups(plan.target, name, keep if count is None else count)
+    elif isinstance(plan, Mask):
+        _check_mask(plan.keep, strategy, training)
+    elif isinstance(plan, Shift) and not training:
+        raise StrategyError(f"'{name}': Shift is for training only, see view.training")
+
+
+def _count(plan: Plan, N: int) -> int | None:
+    """Return how many tokens go on, 1 to N, as far as that is to be seen."""
+    if isinstance(plan, Keep) and isinstance(plan.index, Tensor) and plan.index.ndim == 2:
+        return min(N, max(1, plan.index.shape[1])) + (plan.fuse is not None)
+    if isinstance(plan, Merge) and isinstance(plan.target, Tensor) and plan.target.numel():
+        return min(N, max(1, int(plan.target.max()) + 1))
+    if isinstance(plan, Mix) and isinstance(plan.weight, Tensor) and plan.weight.ndim == 3:
+        return min(N, max(1, plan.weight.shape[1]))
+    return None
+
+
+def _check_mask(keep: Tensor, strategy: Strategy, training: bool) -> None:
+    name = strategy.name
+    if keep.dtype == torch.bool:
+        if not strategy.adaptive:
+            raise StrategyError(f"'{name}': only an adaptive strategy keeps a number of its own of each image")
+        if not bool(keep.any(dim=1).all()):
+            raise StrategyError(f"'{name}': Mask.keep leaves an image without a token")
+    elif not keep.is_floating_point():
+        raise StrategyError(f"'{name}': Mask.keep must be booleans, or real numbers in training, got {keep.dtype}")
+    elif not training:
+        raise StrategyError(f"'{name}': a Mask of real numbers is for training only, see view.training")
+    elif bool(((keep < 0) | (keep > 1)).any()):
+        raise StrategyError(f"'{name}': Mask.keep must lie in [0, 1]")
+
+
+def _check_index(index: Tensor, name: str, N: int) -> None:
+    if index.dtype != torch.int64:
+        raise StrategyError(f"'{name}': Keep.index must be int64, got {index.dtype}")
+    if index.numel() == 0:
+        return
+    low, high = (int(x) for x in index.aminmax())
+    if low < 0 or high >= N:
+        raise StrategyError(f"'{name}': Keep.index must lie in 0..{N - 1}, got {low}..{high}")
+    ordered = index.sort(dim=1).values
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        raise StrategyError(f"'{name}': Keep.index names a token twice")
+
+
+def _check_groups(target: Tensor, name: str, keep: int) -> None:
+    if target.dtype != torch.int64:
+        raise StrategyError(f"'{name}': Merge.target must be int64, got {target.dtype}")
+    low, high = (int(x) for x in target.aminmax())
+    if low < -1 or high >= keep:
+        raise StrategyError(f"'{name}': Merge.target must lie in 0..{keep - 1}, or be -1, got {low}..{high}")
+    members = torch.zeros(target.shape[0], keep + 1, device=target.device)
+    if bool((members.scatter(1, target + 1, 1.0)[:, 1:] == 0).any()):
+        raise StrategyError(f"'{name}': Merge.target leaves one of its {keep} groups empty")

@@ -1,0 +1,80 @@
+"""Finding the token counts with which an adaptive strategy spends what was asked for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sparsebench.budget import Budget
+from sparsebench.models.acting import Actor
+from sparsebench.models.base import Network
+from sparsebench.training.evaluate import first_batch, halving
+from sparsebench.training.steps import Samples
+
+IMAGES = 256
+"""Training images on which it is measured what is spent."""
+NEAR = 0.005
+"""Share of the asked-for MACs by which it may be off."""
+TRIES = 10
+
+
+class Calibration(NamedTuple):
+    """What came out.
+
+    Attributes:
+        budget: whose counts are taken.
+        ratio: the share of the dense MACs that they come to, mean over the images.
+        images: how many these were.
+    """
+
+    budget: Budget
+    ratio: float
+    images: int
+
+
+def calibrate(network: Network, actor: Actor, samples: Samples) -> Calibration:
+    """Give the actor the counts with which it spends the MACs that it was to, as nearly as can be; return them.
+
+    The number of tokens that an adaptive strategy lets go on hangs on the image, and need not be the count it is given:
+    with each count as a bound, fewer go on. So the counts are those of another budget, found by bisection between the
+    least and a full one on the first of the samples, whose labels are not looked at. A strategy that does not follow
+    the counts keeps those it has.
+    """
+    cost = actor.cost
+    dense = cost.macs(cost.dense())
+    target = cost.macs(actor.planned) / dense
+    rows = samples.items[:IMAGES]
+
+    def spent(macs: float) -> float:
+        actor.spend(Budget(macs=macs, **shape))
+        return _mean_macs(network, actor, samples, rows) / dense
+
+    shape = actor.budget.model_dump(exclude={"macs", "keep_rate", "per_block"})
+    low, high, best = 0.0, 1.0, (np.inf, target)
+    for attempt in range(TRIES):
+        macs = target if attempt == 0 else (low + high) / 2
+        ratio = spent(macs)
+        best = min(best, (abs(ratio - target), macs))
+        if abs(ratio - target) <= NEAR * target:
+            break
+        low, high = (macs, high) if ratio < target else (low, macs)
+    ratio = spent(best[1])
+    return Calibration(Budget(macs=best[1], **shape), ratio, len(rows))
+
+
+@torch.no_grad()
+def _mean_macs(network: Network, actor: Actor, samples: Samples, rows: torch.Tensor) -> float:
+    """Return the MACs of a sample as it would be tested, mean over the rows."""
+    network.module.eval()
+
+    def work(batch: int) -> float:
+        spent = []
+        for part in rows.split(batch):
+            _, acting = samples.forward(network, actor, part, visit=0, training=False)
+            assert acting is not None
+            spent.append(np.broadcast_to(actor.cost.macs(acting.steps), len(part)))
+        return float(np.concatenate(spent).mean())
+
+    return halving(first_batch(network, samples), work)
