@@ -8,9 +8,9 @@ table = sparsebench.leaderboard(records)
 
 from sparsebench.api import leaderboard, load_records, run
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
-from sparsebench.plans import Keep, Merge, Mix, Plan
+from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.plugin.hooks import hookimpl
-from sparsebench.strategy import Disposal, Kind, Schedule, Site, Strategy
+from sparsebench.strategy import Disposal, Kind, Lesson, Place, Schedule, Site, Strategy, Told
 from sparsebench.view import TokenView
 
 __version__ = "0.1.0"
@@ -19,14 +19,19 @@ __all__ = [
     "Disposal",
     "Keep",
     "Kind",
+    "Lesson",
+    "Mask",
     "Merge",
     "Mix",
+    "Place",
     "Plan",
     "Schedule",
+    "Shift",
     "Site",
     "Strategy",
     "StrategyError",
     "TokenView",
+    "Told",
     "UnsupportedError",
     "UserError",
     "hookimpl",

@@ -270,7 +270,7 @@ class DeepViT:
             sizes, there = (F.pad(one, (self.prefix, 0), value=1) for one in (sizes, there))
         else:
             x = x[:, self.prefix :]
-        mean = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True)
+        mean = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
         if vit.global_pool == "avg":
             return mean
         return 0.5 * (mean + x.masked_fill(~there[:, :, None], -torch.inf).amax(dim=1))

@@ -11,6 +11,9 @@ from sparsebench.errors import StrategyError
 from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.strategy import Strategy
 
+ROUNDING = 1e-5
+"""What a hard 0 or 1 with the gradient of a soft one, hard + soft - soft, may be off."""
+
 
 def only_removes(plan: Plan) -> bool:
     """Say whether what stays is as it was."""
@@ -93,7 +96,7 @@ def _check_mask(keep: Tensor, strategy: Strategy, training: bool) -> None:
         raise StrategyError(f"'{name}': Mask.keep must be booleans, or real numbers in training, got {keep.dtype}")
     elif not training:
         raise StrategyError(f"'{name}': a Mask of real numbers is for training only, see view.training")
-    elif bool(((keep < 0) | (keep > 1)).any()):
+    elif bool(((keep < -ROUNDING) | (keep > 1 + ROUNDING)).any()):
         raise StrategyError(f"'{name}': Mask.keep must lie in [0, 1]")
 
 
