@@ -181,14 +181,14 @@ class Pass:
         macs = cost.macs(self.actor.planned) / cost.macs(cost.dense())
         return self.actor.strategy.loss(Lesson(self.student, self.teacher, self.memory, self.weights, shares, macs))
 
-    def read_out(self, prefix: Tensor) -> Tensor:
-        """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
-        return self.actor.strategy.read_out(self.memory, prefix) if self.reads_out else prefix
-
     @property
     def reads_out(self) -> bool:
-        """Whether the strategy acts in this pass and has a say in what the head reads."""
-        return self.actor.strategy.reads_out and bool(self.decisions)
+        """Whether the strategy has a say in what the head reads."""
+        return self.actor.strategy.reads_out
+
+    def read_out(self, prefix: Tensor) -> Tensor:
+        """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
+        return self.actor.strategy.read_out(self.memory, prefix) if self.decisions else prefix
 
     def acts_at(self, site: Site, block: int) -> bool:
         """Say whether fewer tokens are to leave this site of this block than come to it."""

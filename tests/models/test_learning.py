@@ -1,0 +1,146 @@
+"""Strategies that are learned: their modules, their losses, what they learn from, and what the head reads."""
+
+import copy
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from vits import B, N, begin, close, images, vit
+
+from sparsebench.budget import Budget
+from sparsebench.errors import UnsupportedError
+from sparsebench.measure.cost import ShallowCost
+from sparsebench.models.acting import Actor
+from sparsebench.models.deep import DeepViT
+from sparsebench.plans import Keep, Mask
+from sparsebench.strategy import Strategy
+
+
+class Gate(Strategy):
+    """Weighs tokens by a linear layer of its own, and wants the weights to be the budget's share in the mean."""
+
+    name: ClassVar[str] = "gate"
+    site: ClassVar[str] = "block"
+    trained: ClassVar[bool] = True
+    distils: ClassVar[bool] = True
+    lessons: ClassVar[list] = []
+
+    def module(self, place):
+        return nn.Linear(place.width, 1)
+
+    def plan(self, view, keep):
+        weights = view.learned(view.tokens)[:, :, 0].sigmoid()
+        view.memory.setdefault("weights", []).append(weights)
+        return Mask(weights) if view.training else Keep.top(weights, keep)
+
+    def loss(self, lesson):
+        self.lessons.append(lesson)
+        return sum((w.mean() - s).square() for w, s in zip(lesson.memory["weights"], lesson.shares.values(), strict=True))
+
+
+class ReadsFirst(Strategy):
+    """Lets the head read the class token as it was when the strategy acted first."""
+
+    name: ClassVar[str] = "reads_first"
+    site: ClassVar[str] = "block"
+    needs: ClassVar[frozenset[str]] = frozenset({"tokens", "prefix"})
+
+    def plan(self, view, keep):
+        view.memory.setdefault("prefix", view.prefix)
+        return Keep(torch.arange(keep).expand(len(view.index), keep))
+
+    def read_out(self, memory, prefix):
+        assert prefix.shape == memory["prefix"].shape
+        return memory["prefix"]
+
+
+@pytest.fixture
+def network():
+    return DeepViT(vit(reg_tokens=2))
+
+
+@pytest.fixture(autouse=True)
+def no_lessons():
+    Gate.lessons.clear()
+
+
+def test_a_module_is_made_for_each_block_it_acts_in_from_seeded_numbers(network):
+    budget = Budget(keep_rate=0.5, blocks=(1, 3))
+    torch.manual_seed(1)
+    one = Actor(Gate(), budget, network.cost, network.grid, stream=7)
+    state = torch.get_rng_state()
+    torch.manual_seed(2)
+    two = Actor(Gate(), budget, network.cost, network.grid, stream=7)
+    other = Actor(Gate(), budget, network.cost, network.grid, stream=8)
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert list(one.learned) == [1, 3]
+    assert torch.equal(one.learned[1].weight, two.learned[1].weight)
+    assert not torch.equal(one.learned[1].weight, one.learned[3].weight)
+    assert not torch.equal(one.learned[1].weight, other.learned[1].weight)
+
+
+def test_its_loss_sees_what_came_out_and_reaches_its_modules(network):
+    acting = begin(network, Gate(), training=True)
+    logits = network(images(network), acting)
+    (acting.loss() + 0.0 * logits.sum()).backward()
+    (lesson,) = Gate.lessons
+    assert lesson.student.logits is logits and lesson.student.tokens.shape == (B, N, 32)
+    assert lesson.shares == {1: 0.5, 3: 0.25} and lesson.teacher is None
+    planned = network.cost.macs(acting.actor.planned) / network.cost.macs(network.cost.dense())
+    assert lesson.macs == pytest.approx(planned)
+    close(lesson.weights, acting.weights)
+    for module in acting.actor.learned.values():
+        assert bool(module.weight.grad.any())
+
+
+def test_the_students_tokens_are_those_that_the_head_reads(network):
+    acting = begin(network, Gate(), training=True)
+    logits = network(images(network), acting)
+    seen = []
+    hook = network.module.norm.register_forward_hook(lambda m, a, out: seen.append(out))
+    again = begin(network, Gate(), training=True)
+    network(images(network), again)
+    hook.remove()
+    assert torch.equal(again.student.tokens, seen[0][:, network.prefix :]) and torch.equal(logits, again.student.logits)
+
+
+def test_outside_training_nothing_is_learned(network):
+    acting = begin(network, Gate())
+    network(images(network), acting)
+    assert not acting.learns and acting.student is None and acting.index.shape == (B, N // 4)
+
+
+def test_a_teacher_tells_what_the_bare_network_says_without_gradients(network):
+    told = network.tell(images(network))
+    x = network.module.forward_features(network.normed(images(network)))
+    assert torch.equal(told.logits, network(images(network))) and torch.equal(told.tokens, x[:, network.prefix :])
+    assert not told.logits.requires_grad and not told.tokens.requires_grad
+
+
+def test_what_a_strategy_reads_out_is_what_the_head_reads(network):
+    seen = []
+    hook = network.module.blocks[1].register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+    network(images(network))
+    hook.remove()
+    with torch.no_grad():
+        logits = network(images(network), begin(network, ReadsFirst()))
+        first = seen[0].clone()
+        expected = network.module.forward_head(network.module.norm(first))
+    close(logits, expected)
+    model = copy.deepcopy(network.module)
+    assert not model.norm._forward_pre_hooks and not model.norm._forward_hooks
+
+
+def test_where_it_did_not_act_the_head_reads_the_bare_network(network):
+    with torch.no_grad():
+        assert torch.equal(network(images(network), begin(network, ReadsFirst(), rate=1.0)), network(images(network)))
+
+
+@pytest.mark.parametrize("attribute", ["trained", "adaptive"])
+def test_theory_models_take_no_learned_and_no_adaptive_strategy(scripted, attribute):
+    strategy = scripted(lambda view, keep: None)
+    setattr(type(strategy), attribute, True)
+    with pytest.raises(UnsupportedError, match="learned or keeps another number"):
+        Actor(strategy, Budget(keep_rate=0.5), ShallowCost(10, 4, 4, 4, 8), None, 0)
