@@ -56,10 +56,11 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> Calibration:
     for attempt in range(TRIES):
         macs = target if attempt == 0 else (low + high) / 2
         ratio = spent(macs)
-        best = min(best, (abs(ratio - target), macs))
-        if abs(ratio - target) <= NEAR * target:
+        acts = min(actor.keep.values()) < actor.tokens  # else it is the dense network, and what it spends too
+        best = min(best, (abs(ratio - target), macs)) if acts else best
+        if acts and abs(ratio - target) <= NEAR * target:
             break
-        low, high = (macs, high) if ratio < target else (low, macs)
+        low, high = (macs, high) if acts and ratio < target else (low, macs)
     ratio = spent(best[1])
     return Calibration(Budget(macs=best[1], **shape), ratio, len(rows))
 

@@ -36,7 +36,9 @@ class Gate(Strategy):
 
     def loss(self, lesson):
         self.lessons.append(lesson)
-        return sum((w.mean() - s).square() for w, s in zip(lesson.memory["weights"], lesson.shares.values(), strict=True))
+        return sum(
+            (w.mean() - s).square() for w, s in zip(lesson.memory["weights"], lesson.shares.values(), strict=True)
+        )
 
 
 class ReadsFirst(Strategy):
