@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,12 +21,25 @@ GONE = np.array([203, 208, 216])
 MATTERS = np.array([250, 204, 21])
 
 
+class Ink(NamedTuple):
+    """How an area is marked: its outline has the (3,) RGB colour, and the share `strength` of its inside."""
+
+    colour: np.ndarray
+    strength: float = 0.25
+
+    @property
+    def line(self) -> tuple[float, float, float]:
+        """The colour of the outline as matplotlib has it."""
+        red, green, blue = (self.colour / 255).tolist()
+        return red, green, blue
+
+
 def tinted(
     picture: np.ndarray,
     matters: np.ndarray,
     area: np.ndarray | None = None,
     grid: tuple[int, int] = (1, 1),
-    colours: Mapping[int, np.ndarray] | None = None,
+    inks: Mapping[int, Ink] | None = None,
 ) -> np.ndarray:
     """Return a picture, enlarged, with what matters outlined and with what became of its patches.
 
@@ -35,7 +48,7 @@ def tinted(
         matters: (height, width) booleans.
         area: (N,) which area each patch is in, -1 for one that is greyed; None for all as they were.
         grid: (rows, columns) of the patches.
-        colours: RGB of the areas that are tinted and outlined, patches of one together.
+        inks: of the areas that are outlined and tinted, patches of one together.
     """
     height, width = matters.shape
     scale = max(1, -(-PIXELS // height))
@@ -45,10 +58,10 @@ def tinted(
         areas = _enlarged(area.reshape(grid), scale * height // grid[0], scale * width // grid[1])
         large[areas < 0] = (large[areas < 0] + 7.0 * GONE) / 8
         outlined = _edges(areas, line)
-        for number, colour in (colours or {}).items():
+        for number, ink in (inks or {}).items():
             inside = areas == number
-            large[inside] = (3.0 * large[inside] + colour) / 4
-            large[inside & outlined] = colour
+            large[inside] = (1 - ink.strength) * large[inside] + ink.strength * ink.colour
+            large[inside & outlined] = ink.colour
     large[_edges(_enlarged(matters, scale, scale).astype(int), line) & _enlarged(matters, scale, scale)] = MATTERS
     return large
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsebench.board.sheet import APART, BETWEEN, POINT, SIDE, Sheet, png, tinted, wrapped
+from sparsebench.board.sheet import APART, BETWEEN, POINT, SIDE, Ink, Sheet, png, tinted, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,8 +35,8 @@ def painted(
         token: (N,) which token each patch is in, -1 for none; None for all as they were.
     """
     counts = np.zeros(0) if token is None else np.bincount(token[token >= 0])
-    colours = {int(number): TOKENS[turn % len(TOKENS)] for turn, number in enumerate(np.flatnonzero(counts > 1))}
-    return tinted(picture, matters, token, grid, colours)
+    inks = {int(number): Ink(TOKENS[turn % len(TOKENS)]) for turn, number in enumerate(np.flatnonzero(counts > 1))}
+    return tinted(picture, matters, token, grid, inks)
 
 
 def draw(pictures: Pictures) -> bytes:
