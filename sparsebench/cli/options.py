@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparsebench.api import OUT
+from sparsebench.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from sparsebench.sweep.trained import Trainer
 
 
 class _Numbers(click.ParamType):
@@ -44,14 +49,14 @@ checkpointed = click.option(
 )
 """Gives a command the option that says how often its trainings are saved."""
 
-_REQUEST = (
-    click.option(
-        "--plugin",
-        "plugins",
-        multiple=True,
-        metavar="NAME|FILE.py[:PARAM=V,V...]",
-        help="A strategy, or a file that brings some; keep_rate=... and macs=... set its budgets. Repeatable.",
-    ),
+_PLUGINS = click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="NAME|FILE.py[:PARAM=V,V...]",
+    help="A strategy, or a file that brings some; keep_rate=... and macs=... set its budgets. Repeatable.",
+)
+_SETTING = (
     click.option("--suite", default="quick", show_default=True, help="A suite's name, or a .toml file."),
     click.option(
         "--model", metavar="NAME[:PARAM=V...]", help="The model for every task that it fits, e.g. vit:depth=5."
@@ -67,13 +72,15 @@ _REQUEST = (
         "--macs", type=_Numbers(float), default=(), help="Fractions of the dense MACs, in place of the budget."
     ),
     click.option("--n-train", type=_Numbers(int), default=(), help="Training samples, in place of the suite's."),
-    click.option(
-        "--where",
-        type=click.Choice(["both", "train", "test"]),
-        default="both",
-        show_default=True,
-        help="Remove tokens in training, in the test, or in both.",
-    ),
+)
+_WHERE = click.option(
+    "--where",
+    type=click.Choice(["both", "train", "test"]),
+    default="both",
+    show_default=True,
+    help="Remove tokens in training, in the test, or in both.",
+)
+_RUN = (
     click.option("--out", default=OUT, show_default=True, type=click.Path(path_type=Path), help="The run's folder."),
     click.option(
         "--rerun",
@@ -98,6 +105,25 @@ def with_pictures(command: click.Command) -> click.Command:
 
 def request(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a request, in the order above."""
-    for option in reversed(_REQUEST):
+    return _given(command, (_PLUGINS, *_SETTING, _WHERE, *_RUN))
+
+
+def setting(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command those of them that do not say which strategies there are and when they act."""
+    return _given(command, (*_SETTING, *_RUN))
+
+
+def _given(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    for option in reversed(options):
         command = option(command)
     return command
+
+
+def trainer_of(options: dict[str, Any], out: Path, progress: Progress) -> Trainer:
+    """Return what trains for a command; takes what says how out of its options, so that those of a request are left."""
+    from sparsebench.sweep.run import Files
+    from sparsebench.sweep.trained import Trainer
+
+    files = Files(**{field.name: options.pop(field.name) for field in fields(Files) if field.init})
+    how = {name: options.pop(name) for name in ("device", "jobs", "rerun", "checkpoint")}
+    return Trainer(files, out, on_plan=progress.begin, on_record=progress.step, **how)

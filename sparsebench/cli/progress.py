@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,9 +15,16 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """A bar with the time left, reckoned from what the cells of each task took so far."""
+    """A bar with the time left, reckoned from what the cells of each task took so far.
 
-    def __init__(self) -> None:
+    As a context it ends the bar, and the command if the user stops it.
+
+    Args:
+        out: the run's folder.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
         self.bar: Any = None
         self.left: Counter[str] = Counter()
         self.took: dict[str, list[float]] = {}
@@ -58,7 +66,14 @@ class Progress:
         """Return minutes:seconds."""
         return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
-    def close(self) -> None:
-        """End the bar."""
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_about: object) -> None:
+        stopped = kind is not None and issubclass(kind, KeyboardInterrupt)
+        if stopped:
+            click.echo(f"\nstopped; what is done is kept in {self.out}: the same command goes on from there", err=True)
         if self.bar is not None:
             self.bar.close()
+        if stopped:
+            sys.exit(130)

@@ -101,8 +101,8 @@ def _make(
     from sparsebench.sweep.run import Files
 
     module = importlib.import_module(f"sparsebench.reproduce.{paper}")
-    folder, progress = out or Path(f"sparsebench-{paper}-{preset}"), Progress()
-    try:
+    folder = out or Path(f"sparsebench-{paper}-{preset}")
+    with Progress(folder) as progress:
         verdicts, lost = make(
             module.PAPER,
             figures,
@@ -116,11 +116,6 @@ def _make(
             Files(**pictures),
             checkpoint,
         )
-    except KeyboardInterrupt:
-        click.echo(f"\nstopped; what is done is kept in {folder}: the same command goes on from there", err=True)
-        sys.exit(130)
-    finally:
-        progress.close()
     figure, claim = (max((len(getattr(v, name)) for v in verdicts), default=0) for name in ("figure", "claim"))
     for verdict in verdicts:
         click.echo(f"{verdict.figure:<{figure}}  {verdict.claim:<{claim}}  {verdict.verdict}")

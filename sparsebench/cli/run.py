@@ -36,14 +36,8 @@ def run(form: str, out: Path, **options: Any) -> None:
     from sparsebench.board.publish import notes_on
     from sparsebench.board.tables import render
 
-    progress = Progress()
-    try:
+    with Progress(out) as progress:
         finished = execute(out=out, on_plan=progress.begin, on_record=progress.step, **options)
-    except KeyboardInterrupt:
-        click.echo(f"\nstopped; what is done is kept in {out}: the same command goes on from there", err=True)
-        sys.exit(130)
-    finally:
-        progress.close()
     click.echo(render(build(finished), form, notes_on(finished)), nl=False)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png", err=True)
     sys.exit(int(any(row["status"] not in ("ok", "unsupported", "skipped") for row in finished)))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
-from sparsebench.cli.options import request
+from sparsebench.cli.options import request, trainer_of
 from sparsebench.cli.progress import Progress
 from sparsebench.errors import UserError
 
@@ -24,10 +23,6 @@ def show_tokens(
     samples: int,
     file: Path | None,
     out: Path,
-    device: str,
-    jobs: int | None,
-    rerun: Any,
-    checkpoint: float,
     **options: Any,
 ) -> None:
     """Draw which patches of test pictures the strategies keep, block by block, and what the network then says.
@@ -41,22 +36,12 @@ def show_tokens(
         raise UserError("--file", got=str(file), allowed="a name that ends with .png")
     from sparsebench.board.tokens import draw
     from sparsebench.sweep.expand import Request
-    from sparsebench.sweep.run import Files
     from sparsebench.sweep.show_tokens import show
     from sparsebench.sweep.store import write_whole
 
-    files, progress = (
-        Files(**{field.name: options.pop(field.name) for field in fields(Files) if field.init}),
-        Progress(),
-    )
-    request = Request(tasks=(task,), seeds=1, **options)
-    try:
-        pictures = show(request, files, out, device, jobs, rerun, checkpoint, samples, progress.begin, progress.step)
-    except KeyboardInterrupt:
-        click.echo(f"\nstopped; what is done is kept in {out}: the same command goes on from there", err=True)
-        sys.exit(130)
-    finally:
-        progress.close()
+    with Progress(out) as progress:
+        trainer = trainer_of(options, out, progress)
+        pictures = show(Request(tasks=(task,), seeds=1, **options), trainer, samples)
     write_whole(file, draw(pictures))
     lost = [shown for shown in pictures.shown if shown.why]
     for shown in lost:

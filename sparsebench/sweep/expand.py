@@ -42,6 +42,7 @@ class Request:
         tested_images: the name of located images for tasks that train nothing.
         where: whether tokens are removed in training, in the test, or in both; "both" leaves the suite's own.
         figures: only what the suite has for these figures of a paper.
+        alone: whether the plugins are all, without the suite's baselines and its tasks' own strategies.
     """
 
     plugins: tuple[str, ...] = ()
@@ -60,6 +61,7 @@ class Request:
     n_train: tuple[int, ...] = ()
     where: Where = "both"
     figures: tuple[str, ...] = ()
+    alone: bool = False
 
 
 def image_uses(request: Request, registry: Registry) -> tuple[ImageUse, ...]:
@@ -251,12 +253,13 @@ def _contenders(
     their own way. Tokens per block are no amount that strategies at the input share. A task with strategies of its own
     has those in place of the baselines.
     """
-    specs = plugins + [parse(text) for text in entry.strategies or ()]
+    own = () if request.alone else entry.strategies
+    specs = plugins + [parse(text) for text in own or ()]
     shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
     budgets = [_shaped(spec, _own_budgets(spec) or shared or [suite.budget]) for spec in specs]
     amounts = (_plain(budget) for some in budgets for budget in some if budget.per_block is None)
     every = list(dict.fromkeys(amounts)) or shared or [suite.budget]
-    baselines = [(Spec(name), every) for name in suite.baselines] if entry.strategies is None else []
+    baselines = [(Spec(name), every) for name in suite.baselines] if own is None else []
     for spec, some in [*zip(specs, budgets, strict=True), *baselines]:
         found = registry.strategy(spec.name)
         for params in spec.combinations(without=BUDGET_KEYS):

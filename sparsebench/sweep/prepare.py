@@ -99,7 +99,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     Raises:
         StrategyError, UnsupportedError, UserError: it cannot be done.
     """
-    cell, strategy = job.cell, _strategy(job, registry)
+    cell, strategy = job.cell, strategy_of(job, registry)
     task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
     data = _data(task, cell, context.locations)
@@ -140,8 +140,12 @@ def _data(task: Task, cell: Cell, locations: Locations) -> Data:
     return data
 
 
-def _strategy(job: Job, registry: Registry) -> Strategy:
-    """Return the job's strategy, whose source must be the one that the run began with."""
+def strategy_of(job: Job, registry: Registry) -> Strategy:
+    """Return the job's strategy.
+
+    Raises:
+        StrategyError: it does not load, or its source is not the one that the run began with.
+    """
     for path in job.files:
         registry.load_file(Path(path))
     found = registry.strategy(job.cell.strategy.name)

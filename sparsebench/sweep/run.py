@@ -107,14 +107,19 @@ def plan(request: Request, files: Files, registry: Registry, out: Path, rerun: R
     """Return the plan of a request. Nothing is written and no network is built."""
     if rerun not in RERUN:
         raise UserError("rerun", got=f"'{rerun}'", allowed=RERUN)
-    names, locations = files.locate(image_uses(request, registry))
-    jobs = expand(replace(request, **names), registry, locations)
+    jobs, locations = jobs_of(request, files, registry)
     known = {} if rerun == "always" else store.read(out)
     todo = [job for job in jobs if _is_missing(job, known, rerun)]
     needed = {first for first in {job.after for job in todo} if first and not store.has_weights(out, first, known)}
     again = {job.cell.id for job in todo}
     todo = [job for job in jobs if job.cell.id in again | needed]
     return Plan(jobs, todo, files.places(todo, locations), anew=rerun == "always")
+
+
+def jobs_of(request: Request, files: Files, registry: Registry) -> tuple[list[Job], dict[str, Path]]:
+    """Return every job of a request, and the places of the files that it names."""
+    names, locations = files.locate(image_uses(request, registry))
+    return expand(replace(request, **names), registry, locations), locations
 
 
 def _is_missing(job: Job, known: Mapping[str, Record], rerun: Rerun) -> bool:

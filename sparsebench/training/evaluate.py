@@ -32,11 +32,13 @@ class Choice:
         block: which.
         kept: (n, N) which patches were there after it.
         scores: (n, N), NaN where a patch was not there before it; `kept` where the strategy gave no scores.
+        scored: whether it gave some.
     """
 
     block: int
     kept: np.ndarray
     scores: np.ndarray
+    scored: bool
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ class _Chosen(NamedTuple):
     block: int
     kept: Tensor
     scores: Tensor
+    scored: bool
     made: bool
 
 
@@ -172,15 +175,16 @@ def _chosen(acting: Pass, N: int) -> Iterator[_Chosen]:
         there, decision = kept, decisions.get(block)
         if decision is not None:
             kept = patches_in(decision.after, N)
+        given = None if decision is None else decision.plan.scores
         scores = kept.float()
-        if decision is not None and decision.plan.scores is not None:
-            scores = _spread(decision.before, decision.plan.scores.float(), N)
-        yield _Chosen(block, kept, scores.masked_fill(~there, torch.nan), decision is not None)
+        if decision is not None and given is not None:
+            scores = _spread(decision.before, given.float(), N)
+        yield _Chosen(block, kept, scores.masked_fill(~there, torch.nan), given is not None, decision is not None)
 
 
 def _joined(parts: tuple[_Chosen, ...]) -> Choice:
     kept, scores = (torch.cat(some).cpu().numpy() for some in ([p.kept for p in parts], [p.scores for p in parts]))
-    return Choice(parts[0].block, kept, scores)
+    return Choice(parts[0].block, kept, scores, all(part.scored for part in parts))
 
 
 @torch.no_grad()

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sparsebench.board.tokens import GONE, MATTERS, RIGHT, WRONG, draw, figure, painted
+from sparsebench.board.sheet import GONE, MATTERS
+from sparsebench.board.tokens import RIGHT, WRONG, draw, figure, painted
 from sparsebench.sweep.show_tokens import Pictures, Shown, Stage
 
 RNG = np.random.default_rng(0)

@@ -18,9 +18,11 @@ from sparsebench.models.base import Timm
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
+from sparsebench.sweep.compare import compare
 from sparsebench.sweep.expand import Request
 from sparsebench.sweep.prepare import Context, prepare
 from sparsebench.sweep.record import Record
+from sparsebench.sweep.trained import Trainer
 from sparsebench.tasks.folder import Folder, read_cropped
 
 ARCH, CANVAS = "deit_tiny_patch16_224", 32
@@ -68,6 +70,18 @@ def records(pictures: Path, weights: Path, tmp_path_factory: pytest.TempPathFact
     out = tmp_path_factory.mktemp("records")
     files = runs.Files(f"folder:{pictures}", weights=weights)
     return executed(out, files, plugins=("attn_topk", "oracle"))
+
+
+def test_strategies_can_be_compared_on_it_though_nobody_knows_what_matters(
+    pictures: Path, weights: Path, tmp_path: Path
+) -> None:
+    files = runs.Files(f"folder:{pictures}", weights=weights)
+    request = Request(suite="folder", tasks=(TASK,), model=f"timm:{ARCH}", keep=(0.5,))
+    trainer = Trainer(files, tmp_path, "cpu", 0, "missing", 0, lambda *_: None, lambda _: None)
+    found = compare(("attn_topk", "random"), request, trainer, 2)
+    assert [stage.block for stage in found.stages] == [0, 3, 6]  # of four patches one is left then
+    assert all(stage.recall is None for stage in found.stages)
+    assert found.scene is not None and not found.scene.matters.any()
 
 
 def test_tokens_cannot_be_removed_in_a_training_that_is_none(pictures: Path, weights: Path, tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ from sparsebench.sweep import store
 from sparsebench.sweep.expand import Request
 from sparsebench.sweep.prepare import Context
 from sparsebench.sweep.record import unpack
-from sparsebench.sweep.show_tokens import _trained, look, matters, narrowed, spread
+from sparsebench.sweep.scene import check_pictures, matters, spread
+from sparsebench.sweep.show_tokens import look
+from sparsebench.sweep.trained import narrowed
+from sparsebench.sweep.trained import trained as prepared
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.images import Composite, Spurious
 from sparsebench.training.evaluate import evaluate
@@ -24,7 +27,7 @@ def plan(out: Path, *plugins: str, rerun: Any = "missing", **options: Any) -> tu
     registry = Registry()
     options = {"tasks": (TASK,), "model": VIT, "n_train": (20, 40), "seeds": 1} | options
     planned = runs.plan(Request(plugins=plugins, **options), runs.Files(), registry, out, rerun)
-    return narrowed(planned, runs.Files(), registry, out), registry
+    return narrowed(planned, runs.Files(), out), registry
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,7 @@ def test_what_is_shown_is_what_the_test_saw(trained: Any) -> None:
         assert shown.predicted.tolist() == unpack(record.outcomes.predicted, 40)[rows].tolist()
         counts = sorted({step.tokens_out for step in record.trajectory} - {64}, reverse=True)
         assert [stage.count for stage in shown.stages] == counts
-        cell = _trained(job, registry, context)
+        cell = prepared(job, registry, context)
         kept = evaluate(cell.network, cell.in_test, cell.test, cell.recipe).kept[rows]
         assert not shown.stages or ((shown.stages[-1].token >= 0) == kept).all()
     assert [stage.place for stage in seen.shown[0].stages] == ["block 1", "block 2"]
@@ -99,7 +102,7 @@ def test_weights_that_cannot_be_read_cost_only_their_strategy(trained: Any, tmp_
 
 def test_a_task_without_pictures_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"needs a task of pictures; got 'theory'; allowed: .*composite"):
-        plan(tmp_path, tasks=("theory",), model=None)
+        check_pictures(*plan(tmp_path, tasks=("theory",), model=None))
 
 
 def test_several_settings_are_refused(tmp_path: Path) -> None:

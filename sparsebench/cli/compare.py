@@ -1,0 +1,59 @@
+"""sparsebench compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sparsebench.cli.options import setting, trainer_of
+from sparsebench.cli.progress import Progress
+from sparsebench.errors import UserError
+
+
+@click.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@setting
+@click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task.")
+@click.option("--json", "as_json", is_flag=True, help="What was compared, and a list of rows, one a block.")
+@click.option("--markdown", is_flag=True, help="A table for a page or a pull request.")
+@click.option("--picture", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw both on test pictures.")
+@click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to draw.")
+def compare(
+    a: str,
+    b: str,
+    task: str,
+    as_json: bool,
+    markdown: bool,
+    picture: Path | None,
+    samples: int,
+    out: Path,
+    **options: Any,
+) -> None:
+    """Say where strategies A and B, NAME|FILE.py[:PARAM=V...], keep the same patches, block by block.
+
+    Both act on the same network: the one that `sparsebench run` trains without a strategy in the first repetition, with
+    the largest number of training samples. It is trained once; the same command again only compares. What is
+    compared is the whole test split, beside what two random choices of as many patches would come to.
+
+    A patch is kept if a token is named after it: of merged patches the first is, and a fused or mixed token is named
+    after none. Strategies that draw at random draw independently here. Leaves with 0, or with 2 if the command is wrong
+    or a strategy fails.
+    """
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise UserError("--picture", got=str(picture), allowed="a name that ends with .png")
+    from sparsebench.board import agreement, overlap
+    from sparsebench.sweep import compare as comparing
+    from sparsebench.sweep.expand import Request
+    from sparsebench.sweep.store import write_whole
+
+    with Progress(out) as progress:
+        trainer = trainer_of(options, out, progress)
+        request = Request(tasks=(task,), seeds=1, **options)
+        found = comparing.compare((a, b), request, trainer, samples if picture else 0)
+    if picture is not None:
+        write_whole(picture, overlap.draw(found))
+        click.echo(f"written: {picture}", err=True)
+    click.echo(agreement.as_json(found) if as_json else agreement.as_text(found, markdown=markdown), nl=False)

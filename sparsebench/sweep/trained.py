@@ -1,0 +1,103 @@
+"""Networks that are trained to be looked at: which cells of a request those are, and how they are had with weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from sparsebench.errors import UserError
+from sparsebench.plugin.registry import Registry
+from sparsebench.sweep import run as runs
+from sparsebench.sweep import store
+from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.expand import Request
+from sparsebench.sweep.job import Job
+from sparsebench.sweep.prepare import Context, Prepared, prepare
+from sparsebench.sweep.record import Record
+from sparsebench.sweep.run import Files, Plan
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Trains what a request lacks, and keeps its weights.
+
+    Attributes:
+        files: where its pictures and first weights come from.
+        out: the run's folder.
+        device, jobs, rerun, checkpoint: as for a run.
+        on_plan: called with the plan and the number of workers before the first cell starts.
+        on_record: called with each record.
+    """
+
+    files: Files
+    out: Path
+    device: str
+    jobs: int | None
+    rerun: runs.Rerun
+    checkpoint: float
+    on_plan: Callable[[Plan, int], None]
+    on_record: Callable[[Record], None]
+
+    def plan(self, request: Request, registry: Registry) -> Plan:
+        """Return what is to be looked at and what of it is still to be trained, see `narrowed`; nothing is written."""
+        return narrowed(runs.plan(request, self.files, registry, self.out, self.rerun), self.files, self.out)
+
+    def train(self, plan: Plan, registry: Registry) -> Context:
+        """Train what is to do, and return where its weights are.
+
+        Raises:
+            UserError: the device is not there, or the folder cannot be written.
+        """
+        device = runs.resolve_device(self.device)
+        store.check_writable(self.out)
+        workers = runs.workers_for(plan, device, self.jobs)
+        self.on_plan(plan, workers)
+        runs.execute(plan, registry, self.out, device, workers, self.on_record, self.checkpoint)
+        return Context(self.out, device, plan.locations)
+
+
+def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
+    """Return the plan of the largest number of training samples alone, in which the weights of every cell are kept.
+
+    What has a result but no weights is trained again. Pictures are located for all of it: what is trained is looked at.
+
+    Raises:
+        UserError: pictures are not there, or there are several tasks or models.
+    """
+    wanted = [job for job in plan.jobs if not job.keep_weights]
+    settings = {canonical([job.cell.task.model_dump(), job.cell.model.model_dump()]) for job in wanted}
+    if len(settings) > 1:
+        raise UserError(
+            "this takes one task with one model", got=f"{len(settings)} of them",
+            next_step="name their parameters with --task and --model",
+        )  # fmt: skip
+    largest, known = max(job.cell.n_train for job in wanted), store.read(out)
+    jobs = [job.model_copy(update={"keep_weights": True}) for job in wanted if job.cell.n_train == largest]
+    again = {job.cell.id for job in plan.todo} | {
+        job.cell.id
+        for job in jobs
+        if (record := known.get(job.cell.id))
+        and record.status == "ok"
+        and not store.has_weights(out, job.cell.id, known)
+    }
+    todo = [job for job in jobs if job.cell.id in again]
+    starts = [job for job in plan.jobs if job.cell.id in {own.after for own in jobs}]
+    needed = {job.after for job in todo}
+    first = [
+        job
+        for job in starts
+        if job.cell.id in needed and (job.cell.id in again or not store.has_weights(out, job.cell.id, known))
+    ]
+    return replace(plan, jobs=starts + jobs, todo=first + todo, locations=files.places(starts + jobs, plan.locations))
+
+
+def trained(job: Job, registry: Registry, context: Context) -> Prepared:
+    """Return the cell with its trained weights, whatever it started from."""
+    bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None})})
+    prepared = prepare(bare, registry, context)
+    prepared.network.module.load_state_dict(load_file(store.weights_path(context.out, job.cell.id)))
+    prepared.network.module.eval()
+    return prepared

@@ -1,0 +1,86 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from sparsebench.cli import main
+
+SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
+SMALL = [
+    "--task", "composite:epochs=1,test=12,pretrain_epochs=0", "--model", "vit:dim=16,depth=2,heads=2",
+    "--n-train", "20", "--jobs", "0", "--device", "cpu",
+]  # fmt: skip
+
+
+def call(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, ["compare", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder in which the network is trained."""
+    folder = tmp_path_factory.mktemp("out")
+    done = call("attn_topk", "random", *SMALL, "--out", folder)
+    assert done.exit_code == 0, done.output
+    assert "1 of 1 cells to run" in done.stderr and "A: attn_topk, macs 0.5\nB: random, macs 0.5" in done.stdout
+    return folder
+
+
+def test_it_trains_once_and_then_only_compares(out: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "new" / "agreement.png"
+    done = call("attn_topk", "value_norm", *SMALL, "--out", out, "--picture", picture, "--samples", 3)
+    assert done.exit_code == 0, done.output
+    assert "all 1 cells are in the store" in done.stderr and f"written: {picture}" in done.stderr
+    with Image.open(picture) as image:
+        assert image.format == "PNG"
+    assert not list(out.glob("*.png"))
+
+
+def test_json_and_markdown_are_all_that_is_on_standard_output(out: Path) -> None:
+    told = call("attn_topk", SAMPLES / "good.py", *SMALL, "--keep", 0.4, "--json", "--out", out)
+    found = json.loads(told.stdout)
+    assert found["a"] == {"label": "attn_topk", "budget": "keep 0.4 power-floor"} and found["b"]["label"] == "norm"
+    assert [row["end"] for row in found["rows"]] == [False] * (len(found["rows"]) - 1) + [True]
+    assert (found["samples"], found["patches"], found["n_train"]) == (12, 64, 20)
+    assert all(0 <= row["iou_low"] <= row["iou"] <= row["iou_high"] <= 1 for row in found["rows"])
+    table = call("attn_topk", SAMPLES / "good.py", *SMALL, "--keep", 0.4, "--markdown", "--out", out).stdout
+    assert sum(line.startswith("|") for line in table.splitlines()) == 2 + len(found["rows"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["attn_topk"], "Missing argument 'B'"),
+        (["attn_topk", "attn_topk"], "A and B are the same strategy at the same budget"),
+        (["attn_topk", "nowhere"], "unknown strategy"),
+        (["attn_topk", "nowhere.py"], "nowhere.py"),
+        (["attn_topk", "random", "--keep", "0"], "keep rate; got 0.0; allowed: (0, 1]"),
+        (["attn_topk", "random", "--keep", "much"], "--keep"),
+        (["attn_topk", "random", "--picture", "a.jpg"], "--picture; got a.jpg; allowed: a name that ends with .png"),
+        (["attn_topk", "random", "--task", "theory", "--picture", "a.png"], "this needs a task of pictures"),
+        (["attn_topk", "random", "--task", "nowhere"], "unknown task"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_writes_nothing(arguments: list[str], says: str, tmp_path: Path) -> None:
+    done = call(*arguments, "--out", tmp_path / "out")
+    assert done.exit_code == 2 and says in done.output and len(done.output.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_strategy_that_fails_is_one_line(out: Path) -> None:
+    done = call(SAMPLES / "raises.py", "random", *SMALL, "--out", out)
+    assert done.exit_code == 2 and "Traceback" not in done.output
+    assert "Error: strategy 'raises' has no result: ValueError: no idea which token matters" in done.output
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys\nfrom sparsebench.cli import main\nmain(['compare', '--help'], standalone_mode=False)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "assert 'torch' not in sys.modules"], capture_output=True, text=True, check=True
+    )
+    assert "named after" in done.stdout and "--plugin" not in done.stdout and "--where" not in done.stdout
