@@ -1,0 +1,138 @@
+"""What a strategy learns is a part of the cell's network: trained, resumed, kept; and what adaptive ones spend."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sparsebench.plugin.registry import Registry
+from sparsebench.sweep import engine, store
+from sparsebench.sweep.checkpoint import Checkpoint
+from sparsebench.sweep.job import Job
+from sparsebench.sweep.prepare import LEARNED, Context, prepare
+from sparsebench.sweep.record import Record
+
+TASK = "composite:epochs=2,test=40,pretrain_epochs=1,pretrain_samples=40,batch=10"
+UNTAUGHT = TASK.replace("pretrain_epochs=1,pretrain_samples=40", "pretrain_epochs=0")
+VIT = "vit:dim=16,depth=3,heads=2"
+
+Measure = Callable[..., Record]
+
+
+def run(jobs: list[Job], out: Path, every: float = 0) -> Record:
+    for job in jobs:  # one by one, as a run does that keeps what is written
+        (record,) = engine.inline([job], Registry(), out, "cpu", {}, every)
+        assert record.status == "ok", record.failure
+    return record
+
+
+@pytest.fixture(scope="module")
+def jobs(job_of: Any) -> list[Job]:
+    return job_of("dynamic_vit:keep_rate=0.5", TASK, n_train=40, model=VIT)  # type: ignore[no-any-return]
+
+
+def test_what_is_learned_is_trained_and_kept_with_the_networks_weights(jobs: list[Job], tmp_path: Path) -> None:
+    start, job = jobs
+    run([start], tmp_path)
+    prepared = prepare(job, Registry(), Context(tmp_path, "cpu", {}))
+    first = {name: value.clone() for name, value in prepared.network.module.state_dict().items()}
+    learned = [name for name in first if name.startswith(f"{LEARNED}.")]
+    assert {name.split(".")[1] for name in learned} == {"1", "2"} and prepared.teacher is not None
+    record = run([job.model_copy(update={"keep_weights": True})], tmp_path)
+    state = load_file(store.weights_path(tmp_path, job.cell.id))
+    assert set(state) == set(first)
+    assert all(not torch.equal(state[name], first[name]) for name in learned)
+    assert record.metrics["macs_ratio"].value == record.metrics["macs_ratio_planned"].value
+    assert sum(step.own for step in record.trajectory) > 0
+    assert record.metrics["selection_auroc"].value is not None
+
+
+def test_a_network_without_trained_weights_teaches_nothing(job_of: Any, tmp_path: Path) -> None:
+    (job,) = job_of("dynamic_vit:keep_rate=0.5", UNTAUGHT, n_train=40, model=VIT)
+    assert prepare(job, Registry(), Context(tmp_path, "cpu", {})).teacher is None
+    assert run([job], tmp_path).status == "ok"
+
+
+def test_a_teacher_changes_what_is_learned(jobs: list[Job], tmp_path: Path) -> None:
+    start, job = jobs
+    run([start], tmp_path)
+    taught = run([job], tmp_path)
+    params = job.cell.strategy.params | {"kl": 0.0, "distillation": 0.0}
+    strategy = job.cell.strategy.model_copy(update={"params": params})
+    alone = run([job.model_copy(update={"cell": job.cell.model_copy(update={"strategy": strategy})})], tmp_path)
+    assert taught.metrics["test_loss"].value != alone.metrics["test_loss"].value
+
+
+class Killed(BaseException):
+    """As good as a signal: nobody handles it."""
+
+
+def test_a_learned_strategy_goes_on_from_its_checkpoint(
+    jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, job = jobs
+    whole = run([start, job], tmp_path)
+    written = 0
+
+    def write(self: Checkpoint) -> None:
+        nonlocal written
+        keep(self)
+        written += 1
+        if written == 4:
+            raise Killed
+
+    keep = Checkpoint.write
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Checkpoint, "write", write)
+        run([job], tmp_path, 1e-9)
+    resumed = run([job], tmp_path, 1e-9)
+    assert resumed.notes["resumed"] == "1" and resumed.outcomes == whole.outcomes
+    assert resumed.metrics["test_loss"] == whole.metrics["test_loss"]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "task", "options", "says"),
+    [
+        ("dynamic_vit", TASK, {"model": VIT, "where": "test"}, "must be trained with the network"),
+        ("dynamic_vit", "theory:steps=4,test=4,tokens=20", {}, "learned or keeps another number"),
+        ("ats", "theory:steps=4,test=4,tokens=20", {}, "learned or keeps another number"),
+    ],
+)
+def test_where_it_cannot_be_learned_it_is_unsupported(
+    measured: Measure, plugin: str, task: str, options: Any, says: str
+) -> None:
+    record = measured(plugin, task, 8, **options)
+    assert record.status == "unsupported" and record.failure is not None and says in record.failure.reason
+
+
+FRUGAL = """
+import sparsebench, torch
+
+class Frugal(sparsebench.Strategy):
+    "Keeps half as many tokens as it may, and of every other image one more."
+    name, adaptive = "frugal", True
+
+    def plan(self, view, keep):
+        more = (view.tokens.sum(dim=(1, 2)) > 0).long()[:, None]
+        return sparsebench.Mask(torch.arange(view.index.shape[1]) < (keep // 2 + more).clamp(min=1))
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Frugal]
+"""
+
+
+def test_an_adaptive_strategy_spends_in_the_mean_what_was_asked_for(measured: Measure, tmp_path: Path) -> None:
+    (tmp_path / "frugal.py").write_text(FRUGAL)
+    record = measured(f"{tmp_path / 'frugal.py'}:macs=0.3", UNTAUGHT, 40, model=VIT)
+    assert record.status == "ok", record.failure
+    assert record.metrics["macs_ratio"].value == pytest.approx(0.3, rel=0.02), record.notes
+    assert record.metrics["macs_ratio_planned"].value == pytest.approx(0.3, rel=0.02)
+    assert "training images" in record.notes["calibration"]
+    p95, mean = record.metrics["macs_p95"].value, record.metrics["macs"].value
+    assert p95 is not None and mean is not None and p95 > mean
+    steps = record.trajectory
+    assert steps[0].tokens_in == steps[0].tokens_out != int(steps[0].tokens_out) and steps[0].spread > 0
