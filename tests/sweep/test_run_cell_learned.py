@@ -129,7 +129,7 @@ def test_an_adaptive_strategy_spends_in_the_mean_what_was_asked_for(measured: Me
     (tmp_path / "frugal.py").write_text(FRUGAL)
     record = measured(f"{tmp_path / 'frugal.py'}:macs=0.3", UNTAUGHT, 40, model=VIT)
     assert record.status == "ok", record.failure
-    assert record.metrics["macs_ratio"].value == pytest.approx(0.3, rel=0.02), record.notes
+    assert record.metrics["macs_ratio"].value == pytest.approx(0.3, rel=0.05), record.notes
     assert record.metrics["macs_ratio_planned"].value == pytest.approx(0.3, rel=0.02)
     assert "training images" in record.notes["calibration"]
     p95, mean = record.metrics["macs_p95"].value, record.metrics["macs"].value
