@@ -164,19 +164,24 @@ def macs_fall_with_the_budget(strategy: Strategy) -> str:
 
 
 def gradients_flow(strategy: Strategy) -> str:
-    """In training each weight that the dense network trains has a finite gradient that is not zero throughout."""
+    """In training each weight of the dense network, and each that is learned, has a finite gradient that is not 0."""
 
     def gradients(strategy: Strategy, case: Case, rate: float) -> dict[str, Tensor | None]:
-        Runner(strategy, case, rate)(training=True).outputs.square().sum().backward()
-        return {name: weight.grad for name, weight in case.network.module.named_parameters()}
+        runner = Runner(strategy, case, rate)
+        trial = runner(training=True)
+        loss = trial.outputs.square().sum()
+        (loss + trial.acting.loss() if trial.acting.learns and trial.asked else loss).backward()
+        learned = torch.nn.ModuleDict({str(block): module for block, module in runner.actor.learned.items()})
+        modules = {"": case.network.module, "learned.": learned}
+        return {prefix + name: w.grad for prefix, one in modules.items() for name, w in one.named_parameters()}
 
     def do(shared: Case) -> None:
         dense = gradients(fresh(strategy), build(shared.name), 1.0)
         reduced = gradients(fresh(strategy), build(shared.name), 0.5)
-        for name, first in dense.items():
-            if first is None or not bool(first.any()):
+        for name, now in reduced.items():
+            first = dense[name]
+            if not name.startswith("learned.") and (first is None or not bool(first.any())):
                 continue
-            now = reduced[name]
             if now is None or not bool(now.any()) or not bool(now.isfinite().all()):
                 raise RuleError(f"the gradient of '{name}' is missing, zero or not finite")
 

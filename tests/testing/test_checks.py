@@ -188,6 +188,7 @@ BROKEN = {
     "acts_in_bfloat16": {"site": "attention", "needs": frozenset({"tokens", "keys"}), **of(full_precision)},
     "order_of_tokens_does_not_matter": of(lambda view: torch.arange(view.tokens.shape[1]) * 100.0),
     "macs_fall_with_the_budget": plan(lambda view, keep: None),
+    "gradients_flow": {"trained": True, "module": lambda self, place: torch.nn.Linear(place.width, 1)},
 }  # fmt: skip
 
 
