@@ -65,7 +65,8 @@ class Lesson:
     Attributes:
         student: what came out.
         teacher: what the network it began as gives for the same images with nothing acting, without gradients; None
-            unless the strategy asks for it (`distils`) and the network began with trained weights.
+            unless the strategy asks for it (`distils`) and the network began with weights that were trained for
+            these classes, the output layer's among them.
         memory: what the strategy left in `TokenView.memory`.
         weights: (B, N) how much each of the student's tokens counts, see `Mask`.
         shares: for each block in which it acts, the share of the first tokens that is to be there after it.

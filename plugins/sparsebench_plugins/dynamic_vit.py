@@ -21,8 +21,9 @@ class DynamicViT(Strategy):
     out what has D = 0 (eq. 11), and gradients go straight through. In the test the K most probable are gathered.
 
     Added to the loss: `ratio` times the mean over the stages of (mean_i D_i - K / N)^2; and, where the network began
-    with trained weights and so has a teacher, `kl` times KL(student || teacher) of the logits and `distillation` times
-    the mean squared difference of the final tokens that were kept. It cannot act on the theory models.
+    with weights trained for these classes (--weights, --pretrained), which are then its teacher, `kl` times
+    KL(student || teacher) of the logits and `distillation` times the mean squared difference of the final tokens that
+    were kept. It cannot act on the theory models.
     """
 
     name: ClassVar[str] = "dynamic_vit"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,6 +24,18 @@ PRUNED = tuple(tenth / 10 for tenth in range(10))
 """Shares of the shallow model's neurons whose removal is looked at."""
 Init = Literal["assumption", "scale", "worst", "literal"]
 Attention = Literal["trained", "frozen"]
+
+
+class Start(NamedTuple):
+    """What trained weights a network starts from.
+
+    Attributes:
+        name: which, by content or by name; "" for none.
+        head: whether the output layer is among them, so that its answers mean something before it is trained.
+    """
+
+    name: str = ""
+    head: bool = False
 
 
 class Network(Protocol):
@@ -100,13 +112,13 @@ class Model(BaseModel):
     def check_weights(self, task: Task, locations: Locations) -> None:
         """Raise UserError if trained weights that it starts from are not to be had, or do not fit it and the task."""
 
-    def start(self, network: Network, task: Task, locations: Locations) -> str:
-        """Put the trained weights that it starts from into the built network; return which they are, "" for none.
+    def start(self, network: Network, task: Task, locations: Locations) -> Start:
+        """Put the trained weights that it starts from into the built network, and say which they are.
 
         Raises:
             UserError: they are missing or do not fit.
         """
-        return ""
+        return Start()
 
 
 class Shallow(Model):
@@ -330,18 +342,20 @@ class Timm(_Deep):
                 check_head(vit, f"timm's '{self.arch}'")
             named_vit(self.arch, _canvas(task), vit.num_classes, pretrained=True)
 
-    def start(self, network: Network, task: Task, locations: Locations) -> str:
+    def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """See `Model.start`. What timm fetches is in the built network already."""
         from sparsebench.models.named import check_head, load_weights
 
+        vit = network.module
         if self.weights:
-            load_weights(network.module, self._file(locations), fresh_head=task.trains)
+            return Start(self.weights, load_weights(vit, self._file(locations), fresh_head=task.trains))
         if not self.pretrained:
-            return self.weights
+            return Start()
         if not task.trains:
-            check_head(network.module, f"timm's '{self.arch}'")
-        cfg = network.module.pretrained_cfg
-        return f"hf-hub:{cfg['hf_hub_id']}" if cfg.get("hf_hub_id") else cfg["url"]
+            check_head(vit, f"timm's '{self.arch}'")
+        cfg = vit.pretrained_cfg
+        name = f"hf-hub:{cfg['hf_hub_id']}" if cfg.get("hf_hub_id") else cfg["url"]
+        return Start(name, cfg["num_classes"] == vit.num_classes)
 
     def _file(self, locations: Locations) -> Path:
         if self.weights not in locations:

@@ -95,9 +95,16 @@ def check_head(vit: Any, what: str) -> None:
         raise _other_head(what, f"a head of {there} classes", size)
 
 
-def load_weights(vit: Any, path: Path, *, fresh_head: bool) -> None:
-    """Put the weights of a file into a model; see `matched`. Numbers of another precision become the model's."""
-    vit.load_state_dict(matched(vit, path, fresh_head=fresh_head))
+def load_weights(vit: Any, path: Path, *, fresh_head: bool) -> bool:
+    """Put the weights of a file into a model; see `matched`. Numbers of another precision become the model's.
+
+    Returns:
+        whether the head is the file's too.
+    """
+    state, own = matched(vit, path, fresh_head=fresh_head), vit.state_dict()
+    head = all(state[key].data_ptr() != value.data_ptr() for key, value in own.items() if key.startswith(HEADS))
+    vit.load_state_dict(state)
+    return head
 
 
 def matched(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from safetensors.torch import load
 from sparsebench import seeds
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import HEADS, Network
+from sparsebench.models.base import HEADS, Network, Start
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import fill
 from sparsebench.strategy import Strategy
@@ -58,7 +58,8 @@ class Prepared:
         actor: the strategy on this network, or None for one that spends no budget.
         train, test, validation: the splits on the device; there may be none to validate on.
         initial: which trained weights it starts from, by content or by name, or "".
-        teacher: the network as it begins with these weights, for a strategy that learns from it, or None.
+        teacher: the network as it begins, for a strategy that learns from it, or None; only where its output layer
+            too is trained when it begins, without which it says nothing.
     """
 
     cell: Cell
@@ -105,17 +106,17 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     data = _data(task, cell, context.locations)
     network = model.build(data, cell.repetition)
     if cell.init is None:
-        initial = model.start(network, task, context.locations)
+        start = model.start(network, task, context.locations)
     else:
-        initial = _load_initial(network, store.weights_path(context.out, cell.init.id))
+        start = Start(_load_initial(network, store.weights_path(context.out, cell.init.id)))
     network.module.to(context.device)
     augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)
     train = _on_device(data.train, network.grid, context.device, augmentation)
     test, held = _on_device(data.test, network.grid, context.device), data.validation
     validation = None if held is None else _on_device(held, network.grid, context.device)
-    teacher = _teacher(network) if strategy.distils and initial else None
+    teacher = _teacher(network) if strategy.distils and start.head else None
     actor = _actor(cell, strategy, network, task)
-    return Prepared(cell, task, data, network, actor, train, test, validation, initial, teacher)
+    return Prepared(cell, task, data, network, actor, train, test, validation, start.name, teacher)
 
 
 def _teacher(network: Network) -> Teacher:

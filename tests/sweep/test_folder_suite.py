@@ -150,6 +150,34 @@ def test_a_cell_that_trains_begins_with_the_file_s_weights_and_a_fresh_head(weig
     assert heads[0].shape == (10, 192) and not torch.equal(*heads)
 
 
+@pytest.mark.parametrize("classes", [10, 1000])
+def test_a_network_teaches_what_it_becomes_only_if_its_head_is_trained(tmp_path: Path, classes: int) -> None:
+    path = tmp_path / "own.safetensors"
+    save_file(timm.create_model(ARCH, num_classes=classes).state_dict(), path)
+    task, files = "composite:epochs=1,test=10,pretrain_epochs=0", runs.Files(weights=path)
+    given: dict[str, Any] = {
+        "suite": "quick",
+        "tasks": (task,),
+        "n_train": (10,),
+        "seeds": 1,
+        "plugins": ("dynamic_vit", "attn_topk"),
+    }
+    plan = planned(tmp_path, files, **given)
+    jobs = {job.cell.strategy.name: job for job in plan.jobs}
+    context = Context(tmp_path, "cpu", plan.locations)
+    assert prepare(jobs["attn_topk"], Registry(), context).teacher is None
+    cell = prepare(jobs["dynamic_vit"], Registry(), context)
+    assert (cell.teacher is not None) == (classes == 10)
+    if cell.teacher is None:
+        return
+    pictures = torch.from_numpy(cell.data.train.inputs[:3])
+    before = cell.network(pictures).detach().clone()
+    with torch.no_grad():
+        for weight in cell.network.module.parameters():
+            weight.add_(0.1)
+    assert torch.equal(cell.teacher.tell(pictures).logits, before)
+
+
 def test_a_head_of_other_classes_is_refused_before_anything_runs(pictures: Path, weights: Path, tmp_path: Path) -> None:
     files = runs.Files(f"folder:{pictures}", weights=weights)
     with pytest.raises(UserError, match="a head of 1000 classes, and the task, which trains nothing, has 3"):

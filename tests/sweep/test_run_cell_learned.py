@@ -40,7 +40,8 @@ def test_what_is_learned_is_trained_and_kept_with_the_networks_weights(jobs: lis
     prepared = prepare(job, Registry(), Context(tmp_path, "cpu", {}))
     first = {name: value.clone() for name, value in prepared.network.module.state_dict().items()}
     learned = [name for name in first if name.startswith(f"{LEARNED}.")]
-    assert {name.split(".")[1] for name in learned} == {"1", "2"} and prepared.teacher is not None
+    assert {name.split(".")[1] for name in learned} == {"1", "2"}
+    assert prepared.teacher is None  # what it starts from knows other classes
     record = run([job.model_copy(update={"keep_weights": True})], tmp_path)
     state = load_file(store.weights_path(tmp_path, job.cell.id))
     assert set(state) == set(first)
@@ -48,22 +49,6 @@ def test_what_is_learned_is_trained_and_kept_with_the_networks_weights(jobs: lis
     assert record.metrics["macs_ratio"].value == record.metrics["macs_ratio_planned"].value
     assert sum(step.own for step in record.trajectory) > 0
     assert record.metrics["selection_auroc"].value is not None
-
-
-def test_a_network_without_trained_weights_teaches_nothing(job_of: Any, tmp_path: Path) -> None:
-    (job,) = job_of("dynamic_vit:keep_rate=0.5", UNTAUGHT, n_train=40, model=VIT)
-    assert prepare(job, Registry(), Context(tmp_path, "cpu", {})).teacher is None
-    assert run([job], tmp_path).status == "ok"
-
-
-def test_a_teacher_changes_what_is_learned(jobs: list[Job], tmp_path: Path) -> None:
-    start, job = jobs
-    run([start], tmp_path)
-    taught = run([job], tmp_path)
-    params = job.cell.strategy.params | {"kl": 0.0, "distillation": 0.0}
-    strategy = job.cell.strategy.model_copy(update={"params": params})
-    alone = run([job.model_copy(update={"cell": job.cell.model_copy(update={"strategy": strategy})})], tmp_path)
-    assert taught.metrics["test_loss"].value != alone.metrics["test_loss"].value
 
 
 class Killed(BaseException):
