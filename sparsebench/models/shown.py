@@ -11,6 +11,9 @@ from torch import Tensor
 
 Fields = dict[str, Callable[[], Tensor | None]]
 
+IN_CACHE = 2**18
+"""Numbers of attention maps that are made at a time on a CPU, where only their mean is wanted: 1 MiB."""
+
 
 def given(
     attn: Any, q: Tensor, k: Tensor, v: Tensor | None, prefix: int, class_rows: int, bias: Tensor | None = None
@@ -24,21 +27,31 @@ def given(
         class_rows: how many of them are class (and distillation) tokens.
         bias: (B, 1, 1, P + N) what this block adds to what keys are weighed by, or None.
     """
-    P, added = prefix, 0.0 if bias is None else bias
+    P = prefix
 
-    def maps() -> Tensor:
-        return torch.softmax(_full(q) * attn.scale @ _full(k).transpose(-2, -1) + added, dim=-1)
+    def weighed(scores: Tensor, images: slice = slice(None)) -> Tensor:
+        return torch.softmax(scores if bias is None else scores + bias[images], dim=-1)
+
+    def maps(images: slice = slice(None)) -> Tensor:
+        # Keys lie head by head before they are turned: a product of turned views would copy them number by number.
+        scores = _full(q[images]) * attn.scale @ _full(k[images]).contiguous().transpose(-2, -1)
+        return weighed(scores, images)
+
+    def received() -> Tensor:
+        B, H, T, _ = q.shape
+        some = max(1, IN_CACHE // (H * T * T)) if q.device.type == "cpu" else B
+        return torch.cat([maps(slice(i, i + some)).mean(dim=(1, 2)) for i in range(0, B, some)])[:, P:]
 
     def row(queries: Tensor) -> Tensor:
         # A product and a sum: for one row several times faster than a matrix product.
         scores = torch.stack([(one[:, :, None] * _full(k)).sum(-1) for one in queries.unbind(2)], dim=2)
-        return torch.softmax(scores * attn.scale + added, dim=-1).mean(dim=(1, 2))[:, P:]
+        return weighed(scores * attn.scale).mean(dim=(1, 2))[:, P:]
 
     fields: Fields = {
         "queries": lambda: q[:, :, P:],
         "keys": lambda: k[:, :, P:],
         "attention_maps": maps,
-        "received_attention": lambda: maps().mean(dim=(1, 2))[:, P:],
+        "received_attention": received,
         "mean_query_attention": lambda: row(_full(q)[:, :, P:].mean(dim=2, keepdim=True)),
     }
     if v is not None:
