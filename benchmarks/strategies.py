@@ -1,6 +1,6 @@
 """What strategies gain in time, against what they save in MACs, and what of their own work the MACs leave out.
 
-    python benchmarks/strategies.py            # about half an hour of one core; prints the tables of RESULTS.md
+    python benchmarks/strategies.py            # about 15 minutes of one core; prints the tables of RESULTS.md
 
 DeiT-S with random weights, no gradients. Everything is compared inside one run, see `timing`. Times are CPU-seconds of
 one thread; with CUDA everything is measured on it as well.
