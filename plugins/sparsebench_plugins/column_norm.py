@@ -29,9 +29,11 @@ class ColumnNorm(Strategy):
 
     def scores(self, view: TokenView) -> "Tensor":
         """Return the norm; the largest of a column is taken out first, so that no power of it vanishes."""
+        import torch
+
         columns = view.attention_maps[..., -view.index.shape[1] :]
         top = columns.amax(dim=2, keepdim=True).clamp(min=1e-30)
-        return (top[:, :, 0] * (columns / top).pow(self.n).sum(dim=2).pow(1 / self.n)).mean(dim=1)
+        return (top[:, :, 0] * torch.linalg.vector_norm(columns / top, self.n, dim=2)).mean(dim=1)
 
 
 @sparsebench.hookimpl

@@ -47,42 +47,45 @@ class MCTF(Strategy):
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Merge from A into B, then from B into A."""
         import torch
+        import torch.nn.functional as F
+
+        from sparsebench.tokens import gather
 
         N, r = view.index.shape[1], view.index.shape[1] - keep
-        x, given = view.tokens, torch.stack([view.sizes, view.received_attention], dim=2)  # (B, N, 2)
-        source, match = self._pairs(x[:, ::2], given[:, ::2], x[:, 1::2], given[:, 1::2], (r + 1) // 2)
+        x, sizes, received = view.tokens, view.sizes, view.received_attention
+        unit, worth = F.normalize(x, dim=2), self._worth(sizes, received)
+        A, B = slice(0, None, 2), slice(1, None, 2)
+        source, match = self._pairs(unit[:, A], worth[:, A], unit[:, B], worth[:, B], (r + 1) // 2)
         own = torch.arange(N, device=x.device).repeat(len(x), 1)
         host = own.scatter(1, 2 * source, 2 * match + 1)
         if r == 1:
             return Merge.into(host)
-        # What B is now: tokens and attention times sizes are added up, and divided by the new sizes.
-        whole = torch.cat([x, torch.ones_like(x[:, :, :1]), given[:, :, 1:]], dim=2) * view.sizes[:, :, None]
-        moved, goes = (i[:, :, None].expand(-1, -1, whole.shape[2]) for i in (2 * source, match))
-        total = whole[:, 1::2].scatter_add(1, goes, whole.gather(1, moved))
-        size = total[:, :, -2:-1]
-        now = torch.cat([size, total[:, :, -1:] / size], dim=2)
-        gone = torch.zeros_like(own[:, ::2]).scatter(1, source, 1)
-        source, match = self._pairs(total[:, :, :-2] / size, now, x[:, ::2], given[:, ::2], r // 2, gone.bool())
+        # What B is now: tokens and attention times sizes, summed. Only the direction of a token is wanted.
+        moved = gather(x, 2 * source) * sizes.gather(1, 2 * source)[:, :, None]
+        total = (x[:, B] * sizes[:, B, None]).scatter_add(1, match[:, :, None].expand_as(moved), moved)
+        size, seen = (v[:, B].scatter_add(1, match, v.gather(1, 2 * source)) for v in (sizes, sizes * received))
+        gone = torch.zeros_like(own[:, A]).scatter(1, source, 1).bool()
+        theirs = worth[:, A].masked_fill(gone, float("-inf"))
+        now = self._worth(size, seen / size)
+        source, match = self._pairs(F.normalize(total, dim=2), now, unit[:, A], theirs, r // 2)
         return Merge.into(own.scatter(1, 2 * source + 1, 2 * match).gather(1, host))
 
-    def _pairs(
-        self, x: "Tensor", given: "Tensor", hosts: "Tensor", theirs: "Tensor", r: int, gone: "Tensor | None" = None
-    ) -> "tuple[Tensor, Tensor]":
-        """Return (B, r) places of the tokens x that merge, and those of the hosts that each goes to.
+    def _worth(self, sizes: "Tensor", received: "Tensor") -> "Tensor":
+        """Return (B, n), the logarithm of each token's own factor of a weight.
 
-        `given` and `theirs` are (.., 2), sizes and attention received; `gone`, of the hosts that are not there.
+        The largest values that i and s are divided by are left out, as they change no order.
         """
-        import torch
-        import torch.nn.functional as F
+        return -(sizes.log() / self.tau_size + received.clamp(min=1e-12).log() / self.tau_information)
 
-        # The logarithm of the weight of each pair; the largest values that i and s are divided by change no order.
-        powers = torch.tensor([1 / self.tau_size, 1 / self.tau_information], device=x.device)
-        alike = ((F.normalize(x, dim=2) @ F.normalize(hosts, dim=2).mT + 1) / 2).clamp(min=1e-12)
-        mine, of_host = (-(g.clamp(min=1e-12).log() * powers).sum(dim=2) for g in (given, theirs))
-        weight = alike.log() / self.tau_similarity + mine[:, :, None] + of_host[:, None]
-        if gone is not None:
-            weight = weight.masked_fill(gone[:, None], float("-inf"))
-        best, match = weight.max(dim=2)
+    def _pairs(
+        self, unit: "Tensor", worth: "Tensor", hosts: "Tensor", theirs: "Tensor", r: int
+    ) -> "tuple[Tensor, Tensor]":
+        """Return (B, r) places of the tokens that merge, and those of the hosts that each goes to.
+
+        Tokens and hosts are given as directions (B, n, C) and with their own factors (B, n), see `_worth`.
+        """
+        alike = ((unit @ hosts.mT + 1) / 2).clamp(min=1e-12)
+        best, match = (alike.log() / self.tau_similarity + worth[:, :, None] + theirs[:, None]).max(dim=2)
         source = best.argsort(dim=1, descending=True, stable=True)[:, :r]
         return source, match.gather(1, source)
 

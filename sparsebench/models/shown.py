@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,72 @@ from torch import Tensor
 from sparsebench.models.attention import masked_softmax
 
 Fields = dict[str, Callable[[], Tensor | None]]
+
+IN_CACHE = 2**18
+"""Numbers of attention maps that are made at a time on a CPU, where only their mean is wanted: 1 MiB."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Attention:
+    """A block's attention, of which single parts are made. See `given` for what it is made of."""
+
+    scale: float
+    q: Tensor
+    k: Tensor
+    prefix: int
+    bias: Tensor | None
+    weights: Tensor | None
+    there: Tensor | None
+
+    def softmax(self, scores: Tensor, own: Callable[[], Tensor], some: slice = slice(None)) -> Tensor:
+        """Return attention for the scores (B, H, Q, T) of some images; `own`: which key is the query's."""
+        scores = scores if self.bias is None else scores + self.bias[some]
+        if self.weights is None:
+            return torch.softmax(scores, dim=-1)
+        return masked_softmax(scores, self.weights[some], own())
+
+    def eye(self) -> Tensor:
+        """Return (T, T) booleans, True on the diagonal."""
+        return torch.eye(self.k.shape[2], device=self.k.device, dtype=torch.bool)
+
+    def maps(self, some: slice = slice(None)) -> Tensor:
+        """Return (B, H, T, T) of some images."""
+        # Keys lie head by head before they are turned: a product of turned views would copy them number by number.
+        scores = full(self.q[some]) * self.scale @ full(self.k[some]).contiguous().transpose(-2, -1)
+        return self.softmax(scores, self.eye, some)
+
+    def received(self) -> Tensor:
+        """Return (B, N), what each patch receives, mean over heads and queries."""
+        B, H, T, _ = self.q.shape
+        size = max(1, IN_CACHE // (H * T * T)) if self.q.device.type == "cpu" else B
+        parts = [slice(i, i + size) for i in range(0, B, size)]
+        return torch.cat([self._over_queries(self.maps(some), 0, some).mean(dim=1) for some in parts])[:, self.prefix :]
+
+    def class_rows(self, number: int) -> Tensor:
+        """Return (B, N), what the first `number` tokens give each patch, mean over heads."""
+        return self._row(self.q[:, :, :number], lambda: self.eye()[:number])
+
+    def mean_query(self) -> Tensor:
+        """Return (B, N), what the mean query of the patches gives each of them, mean over heads."""
+        query = self._over_queries(full(self.q), self.prefix)[:, :, None]
+        return self._row(query, lambda: torch.zeros_like(self.eye()[:1]))
+
+    def _row(self, queries: Tensor, own: Callable[[], Tensor]) -> Tensor:
+        # A product and a sum: for one row several times faster than a matrix product.
+        scores = torch.stack([(one[:, :, None] * full(self.k)).sum(-1) for one in queries.unbind(2)], dim=2)
+        return self.softmax(scores * self.scale, own).mean(dim=(1, 2))[:, self.prefix :]
+
+    def _over_queries(self, x: Tensor, first: int, some: slice = slice(None)) -> Tensor:
+        """Return the mean of (B, H, T, d) over the queries from the `first` on, by what they count, without padding."""
+        x = x[:, :, first:]
+        if self.weights is not None:
+            counts = self.weights
+        elif self.there is not None:
+            counts = F.pad(self.there, (self.prefix, 0), value=True)
+        else:
+            return x.mean(dim=2)
+        real = counts[some, None, first:, None]
+        return (x.masked_fill(real == 0, 0.0) * real).sum(dim=2) / real.sum(dim=2).clamp(min=1e-6)
 
 
 def given(
@@ -37,42 +104,18 @@ def given(
         weights: (B, P + N) how much each key counts, see `masked_softmax`, or None.
         there: (B, N) booleans, which patch tokens are no padding; None for all.
     """
-    P, T, added = prefix, k.shape[2], 0.0 if bias is None else bias
-
-    def softmax(scores: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        scores = scores + added
-        return torch.softmax(scores, dim=-1) if weights is None else masked_softmax(scores, weights, own())
-
-    def eye() -> Tensor:
-        return torch.eye(T, device=k.device, dtype=torch.bool)
-
-    def maps() -> Tensor:
-        return softmax(full(q) * attn.scale @ full(k).transpose(-2, -1), eye)
-
-    def row(queries: Tensor, own: Callable[[], Tensor]) -> Tensor:
-        # A product and a sum: for one row several times faster than a matrix product.
-        scores = torch.stack([(one[:, :, None] * full(k)).sum(-1) for one in queries.unbind(2)], dim=2)
-        return softmax(scores * attn.scale, own).mean(dim=(1, 2))[:, P:]
-
-    def over_queries(x: Tensor, first: int) -> Tensor:
-        """Return the mean of (B, H, T, d) over the queries from the `first` on, without padding."""
-        x = x[:, :, first:]
-        if there is None:
-            return x.mean(dim=2)
-        real = F.pad(there, (P - first, 0), value=True)[:, None, :, None]
-        return x.masked_fill(~real, 0.0).sum(dim=2) / real.sum(dim=2)
-
+    P, attention = prefix, _Attention(attn.scale, q, k, prefix, bias, weights, there)
     fields: Fields = {
         "queries": lambda: q[:, :, P:],
         "keys": lambda: k[:, :, P:],
-        "attention_maps": maps,
-        "received_attention": lambda: over_queries(maps(), 0).mean(dim=1)[:, P:],
-        "mean_query_attention": lambda: row(over_queries(full(q), P)[:, :, None], lambda: torch.zeros_like(eye()[:1])),
+        "attention_maps": attention.maps,
+        "received_attention": attention.received,
+        "mean_query_attention": attention.mean_query,
     }
     if v is not None:
         fields["values"] = lambda: v[:, :, P:]
     if class_rows:
-        fields["class_attention"] = lambda: row(q[:, :, :class_rows], lambda: eye()[:class_rows])
+        fields["class_attention"] = lambda: attention.class_rows(class_rows)
     fields["attention"] = fields["class_attention" if class_rows else "received_attention"]
     return fields
 

@@ -346,3 +346,24 @@ def test_cautions_name_unfinished_training_missed_budgets_and_mixed_devices() ->
     assert lines[0].startswith("mine: 1 of 2 trials reached the step limit")
     assert lines[1] == "mine, macs 0.5, on composite: realised MACs 0.520 of dense, planned 0.500"
     assert "several devices" in lines[2] and "cuda:0 X" in lines[2] and len(lines) == 3
+
+
+def test_a_budget_that_was_planned_but_not_reached_is_named_with_what_was_asked_for(
+    record: Callable[..., Record],
+) -> None:
+    def made(real: float, planned: float, **more: Any) -> Record:
+        ratios = {"macs_ratio": real, "macs_ratio_planned": planned}
+        return record(metrics={k: Metric(value=v, unit="fraction", n=20) for k, v in ratios.items()}, **more)
+
+    def said(*records: Record) -> list[str]:
+        return cautions([flatten(each) for each in records])
+
+    asked = Budget(macs=0.37)
+    (line,) = said(made(0.4963, 0.4963, budget=asked))
+    assert line == "mine(a=1), macs 0.37, on theory: realised MACs 0.496 of dense, asked for 0.370"
+    assert said(made(0.3773, 0.3773, budget=asked)) == [] != said(made(0.3775, 0.3775, budget=asked))
+    assert said(made(0.3627, 0.3627, budget=asked)) == [] != said(made(0.3625, 0.3625, budget=asked))
+    # Keep rates promise no fraction of MACs, and a dense test of what was pruned in training costs what it costs.
+    assert said(made(0.6, 0.6)) == said(made(1.0, 1.0, budget=asked, where="train")) == []
+    near, far = made(0.4, 0.4, budget=asked), made(0.5, 0.5, budget=asked)
+    assert said(near, far) == said(far, near) == said(far)

@@ -1,9 +1,12 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from vits import ARCHITECTURES, B, Gated, N, any_tokens, begin, close, images, reference, tokens_at, vit
 
 from sparsebench.errors import UnsupportedError
+from sparsebench.models import shown as fields_of
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy import SITES
 
@@ -48,6 +51,24 @@ def test_attention_and_its_parts_are_shown_as_a_full_product_gives_them(scripted
     close(attention, full[:, :, :rows].mean(dim=(1, 2))[:, P:] if rows else received)
     for part, whole in zip(parts, expected, strict=True):
         close(part, whole[:, :, P:])
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_attention_received_is_that_of_whole_maps_however_few_images_are_made_at_a_time(weighed):
+    shape, P = (5, 6, 130, 8), 1
+    assert 1 < fields_of.IN_CACHE // (6 * 130**2) < 5
+    rng = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(shape, generator=rng).transpose(1, 2).contiguous().transpose(1, 2) for _ in "qk")
+    bias = torch.rand(5, 1, 1, 130, generator=rng) if weighed else None
+    attn = SimpleNamespace(scale=8**-0.5)
+    fields = fields_of.given(attn, q.requires_grad_(), k.requires_grad_(), None, P, 1, bias)
+    expected = torch.einsum("bhqc,bhkc->bhqk", q.double(), k.double()) * attn.scale + (bias if weighed else 0.0)
+    expected = torch.softmax(expected, dim=-1)
+    received, maps = fields["received_attention"](), fields["attention_maps"]()
+    torch.testing.assert_close(received, expected.mean(dim=(1, 2))[:, P:].float(), atol=1e-8, rtol=1e-5)
+    torch.testing.assert_close(maps, expected.float(), atol=1e-7, rtol=1e-5)
+    one, other = (torch.autograd.grad(x.square().sum(), (q, k)) for x in (received, expected.mean(dim=(1, 2))[:, P:]))
+    torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-3)
 
 
 @torch.no_grad()

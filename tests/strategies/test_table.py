@@ -1,5 +1,6 @@
 """Every strategy with every schedule and disposal it can have: it runs, keeps the counts, and costs what was asked."""
 
+from contextlib import ExitStack
 from itertools import product
 
 import pytest
@@ -11,7 +12,7 @@ from sparsebench.budget import FULL, Budget, schedule_of, solve, stages
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import VitCost
 from sparsebench.models.acting import Actor
-from sparsebench.models.deep import vit_cost
+from sparsebench.models.deep import DeepViT, vit_cost
 from sparsebench.strategy import Strategy
 
 SCHEDULES = ("stages", "every", "late")
@@ -24,6 +25,18 @@ TABLE = [
 ]
 NO_PLACE = {"radial"}
 """Strategies that need to know where a token is, which nobody knows of mixed ones."""
+TARGETS = (0.87, 0.65, 0.5, 0.37)
+"""Of the dense MACs: about those of DeiT-S at keep rates 0.9, 0.7, 0.5 and 0.25."""
+OUT_OF_REACH = {
+    ("tome", "stages", 0.37): 0.4963,
+    ("tofu", "stages", 0.37): 0.4963,
+    ("pitome", "stages", 0.37): 0.4963,
+    ("mctf", "stages", 0.37): 0.5006,
+}
+"""What they cost at the least on DeiT-S. They merge pairs, so that half of the tokens go at once at most, and in three
+stages 98, 49 and 25 of 196 stay; mctf has the attention received by all tokens made as well. Nothing else misses, and
+these reach it by their own schedule, in every block.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +48,11 @@ def network():
 def deit_small() -> VitCost:
     with torch.device("meta"):
         return vit_cost(timm.create_model("deit_small_patch16_224"), class_rows=1)
+
+
+@pytest.fixture(scope="module")
+def small() -> DeepViT:
+    return DeepViT(timm.create_model("deit_small_patch16_224").eval())
 
 
 def relevance():
@@ -65,21 +83,44 @@ def test_it_runs_keeps_to_the_counts_and_chooses_alike_alone_in_a_batch_and_agai
 
 
 @pytest.mark.parametrize(("cls", "disposal", "schedule"), TABLE)
-@pytest.mark.parametrize("target", [0.87, 0.5])
-def test_on_deit_small_it_costs_what_was_asked_for(deit_small, cls, disposal, schedule, target):
+@pytest.mark.parametrize("target", TARGETS)
+def test_on_deit_small_it_costs_what_was_asked_for_or_the_nearest_that_it_can(
+    deit_small, cls, disposal, schedule, target
+):
     habits = cls(disposal=disposal).habits()
     dense = deit_small.macs(deit_small.dense())
 
-    def share(budget):
+    def share(amount):
+        budget = Budget(macs=amount, schedule=None if habits.site == "input" else schedule)
+        assert schedule_of(budget, habits) == (habits.schedule if habits.site == "input" else schedule)
         counts = solve(budget, deit_small, habits)
         return deit_small.macs(deit_small.steps(habits, stages(budget, habits, 12), counts)) / dense
 
-    def shaped(**amount):
-        return Budget(**amount, schedule=None if habits.site == "input" else schedule)
+    if (cls.name, schedule, target) in OUT_OF_REACH:
+        nearest = OUT_OF_REACH[cls.name, schedule, target]
+        assert share(target) == share(1e-3) == pytest.approx(nearest, abs=5e-5)
+    else:
+        assert share(target) == pytest.approx(target, rel=0.02)
 
-    assert schedule_of(shaped(macs=target), habits) == (habits.schedule if habits.site == "input" else schedule)
-    least = share(shaped(macs=1e-3))
-    assert share(shaped(macs=target)) == pytest.approx(max(target, least), rel=0.02)
+
+@torch.no_grad()
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["attn_topk", "tome", "evit", "random", "dpc_knn"])
+def test_a_pass_of_deit_small_goes_as_planned(small, name, target):
+    """What the blocks really are given is seen by hooks, whatever the pass says of itself."""
+    cls, seen = SHIPPED[name], []
+    actor = Actor(cls(), Budget(macs=target), small.cost, small.grid, stream=5)
+    acting = actor.begin(torch.arange(1), 0, None, tokens=196, training=False)
+    with ExitStack() as stack:
+        for part in (part for block in small.module.blocks for part in (block.attn.qkv, block.mlp)):
+            hook = part.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1] - small.prefix))
+            stack.callback(hook.remove)
+        out = small(torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(2)), acting)
+    assert bool(out.isfinite().all())
+    assert acting.steps == actor.planned
+    assert seen == [n for step in actor.planned for n in (step.tokens_in, step.tokens_out)]
+    dense = small.cost.macs(small.cost.dense())
+    assert small.cost.macs(acting.steps) / dense == pytest.approx(target, rel=0.02)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
