@@ -353,7 +353,8 @@ def in_chunks(answer: Callable[[Tensor, Tensor], Tensor], rows: int) -> Outputs:
     @torch.no_grad()
     def outputs(tokens: Tensor, sample: Tensor) -> Tensor:
         pairs = zip(tokens.split(rows), sample.split(rows), strict=True)
-        return torch.cat([answer(*pair) for pair in pairs]).reshape(len(tokens), -1)
+        logits = torch.cat([answer(*pair) for pair in pairs])
+        return logits if logits.ndim == 2 else logits[:, None]
 
     return outputs
 
