@@ -148,6 +148,20 @@ def capped(counts: Sequence[int], tokens: int, most: float, *, later: bool = Fal
     return tuple(out[1:])
 
 
+def counted(budget: Budget, cost: CostModel, habits: Habits) -> Habits:
+    """Return the habits as a budget counts them: without own products where nothing is saved for them.
+
+    Where the fewest tokens cost as much as the dense network, the nearest to any fraction would be to leave them all.
+    Then a fraction of MACs is what may be spent but for own products. These are in the realised MACs all the same,
+    which differ from the planned ones: a board says so.
+    """
+    blocks = stages(budget, habits, cost.depth)
+    fewest = capped((1,) * len(blocks), cost.tokens, habits.most, later=True)
+    if budget.macs is None or cost.macs(cost.steps(habits, blocks, fewest)) < cost.macs(cost.dense()):
+        return habits
+    return habits._replace(own_macs=lambda place: 0.0)
+
+
 def solve(budget: Budget, cost: CostModel, habits: Habits) -> tuple[int, ...]:
     """Return the token count of each stage.
 
@@ -172,6 +186,7 @@ def solve(budget: Budget, cost: CostModel, habits: Habits) -> tuple[int, ...]:
     if budget.keep_rate is not None:
         return counts(budget.keep_rate, (1 - budget.keep_rate) * N)
     assert budget.macs is not None
+    habits = counted(budget, cost, habits)
     # To leave soon, tokens are asked to leave that are not there any more: the last blocks then have one.
     return _nearest(budget.macs, lambda rate: counts(rate, (1 / rate - 1) * N), cost, habits, blocks)
 

@@ -11,6 +11,7 @@ from sparsebench.strategy import Disposal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sparsebench.strategy import Place
     from sparsebench.view import TokenView
 
 _TOKENS = frozenset({"tokens"})
@@ -37,6 +38,11 @@ def dispose(kind: Disposal, scores: Tensor, keep: int, view: TokenView) -> Plan:
     weight = similarity.exp().scatter(1, top.index, math.e)
     mixed = weight.new_zeros(len(host), keep, host.shape[1]).scatter(1, host[:, None], weight[:, None])
     return Mix(mixed / mixed.sum(dim=2, keepdim=True), scores)
+
+
+def own_macs(kind: Disposal, place: Place) -> float:
+    """Return the MACs an image of what it multiplies: each token's similarity to each kept one."""
+    return place.tokens * place.keep * place.width if kind in ("merge", "squeeze") else 0.0
 
 
 def _hosts(index: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

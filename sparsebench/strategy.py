@@ -36,6 +36,9 @@ class Place(NamedTuple):
         keep: M, how many are to go on.
         width: C, of a token.
         heads: H, of the attention.
+        head_width: of the queries and keys of one head; C / H in most networks.
+        prefix: P, the class and register tokens, which `tokens` does not count.
+        outputs: MACs of one answer of `TokenView.outputs`.
     """
 
     block: int
@@ -44,6 +47,9 @@ class Place(NamedTuple):
     keep: float
     width: int
     heads: int
+    head_width: int
+    prefix: int
+    outputs: float
 
 
 class Told(NamedTuple):
@@ -90,7 +96,7 @@ class Habits(NamedTuple):
         schedule: its own.
         most: the largest share of the tokens that can leave at once.
         fuses: whether one token more goes on, in which those that left are fused.
-        own_macs: the MACs of its own that a choice costs.
+        own_macs: the MACs of its own that a choice costs, those of its disposal among them.
     """
 
     site: str
@@ -167,13 +173,25 @@ class Strategy(BaseModel):
 
         return self.requires() | NEEDS[self.disposal]
 
+    def _all_own_macs(self, place: Place) -> float:
+        """Return the MACs of its own products and of its disposal's."""
+        from sparsebench.disposal import own_macs
+
+        return self.own_macs(place) + own_macs(self.disposal, place)
+
     def habits(self) -> Habits:
         """Return what of it decides how a budget becomes token counts."""
         fuses = self.fuses or self.disposal == "fuse"
-        return Habits(self.site, self.reads(), self.schedule, self.most, fuses, self.own_macs)
+        return Habits(self.site, self.reads(), self.schedule, self.most, fuses, self._all_own_macs)
 
     def own_macs(self, place: Place) -> float:
-        """Return the MACs an image of the products that it makes itself at that place; 0 by default."""
+        """Return the MACs an image of the products that it makes itself at that place; 0 by default.
+
+        What counts is what counts in a network: products of tokens with weights, with each other (similarities, and
+        distances, a multiplication a channel) and of matrices with vectors (power iterations), as often as they are
+        really made. Element-wise work, norms, softmax, sorting and the sums that carry a plan out do not. Attention
+        that it asks for in `needs` is counted already, and so is what its `disposal` multiplies.
+        """
         return 0.0
 
     def module(self, place: Place) -> Module | None:

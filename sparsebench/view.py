@@ -10,9 +10,11 @@ from sparsebench.errors import StrategyError
 if TYPE_CHECKING:
     from torch import Tensor
 
+Outputs = Callable[["Tensor", "Tensor"], "Tensor"]
+"""See `TokenView.outputs`."""
 NEEDS = frozenset(
     {"tokens", "branch", "queries", "keys", "values", "attention", "class_attention", "received_attention",
-     "mean_query_attention", "attention_maps", "prefix", "pixels", "relevance"}
+     "mean_query_attention", "attention_maps", "prefix", "pixels", "outputs", "relevance"}
 )  # fmt: skip
 RESULTS = frozenset({"tokens", "branch", "prefix"})
 """Those that at the attention site are there only when attention has run."""
@@ -36,7 +38,7 @@ class TokenView:
 
     def __init__(
         self,
-        given: Mapping[str, Callable[[], Tensor | None]],
+        given: Mapping[str, Callable[[], Any]],
         *,
         index: Tensor,
         sizes: Tensor,
@@ -45,7 +47,7 @@ class TokenView:
         depth: int,
         training: bool,
         grid: tuple[int, int] | None,
-        random: Callable[[int], Tensor],
+        random: Callable[[int, int | None], Tensor],
         learned: Any = None,
         memory: dict[str, Any] | None = None,
     ):
@@ -54,7 +56,7 @@ class TokenView:
         self.block, self.depth, self.training = block, depth, training
         self.learned, self.memory = learned, {} if memory is None else memory
 
-    def _get(self, field: str) -> Tensor:
+    def _get(self, field: str) -> Any:
         if field not in self._given:
             raise StrategyError(
                 f"view.{field} was read but not declared: add it to `needs` (declared: "
@@ -130,10 +132,23 @@ class TokenView:
         return self._get("pixels")
 
     @property
+    def outputs(self) -> Outputs:
+        """At the input site: a function from changed tokens to what the network says of them.
+
+        It takes (R, N, C) tokens and (R,) which of the B samples each row is of, and returns (R, classes) logits, or
+        (R, 1) margins: with all tokens kept, in float32 or more, as in a test (no dropout) and without gradients. It
+        runs no more than B rows at a time. Each row costs a forward pass, which `Strategy.own_macs` has to count.
+        """
+        return self._get("outputs")
+
+    @property
     def relevance(self) -> Tensor:
         """(B, N) the share of each patch that matters to the label, in [0, 1]. Only for oracles."""
         return self._get("relevance")
 
-    def random(self, draw: int = 0) -> Tensor:
-        """Return (B, N) uniform numbers in [0, 1): one stream a sample, the same in whatever batch it comes."""
-        return self._random(draw)
+    def random(self, draw: int = 0, width: int | None = None) -> Tensor:
+        """Return (B, N) uniform numbers in [0, 1), or (B, N, width) of them.
+
+        One stream a sample, the same in whatever batch it comes.
+        """
+        return self._random(draw, width)

@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 import sparsebench
-from sparsebench import Merge, Schedule, Site, Strategy, TokenView
+from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
 
 
 class ATC(Strategy):
@@ -32,6 +32,10 @@ class ATC(Strategy):
     proportional: ClassVar[bool] = True
 
     linkage: Literal["single", "complete", "average"] = "average"
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the similarities of all tokens."""
+        return place.tokens * place.tokens * place.head_width
 
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Merge each cluster."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Merge, Schedule, Site, Strategy, TokenView
+from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
 
 
 class DiffRate(Strategy):
@@ -37,6 +37,10 @@ class DiffRate(Strategy):
     proportional: ClassVar[bool] = True
 
     merged: float = Field(0.5, ge=0, le=1, description="share of the tokens not kept that is merged, not dropped")
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the similarities of those that merge to those that stay."""
+        return round(self.merged * (place.tokens - place.keep)) * place.keep * place.width
 
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Drop the last ranks and merge the middle ones."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Merge, Site, Strategy, TokenView
+from sparsebench import Merge, Place, Site, Strategy, TokenView
 
 
 class DPCKNN(Strategy):
@@ -32,6 +32,10 @@ class DPCKNN(Strategy):
 }"""
 
     neighbours: int = Field(5, gt=0, description="k, nearest tokens that density is measured on")
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the distances of all tokens."""
+        return place.tokens * place.tokens * place.width
 
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Merge each token into its centre."""

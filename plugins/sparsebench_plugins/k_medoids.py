@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Keep, Site, Strategy, TokenView
+from sparsebench import Keep, Place, Site, Strategy, TokenView
 
 
 class KMedoids(Strategy):
@@ -31,6 +31,10 @@ class KMedoids(Strategy):
     def requires(self) -> frozenset[str]:
         """Ask for the attention only where it is used."""
         return self.needs if self.weights == "attention" else frozenset({"tokens"})
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the distances of all tokens, and in each round of their sums with the weights."""
+        return place.tokens * place.tokens * (place.width + self.iterations)
 
     def plan(self, view: TokenView, keep: int) -> Keep:
         """Keep the medoids."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Merge, Schedule, Site, Strategy, TokenView
+from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,11 @@ class MCTF(Strategy):
     tau_similarity: float = Field(1.0, gt=0, description="temperature of the similarity")
     tau_information: float = Field(20.0, gt=0, description="temperature of the attention received")
     tau_size: float = Field(40.0, gt=0, description="temperature of the size")
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the similarities of A to B, and where more than one token leaves of B to A."""
+        pairs = place.tokens // 2 * (place.tokens - place.tokens // 2)
+        return (1 + (place.tokens - place.keep > 1)) * pairs * place.width
 
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Merge from A into B, then from B into A."""

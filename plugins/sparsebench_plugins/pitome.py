@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Merge, Schedule, Site, Strategy, TokenView
+from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
 
 
 class PiToMe(Strategy):
@@ -29,6 +29,10 @@ class PiToMe(Strategy):
     proportional: ClassVar[bool] = True
 
     margin: float = Field(0.5, ge=-1, le=1, description="cosine above which tokens count as alike")
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the similarities of all tokens."""
+        return place.tokens * place.tokens * place.head_width
 
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Merge r of the 2r tokens with the most energy into the others."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Keep, Merge, Plan, Schedule, Site, Strategy, TokenView
+from sparsebench import Keep, Merge, Place, Plan, Schedule, Site, Strategy, TokenView
 
 
 class ToFu(Strategy):
@@ -39,6 +39,10 @@ class ToFu(Strategy):
     proportional: ClassVar[bool] = True
 
     merge_from: float = Field(0.5, ge=0, le=1, description="share of the depth from which tokens are merged")
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the similarities of A to B."""
+        return place.tokens // 2 * (place.tokens - place.tokens // 2) * place.head_width
 
     def plan(self, view: TokenView, keep: int) -> Plan:
         """Drop or merge the tokens of A in the r closest pairs."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import sparsebench
-from sparsebench import Merge, Schedule, Site, Strategy, TokenView
+from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
 
 
 class ToMe(Strategy):
@@ -37,6 +37,10 @@ class ToMe(Strategy):
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
     proportional: ClassVar[bool] = True
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the similarities of A to B."""
+        return place.tokens // 2 * (place.tokens - place.tokens // 2) * place.head_width
 
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Merge the r closest pairs."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 import sparsebench
-from sparsebench import Keep, Site, Strategy, TokenView
+from sparsebench import Keep, Place, Site, Strategy, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,8 +20,7 @@ class ZeroTPrune(Strategy):
     The heads' s are joined by their root mean square. S-stage: the tokens in the order of s form two groups, every
     other one or the halves; of the less important group go those with the most similar key (cosine, heads
     concatenated) in the other, `similar` of all that are to go. Then the lowest s go. The paper has blocks and rates of
-    its own; here schedule and budget have them, and `similar` and `groups` are chosen here. The products of one vector
-    an iteration, and of the similarities, are not among the MACs.
+    its own; here schedule and budget have them, and `similar` and `groups` are chosen here.
     """
 
     name: ClassVar[str] = "zero_tprune"
@@ -42,6 +41,16 @@ class ZeroTPrune(Strategy):
     similar: float = Field(0.5, ge=0, le=1, description="share of those to go that go as similar")
     groups: Literal["alternate", "rank"] = "alternate"
 
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the products with A, and of the similarities between the groups."""
+        ranks = self._rounds(place.block, place.depth) * (place.prefix + place.tokens) ** 2
+        pairs = place.tokens // 2 * (place.tokens - place.tokens // 2)
+        return place.heads * (ranks + pairs * place.head_width)
+
+    def _rounds(self, block: int, depth: int) -> int:
+        """Return how often s is multiplied by A in that block."""
+        return self.iterations[(block >= depth / 4) + (block >= 3 * depth / 4)]
+
     def plan(self, view: TokenView, keep: int) -> Keep:
         """Keep the highest ranks among those that are not too similar."""
         s = self.rank(view)
@@ -60,9 +69,8 @@ class ZeroTPrune(Strategy):
         """Return (B, N), the patches' importance by the I-stage."""
         A = view.attention_maps
         T = A.shape[-1]
-        quarter = (view.block >= view.depth / 4) + (view.block >= 3 * view.depth / 4)
         s = A.new_full((*A.shape[:2], 1, T), 1 / T)
-        for _ in range(self.iterations[quarter]):
+        for _ in range(self._rounds(view.block, view.depth)):
             s = s @ A
         s = s[:, :, 0]
         spread = (s * T).var(dim=2, correction=0)

@@ -1,7 +1,8 @@
 """Multiply-accumulates (MACs) in closed form, from the token counts a network really went through.
 
-Counted: every matrix product, the patch embedding, the head, and the attention rows that a strategy asks for.
-Not counted: norms, softmax, activations, sorting. Half of what a counter of floating-point operations reports.
+Counted: every matrix product, the patch embedding, the head, the attention rows that a strategy asks for, and what it
+multiplies itself, see `Strategy.own_macs`. Not counted: norms, softmax, activations, sorting. Half of what a counter of
+floating-point operations reports.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ class VitCost:
 
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """See `CostModel.place`."""
-        return Place(block, self.depth, tokens, keep, self.channels, self.heads)
+        head_width, outputs = self.blocks[block].width // self.heads, self.macs(self.dense()) - self.embed * self.tokens
+        return Place(block, self.depth, tokens, keep, self.channels, self.heads, head_width, self.prefix, outputs)
 
     def steps(self, habits: Habits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""
@@ -210,7 +212,17 @@ class _OneLayerCost:
 
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """See `CostModel.place`."""
-        return Place(block, self.depth, tokens, keep, self.d, getattr(self, "heads", 1))
+        heads, outputs = getattr(self, "heads", 1), self.macs(self.dense())
+        return Place(block, self.depth, tokens, keep, self.d, heads, self.head_width, 0, outputs)
+
+    @property
+    def head_width(self) -> int:
+        """Width of the queries and keys of one head."""
+        return self.d
+
+    def macs(self, steps: Sequence[Step]) -> float:
+        """See `CostModel.macs`."""
+        raise NotImplementedError
 
     def steps(self, habits: Habits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""
@@ -238,6 +250,11 @@ class ShallowCost(_OneLayerCost):
     heads: int = 1
     outputs: int = 1
 
+    @property
+    def head_width(self) -> int:
+        """See `_OneLayerCost.head_width`."""
+        return self.m_b
+
     def macs(self, steps: Sequence[Step]) -> float:
         """Return the MACs of one sample: removed tokens are neither queries nor keys nor read out."""
         (step,) = steps
@@ -254,6 +271,11 @@ class TwoLayerCost(_OneLayerCost):
 
     d_h: int
     d_v: int
+
+    @property
+    def head_width(self) -> int:
+        """See `_OneLayerCost.head_width`."""
+        return self.d_h
 
     def macs(self, steps: Sequence[Step]) -> float:
         """Return the MACs of one sample: removed tokens are neither queries nor keys nor values."""

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from sparsebench import seeds, tokens
-from sparsebench.budget import Budget, solve, stages
+from sparsebench.budget import Budget, counted, solve, stages
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
 from sparsebench.models.legal import check_plan, only_removes
 from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.strategy import Lesson, Site, Strategy, Told
 from sparsebench.tokens import Padded
-from sparsebench.view import TokenView
+from sparsebench.view import Outputs, TokenView
 
-Given = Mapping[str, Callable[[], Tensor | None]]
+Given = Mapping[str, Callable[[], Any]]
 
 
 class Actor:
@@ -41,7 +41,7 @@ class Actor:
     def __init__(self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int):
         self.strategy, self.grid, self.stream = strategy, grid, stream
         self.budget, self.cost, self.depth, self.tokens = budget, cost, cost.depth, cost.tokens
-        self.requires = strategy.reads()
+        self.requires, self.habits = strategy.reads(), strategy.habits()
         if (strategy.trained or strategy.adaptive) and cost.alike:
             raise UnsupportedError(
                 f"'{strategy.name}' is learned or keeps another number of tokens of each sample: this model's training "
@@ -50,13 +50,12 @@ class Actor:
         if "relevance" in self.requires and strategy.kind != "oracle":
             raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
         self.spend(budget)
-        self.planned = cost.steps(strategy.habits(), tuple(self.keep), tuple(self.keep.values()))
+        self.planned = cost.steps(counted(budget, cost, self.habits), tuple(self.keep), tuple(self.keep.values()))
         self.learned = {block: module for block in self.keep if (module := self._module(block)) is not None}
 
     def spend(self, budget: Budget) -> None:
         """Take the counts of that budget; what is asked for and planned stays as it was."""
-        habits = self.strategy.habits()
-        blocks, counts = stages(budget, habits, self.depth), solve(budget, self.cost, habits)
+        blocks, counts = stages(budget, self.habits, self.depth), solve(budget, self.cost, self.habits)
         self.keep = dict(zip(blocks, counts, strict=True))
 
     def _module(self, block: int) -> torch.nn.Module | None:
@@ -219,7 +218,8 @@ class Pass:
             if self.site == "attention" and "tokens" not in self.requires and isinstance(plan, Keep | Merge | Mix):
                 _check_only_removes(plan, strategy.name)
             plan = self._follow(block, plan)
-        self.own += strategy.own_macs(self.actor.cost.place(block, came, self.present if strategy.adaptive else keep))
+        place = self.actor.cost.place(block, came, self.present if strategy.adaptive else keep)
+        self.own += self.actor.habits.own_macs(place)
         return plan
 
     def _follow(self, block: int, plan: Plan) -> Plan:
@@ -255,11 +255,11 @@ class Pass:
             )
         count = self.index.shape[1]
 
-        def random(
-            draw: int,
-        ) -> Tensor:  # most strategies want none, and a draw of few numbers takes as long as of many
+        def random(draw: int, width: int | None) -> Tensor:
+            # Most strategies want none, and a draw of few numbers takes as long as of many.
             keys = seeds.mix(seeds.mix(self.items, self.actor.stream), self.visit)
-            return seeds.uniform(seeds.mix(seeds.mix(keys, block + 1), draw + 1), count)
+            keys = seeds.mix(seeds.mix(keys, block + 1), draw + 1)
+            return seeds.uniform(keys, count * (width or 1)).reshape(-1, count, *([] if width is None else [width]))
 
         return TokenView(
             {need: fields[need] for need in self.requires},
@@ -345,6 +345,18 @@ def _check_only_removes(plan: Plan, name: str) -> None:
             f"'{name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as what is only "
             "removed leaves before the attention and costs less"
         )
+
+
+def in_chunks(answer: Callable[[Tensor, Tensor], Tensor], rows: int) -> Outputs:
+    """Return what the view has as `outputs`, from what answers so many rows at a time."""
+
+    @torch.no_grad()
+    def outputs(tokens: Tensor, sample: Tensor) -> Tensor:
+        pairs = zip(tokens.split(rows), sample.split(rows), strict=True)
+        logits = torch.cat([answer(*pair) for pair in pairs])
+        return logits if logits.ndim == 2 else logits[:, None]
+
+    return outputs
 
 
 def finite(seen: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import BlockCost, VitCost
 from sparsebench.measure.neighbours import neighbour_agreement
 from sparsebench.models import shown
-from sparsebench.models.acting import Given, Look, Pass
+from sparsebench.models.acting import Given, Look, Pass, in_chunks
 from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, is_plain, qkv
 from sparsebench.plans import Keep, Plan
 from sparsebench.strategy import Told
@@ -174,11 +174,35 @@ class DeepViT:
 
     def _input(self, images: Tensor, acting: Pass, _module: nn.Module, _args: Any, x: Tensor) -> Tensor | None:
         """Act after the position embedding, before the first block."""
-        given = {**self._tokens(x), "pixels": lambda: self._patches(self._real(images))}
+        given = {
+            **self._tokens(x),
+            "pixels": lambda: self._patches(self._real(images)),
+            "outputs": lambda: in_chunks(partial(self._whole, shown.full(x[:, : self.prefix])), len(x)),
+        }
         plan = self._decide(acting, 0, given, x.device.type)
         return x if plan is None else self._applied(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
 
-    def _tokens(self, x: Tensor) -> dict[str, Callable[[], Tensor | None]]:
+    def _whole(self, prefix: Tensor, tokens_: Tensor, sample: Tensor) -> Tensor:
+        """Return the logits of other patch tokens at the input site, with each sample's prefix (B, P, C)."""
+        vit = self.module
+        with self._bare():
+            x = vit.blocks(vit.norm_pre(torch.cat([prefix[sample], tokens_.to(prefix.dtype)], dim=1)))
+            return vit.forward_head(vit.norm.forward(x))  # past the hooks of `_told`
+
+    @contextmanager
+    def _bare(self) -> Iterator[None]:
+        """Have the model as in a test with nothing acting, in the middle of a pass; see `_installed`."""
+        with ExitStack() as stack:
+            for part in (self.module, *self.module.blocks):
+                for name in {"forward", "pool"} & set(vars(part)):
+                    stack.callback(setattr, part, name, vars(part).pop(name))
+            for part in self.module.modules() if self.module.training else ():
+                if part.training:
+                    part.training = False
+                    stack.callback(setattr, part, "training", True)
+            yield
+
+    def _tokens(self, x: Tensor) -> dict[str, Callable[[], Any]]:
         return {"tokens": lambda: x[:, self.prefix :], "prefix": lambda: x[:, : self.prefix]}
 
     def _patches(self, images: Tensor) -> Tensor:

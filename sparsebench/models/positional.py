@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import PositionalCost
-from sparsebench.models.acting import Look, Pass, finite, kept_only
+from sparsebench.models.acting import Look, Pass, finite, in_chunks, kept_only
 from sparsebench.models.base import Attention
 from sparsebench.tokens import gather
 
@@ -105,12 +105,13 @@ class PositionalViT(nn.Module):
         def received() -> Tensor:
             return finite(self.attention().mean(dim=0)).expand(len(X), -1)
 
-        given: dict[str, Callable[[], Tensor | None]] = {
+        given: dict[str, Callable[[], Any]] = {
             "tokens": lambda: X,
             "values": lambda: finite(self.head(X))[:, None],
             "attention": received,
             "received_attention": received,
             "pixels": lambda: None,
+            "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
         }
         because = "the positional model has a score for each pair of positions"
         return kept_only(acting, self.cost, X.shape[1], given, because)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import ShallowCost
-from sparsebench.models.acting import Look, Pass, finite, kept_only
+from sparsebench.models.acting import Look, Pass, finite, in_chunks, kept_only
 from sparsebench.models.base import PRUNED, Attention, Init
 from sparsebench.tokens import gather
 
@@ -156,7 +156,7 @@ class ShallowViT(nn.Module):
         def received() -> Tensor:
             return finite(self.attention(X).mean(dim=(1, 2)))
 
-        given: dict[str, Callable[[], Tensor | None]] = {
+        given: dict[str, Callable[[], Any]] = {
             "tokens": lambda: X,
             "queries": lambda: finite(self._by_head(X, self.W_Q)),
             "keys": lambda: finite(self._by_head(X, self.W_K)),
@@ -165,6 +165,7 @@ class ShallowViT(nn.Module):
             "attention": received,
             "received_attention": received,
             "pixels": lambda: None,
+            "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
         }
         because = "the shallow model reads each position out with a vector of its own"
         return kept_only(acting, self.cost, X.shape[1], given, because)

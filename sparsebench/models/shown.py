@@ -131,10 +131,10 @@ def observed(attn: Any, normed: Tensor, prefix: int, class_rows: int) -> tuple[T
     return attended, given(attn, seen["q_norm"], seen["k_norm"], None, prefix, class_rows)
 
 
-def in_full(make: Callable[[], Tensor | None]) -> Tensor | None:
-    """Return what is made, in float32 where that is bfloat16."""
+def in_full(make: Callable[[], Any]) -> Any:
+    """Return what is made, in float32 where that is a tensor in bfloat16."""
     made = make()
-    return None if made is None else full(made)
+    return full(made) if isinstance(made, Tensor) else made
 
 
 def full(x: Tensor) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import TwoLayerCost
-from sparsebench.models.acting import Look, Pass, finite, kept_only
+from sparsebench.models.acting import Look, Pass, finite, in_chunks, kept_only
 from sparsebench.tokens import gather
 
 
@@ -82,7 +82,7 @@ class TwoLayerViT(nn.Module):
         def received() -> Tensor:
             return finite(torch.softmax(queries() @ keys().mT, dim=2).mean(dim=1))
 
-        given: dict[str, Callable[[], Tensor | None]] = {
+        given: dict[str, Callable[[], Any]] = {
             "tokens": lambda: X,
             "queries": lambda: finite(queries())[:, None],
             "keys": lambda: finite(keys())[:, None],
@@ -90,6 +90,7 @@ class TwoLayerViT(nn.Module):
             "attention": received,
             "received_attention": received,
             "pixels": lambda: None,
+            "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
         }
         return kept_only(acting, self.cost, X.shape[1], given, "the two-layer model is a theory of plain tokens")
 

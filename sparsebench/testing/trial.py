@@ -49,9 +49,9 @@ class _Watched(TokenView):
             super().__getattribute__("__dict__").get("read", set()).add(name)
         return super().__getattribute__(name)
 
-    def _get(self, name: str) -> Tensor:
+    def _get(self, name: str) -> Any:
         value = super()._get(name)
-        if value is not None:
+        if isinstance(value, Tensor):
             self.__dict__["shown"].setdefault(name, value.detach().clone())
         return value
 

@@ -141,7 +141,7 @@ class InSpan:
         """See `Steps.step`; `rows` are all samples, in whatever order."""
         index = None
         if self.member.changing:
-            if "values" in self.member.actor.requires:  # type: ignore[union-attr]
+            if {"values", "outputs"} & self.member.actor.requires:  # type: ignore[union-attr]
                 self.store()
             shape = self.span.n, self.span.L, -1
             chosen = self.member.choose(visit, (self.span.Q.view(shape), self.span.K.view(shape)))

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError
-from sparsebench.measure.cost import PositionalCost, ShallowCost, Step, TwoLayerCost, VitCost, scoring_of
+from sparsebench.measure.cost import BlockCost, PositionalCost, ShallowCost, Step, TwoLayerCost, VitCost, scoring_of
 from sparsebench.models.acting import Actor
 from sparsebench.models.deep import DeepViT, vit_cost
 from sparsebench.models.shallow import ShallowViT
@@ -65,7 +65,7 @@ def test_dropping_from_deit_small_costs_what_is_published(deit_small, site, coun
 
 
 def test_steps_name_what_enters_and_leaves_each_block():
-    cost = VitCost(16, 1, 1, 0, 0, (None,) * 4)
+    cost = VitCost(16, 1, 1, 0, 0, (BlockCost(0, 0, 0, 0),) * 4)
     mid = cost.steps(Habits("attention", {"tokens"}), (1, 3), (8, 4))
     assert [(s.tokens_in, s.tokens_out) for s in mid] == [(16, 16), (16, 8), (8, 8), (8, 4)]
     assert not any(s.early or s.scoring for s in mid)

@@ -239,6 +239,22 @@ def test_draws_differ_by_block_and_by_number(scripted):
     assert all(x.shape == (B, 8) and x.min() >= 0 and x.max() < 1 for x in drawn)
 
 
+def test_a_draw_may_be_of_many_numbers_a_token(scripted):
+    drawn = []
+
+    def decide(view, keep):
+        drawn.append([view.random(3), view.random(3, 1), view.random(3, 5), view.random(4, 5)])
+        return None
+
+    for items in ([4, 9, 2], [2, 9]):
+        acting = begin(scripted(decide, needs=()), items=items)
+        acting.decide(0, GIVEN)
+    (plain, one, many, other), alone = drawn
+    assert torch.equal(one[:, :, 0], plain) and many.shape == (3, plain.shape[1], 5)
+    assert many.unique().numel() == many.numel() and not torch.equal(many, other)
+    assert all(torch.equal(x[[2, 1]], y) for x, y in zip(drawn[0], alone, strict=True))
+
+
 def test_random_keeps_each_token_equally_often():
     counts = torch.bincount(torch.tensor(kept(list(range(4000)))).flatten(), minlength=N)
     assert float(((counts - 2000) ** 2 / 1000).sum()) < 20.5  # chi-square, 5 degrees of freedom: 0.999 quantile

@@ -37,7 +37,8 @@ def test_each_file_of_a_strategy_has_an_entry_point():
 def test_kinds_are_as_published():
     assert {name: cls.kind for name, cls in SHIPPED.items() if cls.kind != "deployable"} == {
         "dense": "baseline", "random": "baseline", "random_inside": "baseline", "radial": "baseline",
-        "downsample": "baseline", "patch_dropout": "baseline", "oracle": "oracle", "anti_oracle": "oracle",
+        "downsample": "baseline", "patch_dropout": "baseline", "perturbation": "baseline", "oracle": "oracle",
+        "anti_oracle": "oracle",
     }  # fmt: skip
     assert {cls.kind for cls in SHIPPED.values()} == set(KINDS)
     assert [name for name, cls in SHIPPED.items() if not cls.budgeted] == ["dense"]

@@ -8,7 +8,7 @@ import timm
 import torch
 from tiny import SHIPPED, B, N, act, images, vit
 
-from sparsebench.budget import FULL, Budget, schedule_of, solve, stages
+from sparsebench.budget import FULL, Budget, counted, schedule_of, solve, stages
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import VitCost
 from sparsebench.models.acting import Actor
@@ -28,10 +28,10 @@ NO_PLACE = {"radial"}
 TARGETS = (0.87, 0.65, 0.5, 0.37)
 """Of the dense MACs: about those of DeiT-S at keep rates 0.9, 0.7, 0.5 and 0.25."""
 OUT_OF_REACH = {
-    ("tome", "stages", 0.37): 0.4963,
-    ("tofu", "stages", 0.37): 0.4963,
-    ("pitome", "stages", 0.37): 0.4963,
-    ("mctf", "stages", 0.37): 0.5006,
+    ("tome", "stages", 0.37): 0.4965,
+    ("tofu", "stages", 0.37): 0.4965,
+    ("pitome", "stages", 0.37): 0.4970,
+    ("mctf", "stages", 0.37): 0.5027,
 }
 """What they cost at the least on DeiT-S. They merge pairs, so that half of the tokens go at once at most, and in three
 stages 98, 49 and 25 of 196 stay; mctf has the attention received by all tokens made as well. Nothing else misses, and
@@ -93,8 +93,8 @@ def test_on_deit_small_it_costs_what_was_asked_for_or_the_nearest_that_it_can(
     def share(amount):
         budget = Budget(macs=amount, schedule=None if habits.site == "input" else schedule)
         assert schedule_of(budget, habits) == (habits.schedule if habits.site == "input" else schedule)
-        counts = solve(budget, deit_small, habits)
-        return deit_small.macs(deit_small.steps(habits, stages(budget, habits, 12), counts)) / dense
+        counts, own = solve(budget, deit_small, habits), counted(budget, deit_small, habits)
+        return deit_small.macs(deit_small.steps(own, stages(budget, habits, 12), counts)) / dense
 
     if (cls.name, schedule, target) in OUT_OF_REACH:
         nearest = OUT_OF_REACH[cls.name, schedule, target]

@@ -24,7 +24,7 @@ def strategy_in(code):
     return cls(), names
 
 
-@pytest.mark.parametrize("code", CODE[:3], ids=["far_out", "neighbours", "gate"])
+@pytest.mark.parametrize("code", CODE[:4], ids=["far_out", "neighbours", "gate", "lonely"])
 def test_the_strategies_of_the_page_conform(code):
     strategy, names = strategy_in(code)
     assert names.get("sparsebench_strategies", lambda: [type(strategy)])() == [type(strategy)]
@@ -35,7 +35,7 @@ def test_the_strategies_of_the_page_conform(code):
 
 def test_the_test_of_the_page_collects_its_checks(tmp_path):
     (tmp_path / "far_out.py").write_text(CODE[0])
-    (tmp_path / "test_far_out.py").write_text(CODE[3])
+    (tmp_path / "test_far_out.py").write_text(CODE[4])
     line = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-k", "plans_are_legal"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
@@ -50,4 +50,4 @@ def test_the_page_names_every_field_site_and_declaration():
 
 
 def test_all_code_of_the_page_is_run():
-    assert len(CODE) == 4
+    assert len(CODE) == 5

@@ -6,6 +6,7 @@ import pytest
 import torch
 from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.oracle import Oracle
+from sparsebench_plugins.perturbation import Perturbation
 from sparsebench_plugins.random import Random
 
 from sparsebench.budget import Budget
@@ -19,8 +20,8 @@ from sparsebench.training.trials import Trial, fits, train_together
 
 TASK = Overfitting(tokens=5, d=80, signal=12, test=10, steps=200)
 RECIPE = TASK.recipe()
-STRATEGIES = [None, Random(), Oracle(), AttnTopK()]
-ids = ["dense", "random", "oracle", "attn_topk"]
+STRATEGIES = [None, Random(), Oracle(), AttnTopK(), Perturbation()]
+ids = ["dense", "random", "oracle", "attn_topk", "perturbation"]
 
 
 def problem(strategy=None, n=6, repetition=0, precision="float64"):

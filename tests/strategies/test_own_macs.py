@@ -1,0 +1,139 @@
+"""What strategies multiply themselves, against torch's counter of floating-point operations around their plans."""
+
+import numpy as np
+import pytest
+import torch
+from sparsebench_plugins.atc import ATC
+from sparsebench_plugins.diffrate import DiffRate
+from sparsebench_plugins.dpc_knn import DPCKNN
+from sparsebench_plugins.k_medoids import KMedoids
+from sparsebench_plugins.mctf import MCTF
+from sparsebench_plugins.perturbation import Perturbation
+from sparsebench_plugins.pitome import PiToMe
+from sparsebench_plugins.tofu import ToFu
+from sparsebench_plugins.tome import ToMe
+from sparsebench_plugins.tps import TPS
+from sparsebench_plugins.value_norm import ValueNorm
+from sparsebench_plugins.zero_tprune import ZeroTPrune
+from tiny import SHIPPED, B, N, images, vit
+from torch.utils.flop_counter import FlopCounterMode
+
+from sparsebench.budget import Budget, solve
+from sparsebench.errors import UnsupportedError
+from sparsebench.models.acting import Actor
+from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.two_layer import TwoLayerViT
+from sparsebench.strategy import Strategy
+from sparsebench.testing.trial import StandIn
+
+
+class Watched(StandIn):
+    """Adds to `found` the MACs an image that the counter sees while the strategy makes a plan."""
+
+    def __init__(self, strategy, found):
+        super().__init__(strategy)
+        self.found = found
+
+    def plan(self, view, keep):
+        for field in self.strategy.reads():
+            getattr(view, field)
+        with FlopCounterMode(display=False) as counter:
+            plan = self.strategy.plan(view, keep)
+        self.found.append(counter.get_total_flops() / 2 / len(view.index))
+        return plan
+
+
+def act(strategy, network, inputs, **budget):
+    """Return the MACs of its own of each choice that has some, and those that the counter saw."""
+    found: list[float] = []
+    actor = Actor(Watched(strategy, found), Budget(**budget), network.cost, network.grid, stream=5)
+    acting = actor.begin(torch.arange(len(inputs)), 0, None, tokens=network.cost.tokens, training=False)
+    with torch.no_grad():
+        network(inputs, acting)
+    assert acting.steps == actor.planned
+    return [step.own for step in acting.steps if step.own], [macs for macs in found if macs]
+
+
+COUNTED = {
+    "tome": ToMe(), "tofu": ToFu(), "pitome": PiToMe(), "mctf": MCTF(), "atc": ATC(), "diffrate": DiffRate(),
+    "diffrate that merges all": DiffRate(merged=1.0), "zero_tprune": ZeroTPrune(iterations=(7, 3, 2)), "tps": TPS(),
+    "value_norm, merged": ValueNorm(disposal="merge"), "perturbation": Perturbation(draws=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", [{}, {"reg_tokens": 3}], ids=["class token", "registers"])
+@pytest.mark.parametrize("rate", [15 / 16, 0.6])
+@pytest.mark.parametrize("strategy", COUNTED.values(), ids=COUNTED)
+def test_own_macs_are_what_the_counter_counts(strategy, rate, prefix):
+    network = vit(**prefix)
+    for block in network.module.blocks:
+        block.attn.fused_attn = False  # the counter does not see it on a CPU
+    own, found = act(strategy, network, images(), keep_rate=rate)
+    assert own == found and (own or strategy.name == "diffrate")  # which merges half of one token: none
+
+
+@pytest.mark.parametrize("strategy", [ToFu(merge_from=1.0), ZeroTPrune(iterations=(7, 3, 2))], ids=lambda s: s.name)
+def test_keys_of_theory_models_have_their_own_width(strategy):
+    rng = np.random.default_rng(0)
+    sizes = {"m": 5, "sigma": 0.1, "delta": 0.2, "xi": 0.1, "heads": 3}
+    shallow, two_layer = ShallowViT(rng, np.eye(8)[:, :4], 11, **sizes), TwoLayerViT(rng, 11, 8, d_h=6, d_v=5, shrink=1)
+    for network in (shallow, two_layer):
+        try:
+            own, found = act(strategy, network, torch.rand(B, 11, 8), keep_rate=0.6)
+        except UnsupportedError:
+            assert network is two_layer
+        else:
+            assert own and own == found
+
+
+def test_distances_cost_a_multiplication_a_channel():
+    """The counter does not know them."""
+    for strategy, macs in (
+        (DPCKNN(), N * N * 32),
+        (KMedoids(iterations=3), N * N * 32 + 3 * N * N),
+        (KMedoids(iterations=0, weights="equal"), N * N * 32),
+    ):
+        own, found = act(strategy, vit(), images(), keep_rate=0.5, blocks=(1,))
+        assert own == [macs] and not found
+
+
+@pytest.mark.parametrize("name", sorted(set(SHIPPED) - {"perturbation", "dynamic_vit"}))
+def test_what_multiplies_nothing_has_no_macs_of_its_own(name):
+    """Whatever the counter sees of any strategy it says of itself; the distances aside."""
+    strategy = SHIPPED[name]()
+    if "relevance" in strategy.requires() or not strategy.budgeted or strategy.trains_only or strategy.adaptive:
+        assert type(strategy).own_macs is Strategy.own_macs
+        return
+    own, found = act(strategy, vit(), images(), keep_rate=0.5)
+    assert bool(own) == (bool(found) or name in ("dpc_knn", "k_medoids"))
+
+
+def test_a_budget_includes_them():
+    network = vit()
+    habits = KMedoids(iterations=100).habits()
+    free = habits._replace(own_macs=lambda place: 0.0)
+    dear, cheap = (solve(Budget(macs=0.7), network.cost, h) for h in (habits, free))
+    assert sum(dear) < sum(cheap)
+    steps, dense = network.cost.steps(habits, (1, 2, 3), dear), network.cost.dense()
+    assert network.cost.macs(steps) / network.cost.macs(dense) == pytest.approx(0.7, abs=0.04)
+
+
+@pytest.mark.parametrize("macs", [0.9, 0.5, 0.3])
+def test_where_they_cost_more_than_is_saved_a_fraction_is_of_the_rest(macs):
+    network = vit()
+    dense = network.cost.macs(network.cost.dense())
+    actor = Actor(Perturbation(), Budget(macs=macs), network.cost, network.grid, stream=5)
+    bare = Actor(SHIPPED["patch_variance"](), Budget(macs=macs), network.cost, network.grid, stream=5)
+    assert 1 < actor.keep[0] == bare.keep[0] < N
+    assert network.cost.macs(actor.planned) / dense == pytest.approx(macs, abs=0.04)
+    acting = actor.begin(torch.arange(B), 0, None, tokens=N, training=False)
+    network(images(), acting)
+    asked = (N + 1) * (dense - network.cost.embed * N)
+    assert network.cost.macs(acting.steps) == network.cost.macs(actor.planned) + asked
+
+
+def test_a_number_of_tokens_is_kept_to_whatever_they_cost():
+    network = vit()
+    actor = Actor(Perturbation(), Budget(keep_rate=0.5), network.cost, network.grid, stream=5)
+    assert actor.keep == {0: 8}
+    assert network.cost.macs(actor.planned) > 15 * network.cost.macs(network.cost.dense())
