@@ -155,11 +155,12 @@ def counted(budget: Budget, cost: CostModel, habits: Habits) -> Habits:
     Then a fraction of MACs is what may be spent but for own products. These are in the realised MACs all the same,
     which differ from the planned ones: a board says so.
     """
+    if budget.macs is None:
+        return habits
     blocks = stages(budget, habits, cost.depth)
     fewest = capped((1,) * len(blocks), cost.tokens, habits.most, later=True)
-    if budget.macs is None or cost.macs(cost.steps(habits, blocks, fewest)) < cost.macs(cost.dense()):
-        return habits
-    return habits._replace(own_macs=lambda place: 0.0)
+    saves = cost.macs(cost.steps(habits, blocks, fewest)) < cost.macs(cost.dense())
+    return habits if saves else habits._replace(own_macs=lambda place: 0.0)
 
 
 def solve(budget: Budget, cost: CostModel, habits: Habits) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -161,8 +162,13 @@ class VitCost:
 
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """See `CostModel.place`."""
-        head_width, outputs = self.blocks[block].width // self.heads, self.macs(self.dense()) - self.embed * self.tokens
-        return Place(block, self.depth, tokens, keep, self.channels, self.heads, head_width, self.prefix, outputs)
+        width = self.blocks[block].width // self.heads
+        return Place(block, self.depth, tokens, keep, self.channels, self.heads, width, self.prefix, self._answer)
+
+    @cached_property
+    def _answer(self) -> float:
+        """MACs of one answer of `TokenView.outputs`: the patches are embedded already."""
+        return self.macs(self.dense()) - self.embed * self.tokens
 
     def steps(self, habits: Habits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""
@@ -212,8 +218,13 @@ class _OneLayerCost:
 
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """See `CostModel.place`."""
-        heads, outputs = getattr(self, "heads", 1), self.macs(self.dense())
-        return Place(block, self.depth, tokens, keep, self.d, heads, self.head_width, 0, outputs)
+        heads = getattr(self, "heads", 1)
+        return Place(block, self.depth, tokens, keep, self.d, heads, self.head_width, 0, self._answer)
+
+    @cached_property
+    def _answer(self) -> float:
+        """MACs of one answer of `TokenView.outputs`."""
+        return self.macs(self.dense())
 
     @property
     def head_width(self) -> int:
