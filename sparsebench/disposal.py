@@ -41,8 +41,8 @@ def dispose(kind: Disposal, scores: Tensor, keep: int, view: TokenView) -> Plan:
 
 
 def own_macs(kind: Disposal, place: Place) -> float:
-    """Return the MACs an image of what it multiplies: each token's similarity to each kept one."""
-    return place.tokens * place.keep * place.width if kind in ("merge", "squeeze") else 0.0
+    """Return the MACs an image of what it multiplies: each token's similarity to each kept one, and a squeeze's Mix."""
+    return {"merge": 1, "squeeze": 2}.get(kind, 0) * place.tokens * place.keep * place.width
 
 
 def _hosts(index: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

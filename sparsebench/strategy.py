@@ -189,8 +189,9 @@ class Strategy(BaseModel):
 
         What counts is what counts in a network: products of tokens with weights, with each other (similarities, and
         distances, a multiplication a channel) and of matrices with vectors (power iterations), as often as they are
-        really made. Element-wise work, norms, softmax, sorting and the sums that carry a plan out do not. Attention
-        that it asks for in `needs` is counted already, and so is what its `disposal` multiplies.
+        really made, the N M C of carrying out a `Mix` among them. Element-wise work, norms, softmax, sorting, and the
+        gathers and sums that carry out other plans do not. Attention that it asks for in `needs` is counted already,
+        and so is what its `disposal` multiplies.
         """
         return 0.0
 
