@@ -45,7 +45,7 @@ class TokenView:
         depth: int,
         training: bool,
         grid: tuple[int, int] | None,
-        random: Callable[[int], Tensor],
+        random: Callable[[int, int], Tensor],
         learned: Any = None,
         memory: dict[str, Any] | None = None,
     ):
@@ -134,6 +134,6 @@ class TokenView:
         """(B, N) the share of each patch that matters to the label, in [0, 1]. Only for oracles."""
         return self._get("relevance")
 
-    def random(self, draw: int = 0) -> Tensor:
-        """Return (B, N) uniform numbers in [0, 1): one stream a sample, the same in whatever batch it comes."""
-        return self._random(draw)
+    def random(self, draw: int = 0, width: int | None = None) -> Tensor:
+        """Return (B, N) uniform numbers in [0, 1), or (B, N, width): one stream a sample, the same in any batch."""
+        return self._random(draw, 1) if width is None else self._random(draw, width).unflatten(1, (-1, width))

@@ -96,7 +96,12 @@ class DeepViT:
         """Let the strategy say what the head reads; yield where the patch tokens go that it learns from."""
         seen: list[Tensor] = []
         with ExitStack() as stack:
-            if acting.actor.strategy.reads_out:
+            if acting.reads_out:
+                if self.module.global_pool != "token":
+                    raise UnsupportedError(
+                        f"'{acting.actor.strategy.name}' says what the head reads of the class token, and this model's "
+                        "head reads another"
+                    )
                 hook = self.module.norm.register_forward_pre_hook(partial(self._read_out, acting))
                 stack.callback(hook.remove)
             if acting.learns:
@@ -106,11 +111,9 @@ class DeepViT:
                 stack.callback(after.remove)
             yield seen
 
-    def _read_out(self, acting: Pass, _module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor] | None:
+    def _read_out(self, acting: Pass, _module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         """Put in the class and register tokens that the head is to read."""
         (x,) = args
-        if not acting.decisions:
-            return None
         with self._in_full(x.device.type):
             prefix = acting.read_out(shown.full(x[:, : self.prefix]))
         return (torch.cat([prefix.to(x.dtype), x[:, self.prefix :]], dim=1),)

@@ -52,13 +52,14 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> Calibration:
         return _mean_macs(network, actor, samples, rows) / dense
 
     shape = actor.budget.model_dump(exclude={"macs", "keep_rate", "per_block"})
-    low, high, best = 0.0, 1.0, (np.inf, target)
+    low, high, first, best = 0.0, 1.0, np.nan, (np.inf, target)
     for attempt in range(TRIES):
         macs = target if attempt == 0 else (low + high) / 2
         ratio = spent(macs)
-        best = min(best, (abs(ratio - target), macs))
-        if abs(ratio - target) <= NEAR * target:
+        best = min(best, (abs(ratio - target), macs), key=lambda found: found[0])  # the first of equals
+        if abs(ratio - target) <= NEAR * target or ratio == first:  # other counts cost as much: it does not follow them
             break
+        first = ratio if attempt == 0 else first
         low, high = (macs, high) if ratio < target else (low, macs)
     ratio = spent(best[1])
     return Calibration(Budget(macs=best[1], **shape), ratio, len(rows))

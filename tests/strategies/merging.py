@@ -30,7 +30,7 @@ def view(B=3, N=17, C=6, H=2, *, seed=0, sizes=None, block=1, depth=4, grid=None
         depth=depth,
         training=False,
         grid=grid,
-        random=lambda draw: noise[draw],
+        random=lambda draw, width: noise[draw],
     )
 
 
