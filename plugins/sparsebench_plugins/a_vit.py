@@ -28,11 +28,12 @@ class AViT(Strategy):
     a token goes through in the mean when the budget's counts are kept, so that tokens that halt there spend it. How
     much is spent is learned all the same, and need not be what was asked for: the record says what it was.
 
-    `beta` is -ln(L - 1) unless it is given, for a network of L layers: then h = 1 / L where the first channel is 0. That
-    is the largest beta with which a token whose channel stays 0 goes through all layers, as in a network that begins
-    with random weights each does nearly: none halts at first, and gradients are not yet flat. The published values go
-    with the first channel of the pretrained networks there, -30 for DeiT-Ti and -75 for DeiT-S; sigmoid(-30) halts no
-    token of another network, nor has it a gradient.
+    `beta` is -ln(L - 1) unless it is given, for a network of L layers: then h = 1 / L where the first channel is 0, the
+    largest beta with which a token whose channel stays there goes through all layers. A network that begins with random
+    weights has its first channel about 0, off by .3 to .7 (measured), so that some tokens halt early from the start,
+    some never, and many have a gradient. The published values, -30 for DeiT-Ti and -75 for DeiT-S, go with the first
+    channel of those pretrained networks: where it is about 0 they halt nothing, and have no gradient to learn it.
+    Blocks after that in which the class token of all images halts learn nothing from the labels.
 
     What differs: a class token that has halted stays as a key, which changes nothing that the head reads, but may
     change when patches halt after it; register and distillation tokens never halt; of an image whose patches have all
@@ -58,7 +59,7 @@ class AViT(Strategy):
     epsilon: float = Field(0.01, ge=0, lt=1, description="a token halts when its scores come to one less this")
     ponder: float = Field(5e-4, ge=0, description="weight of the mean depth and remainder")
     distribution: float = Field(1e-3, ge=0, description="weight of the divergence of the scores from the prior")
-    target: float | None = Field(None, ge=1, description="layer that the prior is centred on; the budget's unless given")
+    target: float | None = Field(None, ge=1, description="the prior's mean, in layers; the budget's unless given")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the scores, and of one term of what the head reads; block 0 stands for the last layer."""
