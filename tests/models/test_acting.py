@@ -239,6 +239,21 @@ def test_draws_differ_by_block_and_by_number(scripted):
     assert all(x.shape == (B, 8) and x.min() >= 0 and x.max() < 1 for x in drawn)
 
 
+def test_numbers_for_each_channel_are_a_samples_own_too(scripted):
+    drawn = []
+
+    def decide(view, keep):
+        drawn.append((view.random(2, width=5), view.random(2, width=1), view.random(2)))
+        return None
+
+    strategy = scripted(decide, site="block", needs=())
+    for items in ([4, 9], [9]):
+        begin(strategy, FOUR, items=items, blocks=(1, 2)).decide(1, {})
+    (wide, narrow, flat), (alone, _, _) = drawn
+    assert wide.shape == (2, 8, 5) and torch.equal(narrow, flat[:, :, None])
+    assert torch.equal(wide[1:], alone) and wide.unique().numel() == wide.numel()
+
+
 def test_random_keeps_each_token_equally_often():
     counts = torch.bincount(torch.tensor(kept(list(range(4000)))).flatten(), minlength=N)
     assert float(((counts - 2000) ** 2 / 1000).sum()) < 20.5  # chi-square, 5 degrees of freedom: 0.999 quantile
