@@ -209,7 +209,7 @@ class Strategy(BaseModel):
     def read_out(self, memory: dict[str, Any], prefix: Tensor) -> Tensor:
         """Return the (B, P, C) class and register tokens that the head is to read, for those after the last block.
 
-        Not called unless it is overridden.
+        Not called unless it is overridden; then a network whose head reads no class token is unsupported.
         """
         raise NotImplementedError
 

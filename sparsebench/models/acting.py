@@ -58,6 +58,11 @@ class Actor:
         blocks, counts = stages(budget, self.habits, self.depth), solve(budget, self.cost, self.habits)
         self.keep = dict(zip(blocks, counts, strict=True))
 
+    @property
+    def acts(self) -> bool:
+        """Whether any tokens are to leave."""
+        return min(self.keep.values()) < self.tokens
+
     def _module(self, block: int) -> torch.nn.Module | None:
         before = [count for at, count in self.keep.items() if at < block]
         place = self.cost.place(block, before[-1] if before else self.tokens, self.keep[block])
@@ -143,7 +148,7 @@ class Pass:
         """Say whether fewer tokens are to leave this block than are there now; how many an adaptive one decides."""
         keep = self.actor.keep
         if self.actor.strategy.adaptive:
-            return block in keep and min(keep.values()) < self.actor.tokens
+            return block in keep and self.actor.acts
         return keep.get(block, self.index.shape[1]) < self.index.shape[1]
 
     @property
@@ -169,8 +174,8 @@ class Pass:
 
     @property
     def learns(self) -> bool:
-        """Whether the strategy has a loss of its own, and it is training."""
-        return self.training and self.actor.strategy.has_loss
+        """Whether the strategy acts in this pass and has a loss of its own, and it is training."""
+        return self.training and self.actor.acts and self.actor.strategy.has_loss
 
     def loss(self) -> Tensor:
         """Return the strategy's own loss, when the network has run; see `Strategy.loss`."""
@@ -180,14 +185,14 @@ class Pass:
         macs = cost.macs(self.actor.planned) / cost.macs(cost.dense())
         return self.actor.strategy.loss(Lesson(self.student, self.teacher, self.memory, self.weights, shares, macs))
 
-    @property
-    def reads_out(self) -> bool:
-        """Whether the strategy has a say in what the head reads."""
-        return self.actor.strategy.reads_out
-
     def read_out(self, prefix: Tensor) -> Tensor:
         """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
-        return self.actor.strategy.read_out(self.memory, prefix) if self.decisions else prefix
+        return self.actor.strategy.read_out(self.memory, prefix)
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether the strategy acts in this pass and has a say in what the head reads."""
+        return self.actor.acts and self.actor.strategy.reads_out
 
     def acts_at(self, site: Site, block: int) -> bool:
         """Say whether fewer tokens are to leave this site of this block than come to it."""

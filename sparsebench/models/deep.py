@@ -97,6 +97,11 @@ class DeepViT:
         seen: list[Tensor] = []
         with ExitStack() as stack:
             if acting.reads_out:
+                if self.module.global_pool != "token":
+                    raise UnsupportedError(
+                        f"'{acting.actor.strategy.name}' says what the head reads of the class token, and this model's "
+                        "head reads another"
+                    )
                 hook = self.module.norm.register_forward_pre_hook(partial(self._read_out, acting))
                 stack.callback(hook.remove)
             if acting.learns:

@@ -1,0 +1,91 @@
+"""Noise in training teaches which tokens matter: those that matter little get more of it."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+import sparsebench
+from sparsebench import Keep, Place, Shift, Site, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+
+class TNT(Strategy):
+    """Keeps the tokens of the largest relevance, which is learned by noise, without those most like another of them.
+
+    Rao et al. (2024): before a block in which tokens are to leave, alpha = softmax_j(g(LN(x_j))) over the patch tokens,
+    g one linear layer to a number. In training all tokens stay and each gets noise, x_j + s (1 - alpha_j) e, with
+    s = 0.02 and e ~ N(0, I): to lower the loss, relevance goes where noise does harm. That is the only thing that g
+    learns from. In the test the K + b tokens with the largest alpha are cut into two random halves, the b of the first
+    that have the largest cosine with any of the second leave, and K go on.
+
+    b is the share `redundant` of the N tokens that are there, and at most N - K and K. The published b is 25 or 40 of
+    196, in blocks 2, or 2 to 4, of 12 (--blocks). What differs: LN belongs to g, and noise is added to the token as it
+    came. So the test without pruning is the network's own. It cannot act on the theory models.
+    """
+
+    name: ClassVar[str] = "tnt"
+    site: ClassVar[Site] = "block"
+    trained: ClassVar[bool] = True
+    citation: ClassVar[str] = "Rao et al., Training noise token pruning (TNT), arXiv:2411.18092, 2024"
+    bibtex: ClassVar[str] = """@article{rao2024tnt,
+  title = {Training Noise Token Pruning},
+  author = {Rao, Mingxing and Jiang, Bohan and Moyer, Daniel},
+  journal = {arXiv preprint arXiv:2411.18092},
+  year = {2024}
+}"""
+
+    noise: float = Field(0.02, ge=0, description="standard deviation of the noise on a token without relevance")
+    redundant: float = Field(25 / 196, ge=0, le=1, description="share of the tokens that leave for being like others")
+
+    def module(self, place: Place) -> "Module":
+        """Return g, with its norm."""
+        from torch import nn
+
+        return nn.Sequential(nn.LayerNorm(place.width), nn.Linear(place.width, 1))
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of g and of the similarities."""
+        chosen = place.keep + self._spare(place.tokens, place.keep)
+        first = chosen // 2
+        return place.width * (place.tokens + (first * (chosen - first) if chosen > place.keep else 0))
+
+    def _spare(self, tokens: float, keep: float) -> int:
+        """Return b."""
+        return int(min(round(self.redundant * tokens), tokens - keep, keep))
+
+    def plan(self, view: TokenView, keep: int) -> Keep | Shift:
+        """Keep the most relevant, without the redundant; in training add noise."""
+        import torch
+
+        x = view.tokens
+        alpha = view.learned(x).squeeze(2).softmax(dim=1)
+        if view.training:
+            u = view.random(width=x.shape[2]).clamp(2**-25, 1 - 2**-24)
+            e = torch.special.ndtri(u).to(x.dtype)
+            return Shift(self.noise * (1 - alpha[:, :, None]) * e, scores=alpha.detach())
+        b = self._spare(x.shape[1], keep)
+        index = Keep.top(alpha, keep + b).index
+        if b:
+            index = self._without_redundant(x, index, view.random().gather(1, index), b)
+        return Keep(index, scores=alpha)
+
+    def _without_redundant(self, x: "Tensor", index: "Tensor", drawn: "Tensor", b: int) -> "Tensor":
+        """Return (B, K) of the (B, K + b) tokens; the halves are those with the smaller and larger drawn numbers."""
+        import torch
+        import torch.nn.functional as F
+
+        index = index.gather(1, drawn.argsort(dim=1, stable=True))
+        chosen = F.normalize(x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2])), dim=2)
+        first = index.shape[1] // 2
+        nearest = (chosen[:, :first] @ chosen[:, first:].mT).amax(dim=2)
+        stay = nearest.sort(dim=1, descending=True, stable=True).indices[:, b:]
+        return torch.cat([index.gather(1, stay), index[:, first:]], dim=1)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [TNT]

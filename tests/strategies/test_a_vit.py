@@ -1,0 +1,192 @@
+"""A-ViT against plain loops in float64, written from its equations: scores, remainders, what is read, the loss."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from sparsebench_plugins.a_vit import AViT
+from tiny import B, N, act, images, vit
+
+from sparsebench.budget import Budget, solve
+from sparsebench.errors import UnsupportedError
+from sparsebench.models.acting import Actor
+from sparsebench.testing.networks import build
+from sparsebench.training.calibrate import calibrate
+from sparsebench.training.steps import Autograd, Samples
+
+L = 4
+
+
+def trained(network, strategy, inputs, **budget):
+    """Return the pass and the logits of a pass in training."""
+    actor = Actor(strategy, Budget(**(budget or {"keep_rate": 0.5})), network.cost, network.grid, stream=5)
+    acting = actor.begin(torch.arange(len(inputs)), 0, None, tokens=N, training=True)
+    return acting, network(inputs, acting)
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+@torch.no_grad()
+def by_hand(network, image, gamma, beta, epsilon):
+    """Return for one image (logits, depths, remainders, scores): of patches 0..N-1 and the class token, float64.
+
+    A halted patch has its value set to zero and its key's score lowered by 1000, and so is gone.
+    """
+    model = copy.deepcopy(network.module).double()
+    x = model.patch_embed((image[None].double() - 0.5) / 0.5)
+    x = model.norm_pre(model._pos_embed(x))
+    names = [*range(1, N + 1), 0]
+    total, depth, remainder = [0.0] * (N + 1), [0] * (N + 1), [0.0] * (N + 1)
+    scores = [[0.0] * (N + 1) for _ in range(L)]
+    read, gone = torch.zeros(x.shape[2], dtype=torch.float64), [False] * N
+    for layer in range(1, L + 1):
+        block, H = model.blocks[layer - 1], 4
+        q, k, v = block.attn.qkv(block.norm1(x)).unflatten(2, (3, H, -1)).permute(2, 0, 3, 1, 4)
+        logits = q @ k.mT / q.shape[-1] ** 0.5
+        for j in range(N):
+            if gone[j]:
+                logits[..., j + 1] -= 1000
+                v[:, :, j + 1] = 0
+        x = x + block.attn.proj((logits.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+        x = x + block.mlp(block.norm2(x))
+        for k_, row in enumerate(names):
+            if depth[k_]:
+                continue
+            h = 1.0 if layer == L else sigmoid(gamma * float(x[0, row, 0]) + beta)
+            scores[layer - 1][k_] = h
+            if total[k_] + h >= 1 - epsilon:
+                depth[k_], remainder[k_] = layer, 1 - total[k_]
+            if row == 0:
+                read += (remainder[k_] if depth[k_] else h) * x[0, 0]
+            total[k_] += h
+        gone = [depth[k_] > 0 for k_ in range(N)]
+        if all(gone) and layer < L:
+            gone[min(range(N), key=lambda k_: total[k_])] = False
+    return model.head(model.norm(read[None]))[0].numpy(), depth, remainder, scores
+
+
+def loss_by_hand(told, strategy, target):
+    """Return the loss of the images' (depths, remainders, scores)."""
+    ponder = np.mean([np.mean([d + r for d, r in zip(depth, rest, strict=True)]) for depth, rest, _ in told])
+    density = [math.exp(-((layer - target) ** 2) / 2) for layer in range(1, L + 1)]
+    prior = [p / sum(density) for p in density]
+    apart = []
+    for _, _, scores in told:
+        mean = [sum(row) / (N + 1) for row in scores]
+        H = [min(0.99, max(0.01, h / sum(mean))) for h in mean]
+        apart.append(sum(h * math.log(h / p) for h, p in zip(H, prior, strict=True)))
+    return strategy.ponder * ponder + strategy.distribution * np.mean(apart)
+
+
+@pytest.mark.parametrize(("gamma", "beta", "epsilon"), [(1.0, -1.0, 0.01), (0.5, -0.5, 0.1), (10.0, -30.0, 0.01)])
+def test_halting_read_out_and_loss_are_those_of_plain_loops(gamma, beta, epsilon):
+    network = vit()
+    network.module.double()
+    strategy = AViT(gamma=gamma, beta=beta, epsilon=epsilon, ponder=0.3, distribution=0.7, target=2.5)
+    hand = [by_hand(network, image, gamma, beta, epsilon) for image in images()]
+    depths = np.array([depth for _, depth, _, _ in hand])
+    assert len(set(depths[:, :N].flatten())) >= 3
+    for acting, logits in (trained(network, strategy, images().double()), act(strategy, network, images().double())):
+        np.testing.assert_allclose(logits.detach(), [logits for logits, *_ in hand], atol=1e-5)
+        cost = [[d + r for d, r in zip(depth, rest, strict=True)] for _, depth, rest, _ in hand]
+        np.testing.assert_allclose(acting.memory["cost"].detach(), cost, atol=1e-5)
+        scores = torch.stack(list(acting.memory["scores"].values()), dim=1).detach()
+        np.testing.assert_allclose(scores, [scores for *_, scores in hand], atol=1e-5)
+        for block, step in enumerate(acting.steps):
+            there = np.maximum(1, (depths[:, :N] > block).sum(axis=1))
+            assert np.broadcast_to(step.tokens_in, B).tolist() == there.tolist()
+    acting, _ = trained(network, strategy, images().double())
+    told = [(depth, rest, scores) for _, depth, rest, scores in hand]
+    assert float(acting.loss().detach()) == pytest.approx(loss_by_hand(told, strategy, 2.5), abs=1e-6)
+
+
+def test_the_prior_is_centred_where_tokens_spend_the_budget():
+    network = vit()
+    counts = solve(Budget(keep_rate=0.3), network.cost, AViT().habits())
+    whole = sum(counts) / N
+    assert counts[-1] < counts[0] and 1 < whole < L
+    losses = [
+        trained(network, AViT(target=target, distribution=1.0, ponder=0.0), images(), keep_rate=0.3)[0].loss().detach()
+        for target in (None, whole, whole + 0.5)
+    ]
+    assert torch.equal(losses[0], losses[1]) and not torch.allclose(losses[0], losses[2])
+
+
+def test_the_blocks_that_the_budget_names_are_the_layers():
+    acting, _ = trained(vit(), AViT(ponder=0.0, distribution=1.0), images(), keep_rate=0.5, blocks=(1, 3))
+    assert list(acting.memory["scores"]) == [1, 3, L]
+    assert bool(acting.loss().isfinite())
+
+
+def test_with_the_default_beta_a_channel_at_zero_goes_through_all_layers_and_hardly():
+    network = vit()
+    with torch.no_grad():
+        for name, weight in network.module.named_parameters():
+            if name in ("cls_token", "pos_embed"):
+                weight[..., 0] = 0
+            elif name.startswith(("patch_embed.proj", "blocks")) and (
+                "proj" in name or "fc2" in name  # what is added to the stream
+            ):
+                weight[0] = 0
+    acting, _ = act(AViT(), network, images())
+    assert torch.equal(acting.memory["cost"], torch.full((B, N + 1), L + 1 / L))
+    eager, _ = act(AViT(beta=-math.log(L - 1) + 0.5), network, images())
+    assert bool((eager.memory["cost"] < L).all())
+
+
+def test_where_all_halt_after_the_first_layer_one_patch_goes_on_and_the_head_reads_that_layer():
+    network = vit()
+    acting, logits = act(AViT(gamma=0.0, beta=30.0), network, images())
+    assert [np.broadcast_to(step.tokens_in, B).tolist() for step in acting.steps] == [[N] * B] + [[1] * B] * (L - 1)
+    network.module.blocks = network.module.blocks[:1]
+    with torch.no_grad():
+        torch.testing.assert_close(logits, network.module((images() - 0.5) / 0.5), atol=1e-5, rtol=1e-5)
+
+
+def test_an_image_alone_halts_as_in_a_batch():
+    network, strategy = vit(), AViT(gamma=1.0)
+    together, out = act(strategy, network, images())
+    assert together.ragged
+    for i in range(B):
+        alone, single = act(strategy, network, images()[i : i + 1], items=torch.tensor([i]))
+        assert set(alone.index[0].tolist()) - {-1} == set(together.index[i].tolist()) - {-1}
+        torch.testing.assert_close(single[0], out[i], atol=1e-5, rtol=1e-5)
+
+
+def depth_after_training(**weights):
+    """Return the mean depth and remainder of a network that took some steps with these weights of the loss."""
+    case = build("class token")
+    actor = Actor(AViT(gamma=1.0, **weights), Budget(keep_rate=0.5), case.network.cost, case.network.grid, stream=5)
+    steps = Autograd(case.network, actor, Samples(case.inputs, case.labels, None), case.recipe)
+    for visit in range(15):
+        steps.step(np.arange(4), visit, 0.5)
+    _, acting = steps.samples.forward(case.network, actor, torch.arange(4), visit=0, training=False)
+    return float(acting.memory["cost"].detach().mean())
+
+
+def test_tokens_halt_sooner_the_more_the_ponder_weighs():
+    assert depth_after_training(ponder=3.0) < depth_after_training(ponder=0.0) - 0.1
+
+
+def test_tokens_halt_where_the_prior_is():
+    weights = {"ponder": 0.0, "distribution": 10.0}
+    assert depth_after_training(target=1.0, **weights) < depth_after_training(target=3.0, **weights) - 0.1
+
+
+@pytest.mark.parametrize("changes", [{"class_token": False, "global_pool": "avg"}, {"global_pool": "avg"}])
+def test_a_head_that_reads_no_class_token_is_unsupported(changes):
+    with pytest.raises(UnsupportedError, match="says what the head reads of the class token"):
+        act(AViT(), vit(**changes), images())
+
+
+def test_calibration_finds_that_counts_have_no_effect_and_keeps_them():
+    network, passes = vit(), []
+    actor = Actor(AViT(gamma=1.0), Budget(macs=0.5), network.cost, network.grid, stream=5)
+    counts = dict(actor.keep)
+    network.module.register_forward_hook(lambda *_: passes.append(1))
+    found = calibrate(network, actor, Samples(images(), torch.zeros(B, dtype=torch.long), None))
+    assert actor.keep == counts and abs(found.ratio - 0.5) > 0.05 and len(passes) == 3
