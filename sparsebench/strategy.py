@@ -5,7 +5,7 @@ This module imports no torch, so that listing strategies stays fast; a strategy 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -36,6 +36,7 @@ class Place(NamedTuple):
         keep: M, how many are to go on.
         width: C, of a token.
         heads: H, of the attention.
+        patches: the patch tokens at the input.
     """
 
     block: int
@@ -44,6 +45,7 @@ class Place(NamedTuple):
     keep: float
     width: int
     heads: int
+    patches: int
 
 
 class Told(NamedTuple):
@@ -70,6 +72,8 @@ class Lesson:
         weights: (B, N) how much each of the student's tokens counts, see `Mask`.
         shares: for each block in which it acts, the share of the first tokens that is to be there after it.
         macs: the fraction of the dense MACs that the budget comes to.
+        spent: returns the fraction that one has spent when other numbers of tokens go on, one for each of `shares`, in
+            order; with gradients where they are tensors.
     """
 
     student: Told
@@ -78,6 +82,7 @@ class Lesson:
     weights: Tensor
     shares: Mapping[int, float]
     macs: float
+    spent: Callable[[Sequence[Any]], Any]
 
 
 class Habits(NamedTuple):

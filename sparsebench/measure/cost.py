@@ -160,7 +160,7 @@ class VitCost:
 
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """See `CostModel.place`."""
-        return Place(block, self.depth, tokens, keep, self.channels, self.heads)
+        return Place(block, self.depth, tokens, keep, self.channels, self.heads, self.tokens)
 
     def steps(self, habits: Habits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""
@@ -210,7 +210,7 @@ class _OneLayerCost:
 
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """See `CostModel.place`."""
-        return Place(block, self.depth, tokens, keep, self.d, getattr(self, "heads", 1))
+        return Place(block, self.depth, tokens, keep, self.d, getattr(self, "heads", 1), self.tokens)
 
     def steps(self, habits: Habits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""

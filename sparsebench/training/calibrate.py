@@ -52,11 +52,13 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> Calibration:
         return _mean_macs(network, actor, samples, rows) / dense
 
     shape = actor.budget.model_dump(exclude={"macs", "keep_rate", "per_block"})
-    low, high, best = 0.0, 1.0, (np.inf, target)
+    low, high, best = 0.0, 1.0, (np.inf, target, np.nan)
     for attempt in range(TRIES):
         macs = target if attempt == 0 else (low + high) / 2
         ratio = spent(macs)
-        best = min(best, (abs(ratio - target), macs))
+        if attempt == 1 and ratio == best[2]:
+            break  # it does not follow the counts
+        best = min(best, (abs(ratio - target), macs, ratio))
         if abs(ratio - target) <= NEAR * target:
             break
         low, high = (macs, high) if ratio < target else (low, macs)

@@ -53,15 +53,18 @@ def test_it_runs_keeps_to_the_counts_and_chooses_alike_alone_in_a_batch_and_agai
     acting, out = act(strategy, network, images(), mask, 0.4, schedule=schedule)
     at = dict(zip(stages(budget, strategy.habits(), 4), counts, strict=True))
     realised = {d.block: d.after.shape[1] for d in acting.decisions}
-    assert realised.items() <= at.items() and acting.index.shape == (B, counts[-1]) and counts[-1] < N
+    if cls.adaptive:
+        assert realised.keys() <= at.keys() and acting.index.shape[1] < N
+    else:
+        assert realised.items() <= at.items() and acting.index.shape == (B, counts[-1]) and counts[-1] < N
     assert out.shape == (B, 5) and bool(out.isfinite().all())
     again, same = act(strategy, network, images(), mask, 0.4, schedule=schedule)
     assert torch.equal(out, same) and torch.equal(acting.index, again.index)
     alone, single = act(strategy, network, images()[2:3], mask[2:3], 0.4, torch.tensor([2]), schedule=schedule)
-    assert torch.equal(alone.index[0], acting.index[2])
+    assert torch.equal(alone.index[0], acting.index[2][: alone.index.shape[1]])
     torch.testing.assert_close(single[0], out[2], atol=1e-5, rtol=1e-4)
     actor = Actor(strategy, budget, network.cost, network.grid, stream=5)
-    assert network.cost.macs(acting.steps) == network.cost.macs(actor.planned)
+    assert cls.adaptive or network.cost.macs(acting.steps) == network.cost.macs(actor.planned)
 
 
 @pytest.mark.parametrize(("cls", "disposal", "schedule"), TABLE)
