@@ -58,7 +58,7 @@ class DiffRateSearch(Strategy):
         N = place.patches
 
         def logits(count: float) -> nn.Parameter:
-            share = min(max((count - 1) / max(1, N - 1), 0.5 / N), 1 - 0.5 / N)
+            share = min(max((count - 1) / max(1, N - 1), 5e-4 / N), 1 - 5e-4 / N)  # never quite certain
             binomial = torch.distributions.Binomial(N - 1, torch.tensor(share))
             return nn.Parameter(binomial.log_prob(torch.arange(N, dtype=torch.float32)) / self.pace)
 

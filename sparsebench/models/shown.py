@@ -55,12 +55,12 @@ def given(
         return softmax(scores * attn.scale, own).mean(dim=(1, 2))[:, P:]
 
     def over_queries(x: Tensor, first: int) -> Tensor:
-        """Return the mean of (B, H, T, d) over the queries from the `first` on, without padding."""
+        """Return the mean of (B, H, T, d) over the queries from the `first` on, without padding, by what they count."""
         x = x[:, :, first:]
-        if there is None:
+        if there is None and weights is None:
             return x.mean(dim=2)
-        real = F.pad(there, (P - first, 0), value=True)[:, None, :, None]
-        return x.masked_fill(~real, 0.0).sum(dim=2) / real.sum(dim=2)
+        real = (F.pad(there, (P, 0), value=True) if weights is None else weights)[:, None, first:, None]
+        return (x.masked_fill(real == 0, 0.0) * real).sum(dim=2) / real.sum(dim=2).clamp(min=1e-6)
 
     fields: Fields = {
         "queries": lambda: q[:, :, P:],
