@@ -57,9 +57,13 @@ def given(
     def over_queries(x: Tensor, first: int) -> Tensor:
         """Return the mean of (B, H, T, d) over the queries from the `first` on, without padding, by what they count."""
         x = x[:, :, first:]
-        if there is None and weights is None:
+        if weights is not None:
+            counts = weights
+        elif there is not None:
+            counts = F.pad(there, (P, 0), value=True)
+        else:
             return x.mean(dim=2)
-        real = (F.pad(there, (P, 0), value=True) if weights is None else weights)[:, None, first:, None]
+        real = counts[:, None, first:, None]
         return (x.masked_fill(real == 0, 0.0) * real).sum(dim=2) / real.sum(dim=2).clamp(min=1e-6)
 
     fields: Fields = {

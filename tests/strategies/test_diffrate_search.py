@@ -49,7 +49,7 @@ def by_hand(seen, thetas, pace, at=None):
 
     Masks are 1 or 0 by the counts at `at`, plus what P is more than there: their values and their straight gradients.
     """
-    (P_p, p0), (P_m, m0) = (probabilities(theta, pace) for theta in thetas)
+    (P_p, _), (P_m, _) = (probabilities(theta, pace) for theta in thetas)
     (Q_p, p), (Q_m, m) = (probabilities(theta, pace) for theta in (at or thetas))
     p, m = min(p, 7), min(m, p, 7)
     keep, values, sizes = [], [], []
@@ -77,7 +77,8 @@ def by_hand(seen, thetas, pace, at=None):
 
 
 def same(found, expected):
-    torch.testing.assert_close(found.detach(), torch.tensor(expected, dtype=torch.float64).to(found), atol=1e-5, rtol=1e-5)
+    expected = torch.tensor(expected, dtype=torch.float64).to(found)
+    torch.testing.assert_close(found.detach(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -71,7 +71,8 @@ def weights_and_values(strategy, x, module):
         for row in x:
             z = product(normed(row, norm), rows(first.weight), rows(first.bias))
             z = [0.5 * a * (1 + math.erf(a / math.sqrt(2))) for a in z]
-            logits.append([float(module.scale.detach()) * a for a in product(z, rows(second.weight), rows(second.bias))])
+            z = product(z, rows(second.weight), rows(second.bias))
+            logits.append([float(module.scale.detach()) * a for a in z])
         return [softmax(column) for column in zip(*logits, strict=True)], x
     values, centres = [unit(row) for row in x], [unit(row) for row in rows(module.weight)]
     T = [[math.exp(dot(row, c) / strategy.epsilon) for c in centres] for row in values]
