@@ -82,10 +82,14 @@ class Mask:
     Attributes:
         keep: (B, N) booleans, True for at least one token of each image, or real numbers in [0, 1].
         scores: as in `Keep`.
+        values: (B, N, C) what the tokens become, such as groups' means, or None for as they are; with real numbers.
+        sizes: (B, N) positive, what becomes of their sizes, or None for as they are; with real numbers.
     """
 
     keep: Tensor
     scores: Tensor | None = None
+    values: Tensor | None = None
+    sizes: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ This module imports no torch, so that listing strategies stays fast; a strategy 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -38,6 +38,7 @@ class Place(NamedTuple):
         heads: H, of the attention.
         head_width: of the queries and keys of one head; C / H in most networks.
         prefix: P, the class and register tokens, which `tokens` does not count.
+        patches: the patch tokens at the input.
         outputs: MACs of one answer of `TokenView.outputs`.
     """
 
@@ -49,6 +50,7 @@ class Place(NamedTuple):
     heads: int
     head_width: int
     prefix: int
+    patches: int
     outputs: float
 
 
@@ -77,6 +79,8 @@ class Lesson:
         weights: (B, N) how much each of the student's tokens counts, see `Mask`.
         shares: for each block in which it acts, the share of the first tokens that is to be there after it.
         macs: the fraction of the dense MACs that the budget comes to.
+        spent: returns the fraction that one has spent when other numbers of tokens go on, one for each of `shares`, in
+            order; with gradients where they are tensors.
     """
 
     student: Told
@@ -85,6 +89,7 @@ class Lesson:
     weights: Tensor
     shares: Mapping[int, float]
     macs: float
+    spent: Callable[[Sequence[Any]], Any]
 
 
 class Habits(NamedTuple):

@@ -52,13 +52,13 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
     """Return the (B, P + M, C) tokens that the plan makes of (B, P + N, C) tokens with sizes (B, N)."""
     if isinstance(plan, Keep) and plan.fuse is None:
         return gather(tokens, rows_of(plan, prefix))
-    if isinstance(plan, Mask):
+    if isinstance(plan, Mask) and plan.values is None:
         return tokens
     first, patches = tokens[:, :prefix], tokens[:, prefix:]
     return torch.cat([first, _new(plan, patches, sizes)], dim=1)
 
 
-def _new(plan: Keep | Merge | Mix | Shift, patches: Tensor, sizes: Tensor) -> Tensor:
+def _new(plan: Plan, patches: Tensor, sizes: Tensor) -> Tensor:
     """Return (B, M, C), what becomes of the (B, N, C) patch tokens."""
     if isinstance(plan, Keep):
         return torch.cat([gather(patches, plan.index), _fused(plan, patches)], dim=1)
@@ -66,6 +66,8 @@ def _new(plan: Keep | Merge | Mix | Shift, patches: Tensor, sizes: Tensor) -> Te
         return _merged(plan, patches, sizes)
     if isinstance(plan, Shift):
         return patches + plan.by.to(patches.dtype)
+    if isinstance(plan, Mask):
+        return patches if plan.values is None else plan.values.to(patches.dtype)
     return plan.weight.to(patches.dtype) @ (patches if plan.values is None else plan.values.to(patches.dtype))
 
 
@@ -107,6 +109,8 @@ def sizes_after(plan: Plan, sizes: Tensor) -> Tensor:
         return sizes.new_ones(plan.weight.shape[:2])
     if isinstance(plan, Padded):
         return sizes.gather(1, plan.index.clamp(min=0)) * (plan.index >= 0)
+    if isinstance(plan, Mask) and plan.sizes is not None:
+        return plan.sizes.to(sizes.dtype)
     if isinstance(plan, Mask | Shift):
         return sizes
     kept = sizes.gather(1, plan.index)

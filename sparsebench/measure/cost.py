@@ -162,8 +162,8 @@ class VitCost:
 
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """See `CostModel.place`."""
-        width = self.blocks[block].width // self.heads
-        return Place(block, self.depth, tokens, keep, self.channels, self.heads, width, self.prefix, self._answer)
+        width, N = self.blocks[block].width // self.heads, self.tokens
+        return Place(block, self.depth, tokens, keep, self.channels, self.heads, width, self.prefix, N, self._answer)
 
     @cached_property
     def _answer(self) -> float:
@@ -219,7 +219,7 @@ class _OneLayerCost:
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """See `CostModel.place`."""
         heads = getattr(self, "heads", 1)
-        return Place(block, self.depth, tokens, keep, self.d, heads, self.head_width, 0, self._answer)
+        return Place(block, self.depth, tokens, keep, self.d, heads, self.head_width, 0, self.tokens, self._answer)
 
     @cached_property
     def _answer(self) -> float:

@@ -63,6 +63,14 @@ class Actor:
         """Whether any tokens are to leave."""
         return min(self.keep.values()) < self.tokens
 
+    def share_of(self, steps: Sequence[Step]) -> Any:
+        """Return the MACs of these steps as a fraction of the dense ones."""
+        return self.cost.macs(steps) / self.cost.macs(self.cost.dense())
+
+    def spent(self, counts: Sequence[Any]) -> Any:
+        """Return the fraction of the dense MACs when so many tokens go on at the places where it acts; any numbers."""
+        return self.share_of(self.cost.steps(self.habits, tuple(self.keep), counts))
+
     def _module(self, block: int) -> torch.nn.Module | None:
         before = [count for at, count in self.keep.items() if at < block]
         place = self.cost.place(block, before[-1] if before else self.tokens, self.keep[block])
@@ -159,7 +167,7 @@ class Pass:
     @property
     def weighs_sizes(self) -> bool:
         """Whether attention is to weigh tokens by their sizes: where the strategy asks for it, and some are merged."""
-        return self.actor.strategy.proportional and any(isinstance(d.plan, Merge) for d in self.decisions)
+        return self.actor.strategy.proportional and any(_merges(d.plan) for d in self.decisions)
 
     @property
     def even(self) -> bool:
@@ -181,9 +189,9 @@ class Pass:
         """Return the strategy's own loss, when the network has run; see `Strategy.loss`."""
         assert self.student is not None
         shares = {block: count / self.actor.tokens for block, count in self.actor.keep.items()}
-        cost = self.actor.cost
-        macs = cost.macs(self.actor.planned) / cost.macs(cost.dense())
-        return self.actor.strategy.loss(Lesson(self.student, self.teacher, self.memory, self.weights, shares, macs))
+        macs = self.actor.share_of(self.actor.planned)
+        lesson = Lesson(self.student, self.teacher, self.memory, self.weights, shares, macs, self.actor.spent)
+        return self.actor.strategy.loss(lesson)
 
     def read_out(self, prefix: Tensor) -> Tensor:
         """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
@@ -342,6 +350,11 @@ def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, becau
     if not isinstance(plan, Keep) or not only_removes(plan):
         raise UnsupportedError(f"{because}: tokens can be kept or removed, not fused, merged or mixed")
     return plan.index
+
+
+def _merges(plan: Plan) -> bool:
+    """Say whether tokens come to stand for several patches by it, group for group."""
+    return isinstance(plan, Merge) or (isinstance(plan, Mask) and plan.sizes is not None)
 
 
 def _check_only_removes(plan: Plan, name: str) -> None:

@@ -22,25 +22,25 @@ def only_removes(plan: Plan) -> bool:
 
 def _tensors(plan: Plan, B: int, N: int, keep: int) -> Iterator[tuple[str, object, tuple[int, ...]]]:
     """Yield the name, the value and the right shape of what the plan holds."""
-    if plan.scores is not None:
-        yield "scores", plan.scores, (B, N)
+    kind, a_token = type(plan).__name__, ["scores"]
     if isinstance(plan, Keep):
         yield "Keep.index", plan.index, (B, keep - (plan.fuse is not None))
-        if plan.fuse is not None:
-            yield "Keep.fuse", plan.fuse, (B, N)
+        a_token += ["fuse"]
     elif isinstance(plan, Merge):
         yield "Merge.target", plan.target, (B, N)
-        for what in ("weight", "sizes"):
-            if (value := getattr(plan, what)) is not None:
-                yield f"Merge.{what}", value, (B, N)
+        a_token += ["weight", "sizes"]
     elif isinstance(plan, Mix):
         yield "Mix.weight", plan.weight, (B, keep, N)
-        if plan.values is not None:
-            yield "Mix.values", plan.values, (B, N, _width(plan.values))
     elif isinstance(plan, Mask):
         yield "Mask.keep", plan.keep, (B, N)
+        a_token += ["sizes"]
     else:
         yield "Shift.by", plan.by, (B, N, _width(plan.by))
+    for what in a_token:
+        if (value := getattr(plan, what)) is not None:
+            yield f"{kind}.{what}", value, (B, N)
+    if (values := getattr(plan, "values", None)) is not None:
+        yield f"{kind}.values", values, (B, N, _width(values))
 
 
 def _width(values: object) -> int:
@@ -69,7 +69,7 @@ def check_plan(plan: Plan, strategy: Strategy, shape: torch.Size, keep: int, *, 
     elif isinstance(plan, Merge):
         _check_groups(plan.target, name, keep if count is None else count)
     elif isinstance(plan, Mask):
-        _check_mask(plan.keep, strategy, training)
+        _check_mask(plan, strategy, training)
     elif isinstance(plan, Shift) and not training:
         raise StrategyError(f"'{name}': Shift is for training only, see view.training")
 
@@ -85,9 +85,11 @@ def _count(plan: Plan, N: int) -> int | None:
     return None
 
 
-def _check_mask(keep: Tensor, strategy: Strategy, training: bool) -> None:
-    name = strategy.name
+def _check_mask(plan: Mask, strategy: Strategy, training: bool) -> None:
+    name, keep = strategy.name, plan.keep
     if keep.dtype == torch.bool:
+        if plan.values is not None or plan.sizes is not None:
+            raise StrategyError(f"'{name}': a Mask of booleans has neither values nor sizes")
         if not strategy.adaptive:
             raise StrategyError(f"'{name}': only an adaptive strategy keeps a number of its own of each image")
         if not bool(keep.any(dim=1).all()):
@@ -98,6 +100,8 @@ def _check_mask(keep: Tensor, strategy: Strategy, training: bool) -> None:
         raise StrategyError(f"'{name}': a Mask of real numbers is for training only, see view.training")
     elif bool(((keep < -ROUNDING) | (keep > 1 + ROUNDING)).any()):
         raise StrategyError(f"'{name}': Mask.keep must lie in [0, 1]")
+    elif plan.sizes is not None and not bool((plan.sizes > 0).all()):
+        raise StrategyError(f"'{name}': Mask.sizes must be positive")
 
 
 def _check_index(index: Tensor, name: str, N: int) -> None:

@@ -2,11 +2,12 @@ import pytest
 import torch
 from sparsebench_plugins.random import Random
 
+from sparsebench import tokens
 from sparsebench.budget import Budget
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.measure.cost import BlockCost, ShallowCost, Step, VitCost
 from sparsebench.models.acting import Actor
-from sparsebench.plans import Keep, Merge, Mix
+from sparsebench.plans import Keep, Mask, Merge, Mix
 
 B, N, KEEP = 2, 6, 3
 ONE = ShallowCost(tokens=N, d=4, m_a=4, m_b=4, m=8)
@@ -87,6 +88,35 @@ def test_a_legal_plan_leaves_as_many_tokens_as_asked_for(scripted, plan):
     assert acting.index.shape == acting.sizes.shape == (B, KEEP)
     acting.went(N)
     assert acting.steps == [Step(N, KEEP)]
+
+
+HALF, ALIKE = torch.full((B, N), 0.5), torch.ones(B, N)
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (Mask(ALIKE > 0, values=TOKENS), "a Mask of booleans has neither values nor sizes"),
+        (Mask(ALIKE > 0, sizes=ALIKE), "a Mask of booleans has neither values nor sizes"),
+        (Mask(HALF, values=TOKENS[:, :3]), r"Mask.values must have shape \(2, 6, 2\)"),
+        (Mask(HALF, sizes=ALIKE[:, :3]), r"Mask.sizes must have shape \(2, 6\)"),
+        (Mask(HALF, values=TOKENS * NAN[:, :, None]), "Mask.values holds NaN"),
+        (Mask(HALF, sizes=ALIKE.triu()), "Mask.sizes must be positive"),
+    ],
+    ids=["values", "sizes", "few values", "few sizes", "NaN values", "sizes of 0"],
+)
+def test_an_illegal_mask_is_a_strategy_error(scripted, plan, said):
+    with pytest.raises(StrategyError, match=rf"'scripted'.*{said}"):
+        begin(scripted(lambda view, keep: plan), training=True).decide(0, GIVEN)
+
+
+def test_a_mask_in_training_may_say_what_tokens_and_sizes_become(scripted):
+    acting = begin(scripted(lambda view, keep: Mask(HALF, values=-TOKENS, sizes=2 * ALIKE)), training=True)
+    plan = acting.decide(0, GIVEN)
+    assert torch.equal(tokens.apply(plan, TOKENS, ALIKE), -TOKENS)
+    assert acting.sizes.tolist() == [[2.0] * N] * B and acting.weights.tolist() == HALF.tolist()
+    assert acting.index.tolist() == [list(range(N))] * B
+    assert torch.equal(tokens.apply(Mask(HALF), TOKENS, ALIKE), TOKENS)
 
 
 def test_one_token_may_be_all_fused_ones(scripted):

@@ -6,6 +6,7 @@ import torch
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
+from sparsebench.strategy import Place
 from sparsebench.tokens import apply
 from sparsebench.view import TokenView
 
@@ -32,6 +33,12 @@ def view(B=3, N=17, C=6, H=2, *, seed=0, sizes=None, block=1, depth=4, grid=None
         grid=grid,
         random=lambda draw, width: noise[draw],
     )
+
+
+def place(tokens, keep, width, *, block=1, depth=4, heads=2, prefix=1, patches=None):
+    """Return a place in a network of that width, from which nothing is asked."""
+    patches = tokens if patches is None else patches
+    return Place(block, depth, tokens, keep, width, heads, width // heads, prefix, patches, 0.0)
 
 
 def merged(plan, seen):

@@ -4,14 +4,15 @@ import math
 
 import pytest
 import torch
+from merging import place
 from sparsebench_plugins.dynamic_vit import DynamicViT
 from tiny import B, N, act, images, vit
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.strategy import Lesson, Place, Told
+from sparsebench.strategy import Lesson, Told
 
-PLACE = Place(block=1, depth=4, tokens=N, keep=8, width=8, heads=2)
+PLACE = place(N, 8, 8)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +121,7 @@ def test_the_loss_is_the_sum_of_its_terms():
     shares = {1: 0.5, 2: 0.25}
     memory = {"kept": {1: D1, 2: D2}}
     strategy = DynamicViT(ratio=2, kl=0.5, distillation=0.25)
-    alone = float(strategy.loss(Lesson(student, None, memory, D2, shares, 0.6)))
+    alone = float(strategy.loss(Lesson(student, None, memory, D2, shares, 0.6, sum)))
     ratio = sum(
         sum((sum(D[b].tolist()) / N - shares[s]) ** 2 for b in range(B)) / B for s, D in memory["kept"].items()
     ) / len(shares)
@@ -134,7 +135,7 @@ def test_the_loss_is_the_sum_of_its_terms():
         for b in range(B)
         for i in range(N)
     ) / float(D2.sum())
-    taught = float(strategy.loss(Lesson(student, teacher, memory, D2, shares, 0.6)))
+    taught = float(strategy.loss(Lesson(student, teacher, memory, D2, shares, 0.6, sum)))
     assert taught == pytest.approx(2 * ratio + 0.5 * divergence + 0.25 * float(away))
 
 

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from merging import place
 from sparsebench_plugins.tnt import TNT
 from tiny import B, N, act, chosen, images, vit
 
 from sparsebench.budget import Budget
 from sparsebench.measure.cost import Step
 from sparsebench.models.acting import Actor
-from sparsebench.strategy import Place
 from sparsebench.testing.networks import build
 from sparsebench.training.steps import Autograd, Samples
 
@@ -140,4 +140,4 @@ def test_its_own_products_are_counted(tokens, keep, b):
     chosen = keep + b
     half = chosen // 2
     pairs = half * (chosen - half) if b else 0
-    assert TNT().own_macs(Place(3, 12, tokens, keep, 384, 6)) == 384 * (tokens + pairs)
+    assert TNT().own_macs(place(tokens, keep, 384)) == 384 * (tokens + pairs)

@@ -1,0 +1,129 @@
+"""Training searches how many tokens are dropped and merged in each block."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+import sparsebench
+from sparsebench import Lesson, Mask, Merge, Place, Schedule, Site, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+
+class DiffRateSearch(Strategy):
+    """Drops and merges as `diffrate`, by counts that training finds for each block (Chen et al., Section 3).
+
+    In each block tokens are ranked by the class token's attention (attention received, where there is no class token).
+    The first p are not dropped, and of these the first m stay; ranks m to p are merged into the most similar that stay.
+    Both counts are ceil(sum_n n alpha_n), never more than before, for a softmax alpha over n = 1..N. In training all
+    tokens stay: rank i is kept with P_i = sum_(n >= i) alpha_n, of which the mask has 1[i <= count] with the gradient
+    of P_i; groups' means, sizes and attention are as in the test, with gradients through the masks. The same counts
+    for all images are taken in the test, with tokens removed.
+
+    Added to the loss: `weight` times the squared difference of the MACs that the counts come to from the budget's, as
+    fractions of the dense ones. The default is the published 5 (GMACs - target)^2 on a DeiT-S of 4.6 GMACs.
+
+    The counts begin, as the means of binomial distributions, as `diffrate` has them. Their logits are `pace` times what
+    is learned at the network's step size. In the paper only they are learned, and the loss begins without the MACs;
+    here the network is trained in the same steps. The products of the cosines are among the MACs.
+    """
+
+    name: ClassVar[str] = "diffrate_search"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset({"tokens", "attention"})
+    schedule: ClassVar[Schedule] = "every"
+    proportional: ClassVar[bool] = True
+    trained: ClassVar[bool] = True
+    adaptive: ClassVar[bool] = True
+    citation: ClassVar[str] = "Chen et al., DiffRate: differentiable compression rate, ICCV 2023"
+    bibtex: ClassVar[str] = """@inproceedings{chen2023diffrate,
+  title = {{DiffRate}: Differentiable Compression Rate for Efficient Vision Transformers},
+  author = {Chen, Mengzhao and Shao, Wenqi and Xu, Peng and Lin, Mingbao and Zhang, Kaipeng and Chao, Fei
+    and Ji, Rongrong and Qiao, Yu and Luo, Ping},
+  booktitle = {IEEE/CVF International Conference on Computer Vision},
+  year = {2023}
+}"""
+
+    weight: float = Field(5 * 4.6**2, ge=0, description="weight of the squared difference from the budget's MACs")
+    merged: float = Field(0.5, ge=0, le=1, description="share of the tokens not kept that is merged, to begin with")
+    pace: float = Field(10.0, gt=0, description="how many times faster the logits of the counts are learned")
+
+    def module(self, place: Place) -> "Module":
+        """Return the logits of p and m over pace."""
+        import torch
+        from torch import nn
+
+        N = place.patches
+
+        def logits(count: float) -> nn.Parameter:
+            share = min(max((count - 1) / max(1, N - 1), 5e-4 / N), 1 - 5e-4 / N)  # never quite certain
+            binomial = torch.distributions.Binomial(N - 1, torch.tensor(share))
+            return nn.Parameter(binomial.log_prob(torch.arange(N, dtype=torch.float32)) / self.pace)
+
+        kept = place.keep + self.merged * (place.tokens - place.keep)
+        return nn.ParameterDict({"p": logits(kept), "m": logits(place.keep)})
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the cosines of all tokens with those that stay."""
+        return place.tokens * place.keep * place.width
+
+    def plan(self, view: TokenView, keep: int) -> Mask | Merge:
+        """Drop the last ranks and merge the middle ones; in training by masks."""
+        import torch
+        import torch.nn.functional as F
+
+        counts = view.memory.setdefault("counts", [])
+        P_p, p = self._count(view.learned["p"], counts[-1] if counts else None)
+        P_m, m = self._count(view.learned["m"], p)
+        counts.append(m)
+        there = view.attention.detach().masked_fill(view.weights.detach() < 0.5, -1.0)
+        ranked = there.argsort(dim=1, descending=True, stable=True)
+        rank = ranked.argsort(dim=1)
+        stay = ranked[:, : int(m)].sort(dim=1).values
+        unit = F.normalize(view.tokens.detach(), dim=2)
+        chosen = unit.gather(1, stay[:, :, None].expand(-1, -1, unit.shape[2]))
+        cosine, match = (unit @ chosen.mT).clamp(min=0).max(dim=2)
+        cosine = cosine.scatter(1, stay, 1.0)
+        match = match.scatter(1, stay, torch.arange(stay.shape[1], device=stay.device).expand_as(stay))
+        sizes = view.sizes * cosine
+        if not view.training:
+            target = match.masked_fill(rank >= int(p), -1)
+            member = (target >= 0).to(sizes.dtype)
+            count = torch.zeros_like(sizes[:, : int(m)]).scatter_add(1, match, member).gather(1, match)
+            return Merge(target, scores=view.attention, weight=1 / count, sizes=sizes)
+        not_dropped, stays = _straight(rank, p, P_p), _straight(rank, m, P_m)
+        joins = (view.weights * not_dropped * (1 - stays)).scatter(1, stay, 1.0)
+        groups = (F.one_hot(match, stay.shape[1]) * joins[:, :, None]).mT  # (B, m, N)
+        mean = groups @ view.tokens / groups.sum(dim=2, keepdim=True)
+        values = view.tokens.scatter(1, stay[:, :, None].expand_as(mean), mean.to(view.tokens.dtype))
+        grown = view.sizes.scatter(1, stay, (groups @ sizes[:, :, None])[:, :, 0])
+        return Mask(not_dropped * stays, view.attention.detach(), values, grown)
+
+    def loss(self, lesson: Lesson) -> "Tensor":
+        """Return the weighted squared difference of the MACs."""
+        off: Tensor = lesson.spent(lesson.memory["counts"]) - lesson.macs
+        return self.weight * off.square()
+
+    def _count(self, learned: "Tensor", most: "Tensor | None") -> "tuple[Tensor, Tensor]":
+        """Return (N,) the probability that a rank is kept, and a whole number with the gradient of the mean count."""
+        import torch
+
+        alpha = (self.pace * learned).softmax(dim=0)
+        mean = (alpha * torch.arange(1, len(alpha) + 1, device=alpha.device)).sum()
+        whole = (mean.detach() - 1e-3).ceil().clamp(min=1)  # a mean of 7 is not always 7 in float32
+        count = whole + (mean - mean.detach())
+        return alpha.flip(0).cumsum(0).flip(0), count if most is None else torch.minimum(count, most)
+
+
+def _straight(rank: "Tensor", count: "Tensor", P: "Tensor") -> "Tensor":
+    """Return 1 for ranks below the count and 0 for others, with the gradient of P."""
+    soft = P[rank]
+    return (rank < count.detach()).to(soft.dtype) + (soft - soft.detach())
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [DiffRateSearch]

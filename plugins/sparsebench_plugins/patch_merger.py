@@ -1,0 +1,54 @@
+"""Learned queries make fewer tokens of many."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+import sparsebench
+from sparsebench import Mix, Place, Site, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+
+class PatchMerger(Strategy):
+    """Makes K tokens of N by attention from K learned queries to the normed tokens (Renggli et al., 2022).
+
+    With X (N, C) and X' = LN(X): softmax over the tokens of Q X'^T, times X', with neither 1 / sqrt(C) nor a residual.
+    Q (K, C) begins as standard normal numbers; Q and LN are trained with the network. K is the number that the budget
+    gives, and what comes out stands for no place. Before the block; class and register tokens pass by. The paper
+    merges once, half-way (--blocks); here it is at each stage. Both products are among the MACs.
+    """
+
+    name: ClassVar[str] = "patch_merger"
+    site: ClassVar[Site] = "block"
+    trained: ClassVar[bool] = True
+    citation: ClassVar[str] = "Renggli et al., Learning to merge tokens in vision transformers, arXiv:2202.12015, 2022"
+    bibtex: ClassVar[str] = """@article{renggli2022patchmerger,
+  title = {Learning to Merge Tokens in Vision Transformers},
+  author = {Renggli, Cedric and Susano Pinto, Andr{\\'e} and Houlsby, Neil and Mustafa, Basil
+    and Puigcerver, Joan and Riquelme, Carlos},
+  journal = {arXiv preprint arXiv:2202.12015},
+  year = {2022}
+}"""
+
+    def module(self, place: Place) -> "Module":
+        """Return the norm and the queries, the rows of a linear layer."""
+        from torch import nn
+
+        queries = nn.Linear(place.width, int(place.keep), bias=False)
+        nn.init.normal_(queries.weight)
+        return nn.ModuleDict({"norm": nn.LayerNorm(place.width), "queries": queries})
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of Q X'^T and of the sums."""
+        return 2 * place.tokens * place.keep * place.width
+
+    def plan(self, view: TokenView, keep: int) -> Mix:
+        """Sum the normed tokens."""
+        normed = view.learned["norm"](view.tokens)
+        return Mix(view.learned["queries"](normed).softmax(dim=1).mT, values=normed)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [PatchMerger]

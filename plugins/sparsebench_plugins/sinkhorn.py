@@ -1,0 +1,76 @@
+"""Tokens are shared out among learned centres by optimal transport."""
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+import sparsebench
+from sparsebench import Mix, Place, Site, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+
+class Sinkhorn(Strategy):
+    """Makes K tokens of N by a transport plan from the tokens to K learned centres (Haurum et al., Sinkhorn baseline).
+
+    Tokens and centres are brought to length 1, and S / epsilon are their cosines over the regularisation. The plan T
+    (N, K) = exp(S / epsilon + u + v) is found by Sinkhorn's iterations on logarithms, in float32, tokens first (Cuturi,
+    2013), with 1 / (K + N) asked of each token and of each centre. These do not add up to the same: after the last
+    iteration the centres have theirs, and of (K + N) T each sums to 1. (K + N) T^T x of the tokens of length 1 goes on,
+    so that lengths are lost. The centres begin as standard normal numbers and are trained with the network.
+
+    K is the number that the budget gives, and what comes out stands for no place. Before the block; class and register
+    tokens pass by. The cosines and the sums are among the MACs; the iterations only add.
+    """
+
+    name: ClassVar[str] = "sinkhorn"
+    site: ClassVar[Site] = "block"
+    trained: ClassVar[bool] = True
+    citation: ClassVar[str] = "Haurum et al., Which tokens to use? Token reduction in ViTs, ICCV Workshops 2023"
+    bibtex: ClassVar[str] = """@inproceedings{haurum2023which,
+  title = {Which Tokens to Use? {Investigating} Token Reduction in Vision Transformers},
+  author = {Haurum, Joakim Bruslund and Escalera, Sergio and Taylor, Graham W. and Moeslund, Thomas B.},
+  booktitle = {IEEE/CVF International Conference on Computer Vision Workshops},
+  year = {2023}
+}"""
+
+    epsilon: float = Field(1.0, gt=0, description="regularisation: by how much the cosines are divided")
+    iterations: int = Field(3, ge=1, description="Sinkhorn's iterations")
+
+    def module(self, place: Place) -> "Module":
+        """Return the centres, the rows of a linear layer."""
+        from torch import nn
+
+        centres = nn.Linear(place.width, int(place.keep), bias=False)
+        nn.init.normal_(centres.weight)
+        return centres
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the cosines and of the sums."""
+        return 2 * place.tokens * place.keep * place.width
+
+    def plan(self, view: TokenView, keep: int) -> Mix:
+        """Sum the tokens of length 1."""
+        import torch.nn.functional as F
+
+        x, centres = F.normalize(view.tokens, dim=2), F.normalize(view.learned.weight, dim=1)
+        return Mix(self._transport((x @ centres.mT).float()).mT, values=x)
+
+    def _transport(self, cosines: "Tensor") -> "Tensor":
+        """Return (K + N) T for (B, N, K) cosines."""
+        S = cosines / self.epsilon
+        log_marginal = -math.log(S.shape[1] + S.shape[2])
+        v = S.new_zeros(S.shape[0], 1, S.shape[2])
+        for _ in range(self.iterations):
+            u = log_marginal - (S + v).logsumexp(dim=2, keepdim=True)
+            v = log_marginal - (S + u).logsumexp(dim=1, keepdim=True)
+        return (S + u + v - log_marginal).exp()
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [Sinkhorn]

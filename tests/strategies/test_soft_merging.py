@@ -1,0 +1,148 @@
+"""PatchMerger, SiT and Sinkhorn against plain loops in float64, and that they learn."""
+
+import math
+
+import pytest
+import torch
+from merging import merged, place, view
+from sparsebench_plugins.patch_merger import PatchMerger
+from sparsebench_plugins.sinkhorn import Sinkhorn
+from sparsebench_plugins.sit import SiT
+from tiny import B, N, images, vit
+from torch.utils.flop_counter import FlopCounterMode
+
+from sparsebench.budget import Budget
+from sparsebench.models.acting import Actor
+
+STRATEGIES = [PatchMerger(), SiT(), Sinkhorn(), Sinkhorn(epsilon=0.1, iterations=7)]
+each = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+K, C = 5, 6
+
+
+def seen_by(strategy, tokens=17):
+    """Return a view with a module whose weights are all but those it began with."""
+    seen = view(N=tokens, C=C)
+    rng = torch.Generator().manual_seed(3)
+    with torch.random.fork_rng():
+        seen.learned = strategy.module(place(tokens, K, C))
+    with torch.no_grad():
+        for weight in seen.learned.parameters():
+            weight.add_(0.5 * torch.randn(weight.shape, generator=rng))
+    return seen
+
+
+def rows(tensor):
+    return tensor.detach().double().tolist()
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def product(row, weight, bias=None):
+    """Return a linear layer's outputs for one row."""
+    return [dot(row, w) + (0.0 if bias is None else bias[i]) for i, w in enumerate(weight)]
+
+
+def normed(row, norm):
+    mean = sum(row) / len(row)
+    std = math.sqrt(sum((x - mean) ** 2 for x in row) / len(row) + 1e-5)
+    return [(x - mean) / std * w + b for x, w, b in zip(row, rows(norm.weight), rows(norm.bias), strict=True)]
+
+
+def softmax(logits):
+    e = [math.exp(x - max(logits)) for x in logits]
+    return [x / sum(e) for x in e]
+
+
+def unit(row):
+    return [x / math.hypot(*row) for x in row]
+
+
+def weights_and_values(strategy, x, module):
+    """Return (K, N) weights and (N, C) values of one sample's tokens, as lists."""
+    if isinstance(strategy, PatchMerger):
+        values = [normed(row, module["norm"]) for row in x]
+        return [softmax([dot(q, row) for row in values]) for q in rows(module["queries"].weight)], values
+    if isinstance(strategy, SiT):
+        norm, first, _, second = module
+        logits = []
+        for row in x:
+            z = product(normed(row, norm), rows(first.weight), rows(first.bias))
+            z = [0.5 * a * (1 + math.erf(a / math.sqrt(2))) for a in z]
+            z = product(z, rows(second.weight), rows(second.bias))
+            logits.append([float(module.scale.detach()) * a for a in z])
+        return [softmax(column) for column in zip(*logits, strict=True)], x
+    values, centres = [unit(row) for row in x], [unit(row) for row in rows(module.weight)]
+    T = [[math.exp(dot(row, c) / strategy.epsilon) for c in centres] for row in values]
+    share, v = 1 / (K + len(x)), [1.0] * K
+    for _ in range(strategy.iterations):
+        u = [share / dot(row, v) for row in T]
+        v = [share / sum(a * row[k] for a, row in zip(u, T, strict=True)) for k in range(K)]
+    return [[(K + len(x)) * u[i] * T[i][k] * v[k] for i in range(len(x))] for k in range(K)], values
+
+
+@each
+def test_it_is_the_equation(strategy):
+    seen = seen_by(strategy)
+    plan = strategy.plan(seen, K)
+    out = merged(plan, seen)
+    for b in range(3):
+        weight, values = weights_and_values(strategy, rows(seen.tokens[b]), seen.learned)
+        torch.testing.assert_close(plan.weight[b].double(), torch.tensor(weight).double(), atol=1e-5, rtol=1e-5)
+        by_hand = [[dot(w, column) for column in zip(*values, strict=True)] for w in weight]
+        torch.testing.assert_close(out[b].double(), torch.tensor(by_hand).double(), atol=1e-5, rtol=1e-5)
+
+
+def test_sinkhorn_gives_each_centre_the_same_and_at_last_takes_as_much_of_each_token():
+    # With 1 / (K + N) for both no plan has both marginals: what the tokens give is equal, and is not what was asked.
+    for iterations, least, most in ((1, 1e-3, 1e-1), (200, 0, 5e-5)):
+        strategy = Sinkhorn(epsilon=0.5, iterations=iterations)
+        T = strategy.plan(seen_by(strategy), K).weight.detach()
+        assert T.dtype == torch.float32 and bool((T > 0).all())
+        torch.testing.assert_close(T.sum(dim=2), torch.ones(3, K), atol=5e-5, rtol=0)
+        assert least <= float((T.sum(dim=1) - K / 17).abs().max()) < most
+
+
+@each
+def test_its_own_macs_are_those_of_all_products(strategy):
+    seen = seen_by(strategy)
+    with FlopCounterMode(display=False) as counter:
+        merged(strategy.plan(seen, K), seen)
+    assert counter.get_total_flops() == 2 * 3 * strategy.own_macs(place(17, K, C))
+
+
+def actor_on(network, strategy, **budget):
+    return Actor(strategy, Budget(**(budget or {"keep_rate": 0.5})), network.cost, network.grid, stream=5)
+
+
+@each
+def test_what_it_learns_is_given_gradients_in_each_place(strategy):
+    network = vit()
+    actor = actor_on(network, strategy)
+    network(images(), actor.begin(torch.arange(B), 0, None, tokens=N, training=True)).square().sum().backward()
+    assert list(actor.learned) == [1, 2, 3]
+    for module in actor.learned.values():
+        for name, weight in module.named_parameters():
+            assert bool(weight.grad.isfinite().all()) and bool(weight.grad.any()), name
+
+
+@each
+@torch.no_grad()
+def test_training_and_test_are_alike_and_no_place_is_known_afterwards(strategy):
+    network = vit()
+    actor = actor_on(network, strategy)
+    passes = [actor.begin(torch.arange(B), 0, None, tokens=N, training=training) for training in (True, False)]
+    first, second = (network(images(), acting) for acting in passes)
+    assert torch.equal(first, second)
+    assert passes[1].index.tolist() == [[-1, -1]] * B and passes[1].steps == actor.planned
+
+
+@each
+def test_two_cells_begin_with_the_same_modules_and_two_places_with_others(strategy):
+    modules = [actor_on(vit(), strategy, macs=0.6, blocks=(1, 2)).learned for _ in range(2)]
+    one, other = (list(learned[2].parameters()) for learned in modules)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    before = next(p for p in modules[0][1].parameters() if p.ndim == 2)
+    after = next(p for p in modules[0][2].parameters() if p.ndim == 2)
+    assert before.shape != after.shape or not torch.equal(before, after)
