@@ -16,8 +16,8 @@ MEMORY = 2 * 1024**3
 """Bytes of address space that checks may take, besides what Python and torch have taken before."""
 
 
-def main(target: str, start: int) -> None:
-    """Check what is named, from the strategy of that number on; answers are JSON objects, one a line.
+def main(target: str, given: Any, start: int) -> None:
+    """Check what is named, see `resolve`, from the strategy of that number on; answers are JSON objects, one a line.
 
     "ready": nothing of the target has run so far. "report": a strategy, before any check. "begins": the check that is
     run next. "outcome": what it found. "error": the target is no good. "done": all is said.
@@ -39,7 +39,7 @@ def main(target: str, start: int) -> None:
     _limit_memory()
     say(ready=True)
     try:
-        for strategy, origin in resolve(target, Registry())[start:]:
+        for strategy, origin in resolve(target, Registry(), given)[start:]:
             report = run.blank(strategy, origin)
             say(report=report.model_dump(mode="json"))
             for outcome in run.outcomes(strategy, report, lambda name: say(begins=name)):
@@ -61,4 +61,4 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]))
