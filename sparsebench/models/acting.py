@@ -40,8 +40,11 @@ class Actor:
         self.planned = cost.steps(strategy.site, blocks, counts, self.requires)
 
     def begin(self, items: Tensor, visit: int, relevance: Tensor | None, *, tokens: int, training: bool) -> Pass:
-        """Start a forward pass over the (B,) items, seen for the `visit`-th time; relevance is (B, N) or None."""
-        return Pass(self, items, visit, relevance, tokens, training)
+        """Start a forward pass over the (B,) items, seen for the `visit`-th time; relevance is (B, N) or None.
+
+        The pass has the relevance only where the strategy reads it.
+        """
+        return Pass(self, items, visit, relevance if "relevance" in self.requires else None, tokens, training)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +139,7 @@ class Pass:
         if plan is None:
             return None
         name = self.actor.strategy.name
-        check_plan(plan, name, self.index.shape, keep)
+        check_plan(plan, name, keep, self.index)
         if self.site == "attention" and "tokens" not in self.requires and not _only_removes(plan):
             raise StrategyError(
                 f"'{name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as what is "
@@ -276,15 +279,17 @@ def _tensors(plan: Plan, B: int, N: int, keep: int) -> Iterator[tuple[str, objec
         yield "Mix.weight", plan.weight, (B, keep, N)
 
 
-def check_plan(plan: Plan, name: str, shape: torch.Size, keep: int) -> None:
-    """Raise StrategyError unless the plan turns (B, N) tokens into exactly `keep` of them, legally."""
+def check_plan(plan: Plan, name: str, keep: int, index: Tensor) -> None:
+    """Raise StrategyError unless the plan turns the (B, N) tokens into exactly `keep` of them, legally."""
     if not isinstance(plan, Keep | Merge | Mix):
         raise StrategyError(f"'{name}' returned {type(plan).__name__}, not a plan (Keep, Merge, Mix or None)")
-    B, N = shape
+    B, N = index.shape
     for what, value, expected in _tensors(plan, B, N, keep):
         if not isinstance(value, Tensor) or tuple(value.shape) != expected:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise StrategyError(f"'{name}': {what} must have shape {expected}, got {got}")
+        if value.device != index.device:
+            raise StrategyError(f"'{name}': {what} is on {value.device}, the tokens are on {index.device}")
         if value.is_floating_point() and bool(value.isnan().any()):
             raise StrategyError(f"'{name}': {what} holds NaN")
     if isinstance(plan, Keep):

@@ -30,7 +30,7 @@ def main(target: str, given: Any, start: int) -> None:
         answers.write(json.dumps(what) + "\n")
         answers.flush()
 
-    from sparsebench.testing import informative, networks, run
+    from sparsebench.testing import audit, informative, networks, run
     from sparsebench.testing.parametrize import PluginError, resolve
 
     for name in networks.NAMES:
@@ -39,7 +39,9 @@ def main(target: str, given: Any, start: int) -> None:
     _limit_memory()
     say(ready=True)
     try:
-        for strategy, origin in resolve(target, Registry(), given)[start:]:
+        with audit.watched() as audit.AT_LOAD:
+            strategies = resolve(target, Registry(), given)
+        for strategy, origin in strategies[start:]:
             report = run.blank(strategy, origin)
             say(report=report.model_dump(mode="json"))
             for outcome in run.outcomes(strategy, report, lambda name: say(begins=name)):

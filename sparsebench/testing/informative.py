@@ -41,7 +41,7 @@ class _Within(StandIn):
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         around = self.around
-        return answer(lambda: around(lambda: self.strategy.plan(view, keep)), self.name, view.index.shape, keep)
+        return answer(lambda: around(lambda: self.strategy.plan(view, keep)), self.name, keep, view.index)
 
 
 @torch.no_grad()

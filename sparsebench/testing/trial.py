@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -13,7 +14,7 @@ from sparsebench.budget import Budget
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models.acting import Actor, Pass, check_plan
 from sparsebench.strategy import Keep, Merge, Mix, Plan, Strategy, TokenView
-from sparsebench.testing import state
+from sparsebench.testing import audit, state
 from sparsebench.testing.networks import USUAL, Case, cached
 
 Choice: TypeAlias = Callable[[], Plan | None]
@@ -34,16 +35,20 @@ class RuleError(AssertionError):
 
 
 class _Watched(TokenView):
-    """A view that remembers what is read of it, and what that was."""
+    """A view that remembers what is read of it, what that was, and which private parts others than itself read."""
 
     def __init__(self, view: TokenView):
         self.__dict__.update(view.__dict__)
-        self.__dict__["read"] = set()
+        self.__dict__["read"], self.__dict__["private"] = set(), set()
         self.__dict__["shown"] = {"index": view.index.clone(), "sizes": view.sizes.clone()}
 
     def __getattribute__(self, name: str) -> Any:
+        own = super().__getattribute__("__dict__")
         if not name.startswith("_"):
-            super().__getattribute__("__dict__").get("read", set()).add(name)
+            own.get("read", set()).add(name)
+        elif name == "__dict__" or not name.endswith("__"):
+            asking = str(sys._getframe(1).f_globals.get("__name__"))
+            own.get("private", set()).update([f"view.{name}"] * (not asking.startswith("sparsebench.")))
         return super().__getattribute__(name)
 
     def _get(self, name: str) -> Tensor:
@@ -67,12 +72,16 @@ class Asked:
         read: the attributes of the view that it read.
         changed: those that it changed in place.
         modes: those of torch's modes that it changed.
+        back_doors: how it looked for what the view does not show.
+        changes: what it did to files and processes.
     """
 
     plan: Plan | None
     read: frozenset[str]
     changed: list[str]
     modes: list[str]
+    back_doors: list[str]
+    changes: list[str]
 
 
 class StandIn:
@@ -94,13 +103,16 @@ class _Observed(StandIn):
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         watched, modes = _Watched(view), state.modes()
-        plan = answer(lambda: self.strategy.plan(watched, keep), self.name, view.index.shape, keep)
+        with audit.watched() as events:
+            plan = answer(lambda: self.strategy.plan(watched, keep), self.name, keep, view.index)
         changed = state.differences(modes, state.modes())
-        self.asked.append(Asked(plan, frozenset(watched.__dict__["read"]), watched.changed(), changed))
+        doors = [*audit.back_doors(self.strategy, events), *sorted(watched.__dict__["private"])]
+        done = audit.changes(self.strategy, events)
+        self.asked.append(Asked(plan, frozenset(watched.__dict__["read"]), watched.changed(), changed, doors, done))
         return plan
 
 
-def answer(choice: Choice, name: str, shape: torch.Size, keep: int) -> Plan | None:
+def answer(choice: Choice, name: str, keep: int, index: Tensor) -> Plan | None:
     """Return the plan that a strategy of that name makes of (B, N) tokens, if it is a legal one."""
     try:
         plan = choice()
@@ -109,7 +121,7 @@ def answer(choice: Choice, name: str, shape: torch.Size, keep: int) -> Plan | No
     except (Exception, SystemExit) as error:
         raise _raised(error) from error
     if plan is not None:
-        _judge(plan, name, shape, keep)
+        _judge(plan, name, keep, index)
     return plan
 
 
@@ -122,14 +134,15 @@ def _raised(error: BaseException) -> RuleError:
     return RuleError(text, "acts_without_error")
 
 
-def _judge(plan: Plan, name: str, shape: torch.Size, keep: int) -> None:
+def _judge(plan: Plan, name: str, keep: int, index: Tensor) -> None:
     """Raise RuleError, of the check that it belongs to, if the plan is no legal one."""
-    if any(value.is_floating_point() and bool(value.isnan().any()) for value in tensors(plan)):
+    here = all(value.device == index.device for value in tensors(plan))
+    if here and any(value.is_floating_point() and bool(value.isnan().any()) for value in tensors(plan)):
         raise RuleError("the plan, or the scores it was made by, hold NaN", "nothing_is_nan")
-    if (count := _count(plan)) not in (None, keep):
-        raise RuleError(f"{keep} of {shape[1]} tokens were to go on, the plan has {count}", "budget_is_honoured")
+    if here and (count := _count(plan)) not in (None, keep):
+        raise RuleError(f"{keep} of {index.shape[1]} tokens were to go on, the plan has {count}", "budget_is_honoured")
     try:
-        check_plan(plan, name, shape, keep)
+        check_plan(plan, name, keep, index)
     except StrategyError as error:
         raise RuleError(str(error), "plans_are_legal") from error
 
@@ -208,7 +221,7 @@ def act(strategy: Strategy, case: Case, rate: float = 0.5, rows: slice | None = 
     return Runner(fresh(strategy), case, rate)(rows)
 
 
-def on_each(do: Callable[[Case], None], names: Iterable[str] = USUAL, *, belongs: str = "") -> str:
+def on_each(do: Callable[[Case], object], names: Iterable[str] = USUAL, *, belongs: str = "") -> str:
     """Do something with each case; return on which ones the strategy cannot act.
 
     Args:
