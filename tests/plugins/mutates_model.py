@@ -1,6 +1,6 @@
-"""Finds the network among all objects and makes its last layer larger."""
+"""Finds the network in the frames of its callers and makes its weights larger."""
 
-import gc
+import sys
 from typing import ClassVar
 
 import torch
@@ -12,10 +12,15 @@ class MutatesModel(sparsebench.Strategy):
     name: ClassVar[str] = "mutates_model"
 
     def scores(self, view):
-        with torch.no_grad():
-            for thing in gc.get_objects():
-                if type(thing).__name__ == "VisionTransformer":
-                    thing.head.weight.mul_(1.5)
+        frame = sys._getframe()
+        while frame is not None:
+            module = getattr(frame.f_locals.get("self"), "module", None)
+            if isinstance(module, torch.nn.Module):
+                with torch.no_grad():
+                    for weight in module.parameters():
+                        weight.mul_(1.01)
+                break
+            frame = frame.f_back
         return view.tokens.sum(dim=-1)
 
 
