@@ -52,7 +52,7 @@ def run(
     """
     import pandas as pd
 
-    from sparsebench.board.build import COLUMNS, build
+    from sparsebench.board.build import build, columns_of
 
     finished = execute(
         plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights, images=images,
@@ -60,7 +60,8 @@ def run(
         device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=out, rerun=rerun, jobs=jobs,
         checkpoint=checkpoint, on_record=on_record,
     )  # fmt: skip
-    return pd.DataFrame(build(finished), columns=list(COLUMNS))
+    rows = build(finished)
+    return pd.DataFrame(rows, columns=columns_of(rows))
 
 
 def execute(
@@ -93,12 +94,14 @@ def execute(
 
     `on_plan` is called with the plan and the number of workers before the first cell starts.
     """
+    from sparsebench.board.badges import Badges
     from sparsebench.board.build import flatten
     from sparsebench.board.publish import publish
     from sparsebench.plugin.registry import Registry
     from sparsebench.sweep import run as runs
     from sparsebench.sweep import store
     from sparsebench.sweep.expand import Request
+    from sparsebench.testing import stored
 
     folder, registry = Path(out), Registry()
     request = Request(
@@ -114,10 +117,19 @@ def execute(
     if on_plan is not None:
         on_plan(plan, workers)
     runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0)
-    known = store.read(folder)
-    finished = [flatten(known[job.cell.id]) for job in plan.jobs]
+    known, badges = store.read(folder), Badges(stored.read(folder))
+    finished = [flatten(known[job.cell.id], badges) for job in plan.jobs]
     publish(finished, folder)
     return finished
+
+
+def refresh(folder: Path) -> bool:
+    """Write the leaderboard of a run's folder again, from all its records, where it has one; return whether it has."""
+    from sparsebench.board.publish import publish
+
+    if there := (folder / "leaderboard.csv").exists():
+        publish(load_flat(folder), folder)
+    return there
 
 
 def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -137,14 +149,17 @@ def load_flat(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: the folder holds no records.
     """
+    from sparsebench.board.badges import Badges
     from sparsebench.board.build import flatten
     from sparsebench.errors import UserError
     from sparsebench.sweep import store
+    from sparsebench.testing import stored
 
     records = store.read(folder)
     if not records:
         raise UserError(f"no records in {folder}", next_step="run `sparsebench run --out` with this folder first")
-    return [flatten(record) for _, record in sorted(records.items())]
+    badges = Badges(stored.read(folder))
+    return [flatten(record, badges) for _, record in sorted(records.items())]
 
 
 def leaderboard(records: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
@@ -155,10 +170,10 @@ def leaderboard(records: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from sparsebench.board.build import BY_TASK, COLUMNS, build
+    from sparsebench.board.build import BY_TASK, COLUMNS, build, columns_of
 
     rows = build(records.to_dict("records"), by)
-    return pd.DataFrame(rows, columns=[*(BY_TASK if by else ()), *COLUMNS])
+    return pd.DataFrame(rows, columns=columns_of(rows) if rows else [*(BY_TASK if by else ()), *COLUMNS])
 
 
 def _several(given: Sequence[str] | str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsebench.board.badges import SEVERAL, UNCHECKED, Badges
 from sparsebench.board.statistics import complete, mean_interval, sample_complexity
 from sparsebench.errors import UserError
 from sparsebench.sweep.cell import canonical
@@ -21,6 +22,8 @@ COLUMNS = (
     "selection_auroc", "images_per_s", "n_seeds",
 )  # fmt: skip
 BY_TASK = ("task", "model", "n_train")
+CHECKS = "checks"
+"""The column of the conformance checks, which is there where the outcome of one is stored."""
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
 DENSE = "dense"
 PRETRAINING = "plain"
@@ -31,9 +34,13 @@ Flat = Mapping[str, Any]
 Row = dict[str, Any]
 
 
-def flatten(record: Record) -> dict[str, Any]:
-    """Return a record as one flat row: what it is about, then each metric's value under its name."""
+def flatten(record: Record, badges: Badges | None = None) -> dict[str, Any]:
+    """Return a record as one flat row: what it is about, then each metric's value under its name.
+
+    `checks` is the badge of its strategy, `checks_remark` what there is to say of that; see `Badges`.
+    """
     cell = record.cell
+    badge, remark = (badges or Badges()).of(record.label, record.origin)
     return {
         "cell_id": record.cell_id,
         "status": record.status,
@@ -51,6 +58,8 @@ def flatten(record: Record) -> dict[str, Any]:
         "device": record.device,
         "started": record.started,
         "seconds": record.seconds,
+        CHECKS: badge,
+        f"{CHECKS}_remark": remark,
     } | {name: metric.value for name, metric in record.metrics.items()}
 
 
@@ -60,7 +69,7 @@ def _has(row: Flat, metric: str) -> bool:
 
 
 def build(records: Iterable[Flat], by: str | None = None) -> list[Row]:
-    """Return the leaderboard's rows, ranked ones first and oracles last.
+    """Return the leaderboard's rows, ranked ones first and oracles last; see `columns_of` for their columns.
 
     Args:
         records: flat records, as `flatten` gives them; only those that are ok count.
@@ -69,7 +78,20 @@ def build(records: Iterable[Flat], by: str | None = None) -> list[Row]:
     Raises:
         UserError: `by` is another word.
     """
-    everyone = list(records)
+    rows = _rows(list(records), by)
+    if all(row[CHECKS] == UNCHECKED for row in rows):
+        for row in rows:
+            del row[CHECKS]
+    return rows
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """Return the columns of a leaderboard: COLUMNS, after BY_TASK and before CHECKS where it has them."""
+    there = rows[0] if rows else {}
+    return [*(c for c in BY_TASK if c in there), *COLUMNS, *(c for c in (CHECKS,) if c in there)]
+
+
+def _rows(everyone: Sequence[Flat], by: str | None) -> list[Row]:
     settings = _settings([row for row in everyone if row["status"] == "ok"])
     lossy = {(row["strategy"], row["budget"]) for row in everyone if row["status"] not in ("ok", "unsupported")}
     if by is None:
@@ -125,8 +147,14 @@ def _board(main: Sequence[Flat], trials: Sequence[Flat], spurious: Sequence[Flat
         mine = [[r for r in part if (r["strategy"], r["budget"]) == own] for part in (main, trials, spurious)]
         row |= _main_columns(mine[0], main) | _trial_columns(mine[1], trials) | _spurious_columns(mine[2], spurious)
         row["n_seeds"] = min(_seeds(part) for part in mine if part)
+        row[CHECKS] = _common({r.get(CHECKS, UNCHECKED) for part in mine for r in part})
         rows.append(row)
     return rows
+
+
+def _common(badges: set[str]) -> str:
+    """Return the badge that all records of a row have, or that they were made by different versions."""
+    return badges.pop() if len(badges) == 1 else SEVERAL
 
 
 def _seeds(rows: Sequence[Flat]) -> int:
@@ -236,6 +264,12 @@ def failures(records: Iterable[Flat]) -> list[str]:
         f"{strategy} on {task}: {n} cell{'s' if n > 1 else ''} {status}: {reason}"
         for (strategy, task, status, reason), n in sorted(counted.items())
     ]
+
+
+def remarks(records: Iterable[Flat]) -> list[str]:
+    """Return one line for each strategy of whose conformance checks there is something to say."""
+    said = {(r["strategy"], r.get(f"{CHECKS}_remark", "")) for r in records}
+    return [f"{strategy}: checks: {remark}" for strategy, remark in sorted(said) if remark]
 
 
 def cautions(records: Iterable[Flat]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from sparsebench.board.build import BY_TASK, COLUMNS, NOT_RANKED, NOT_REACHED, Row
+from sparsebench.board.build import CHECKS, NOT_RANKED, NOT_REACHED, Row, columns_of
 from sparsebench.errors import UserError
 
 FORMATS = ("table", "md", "csv", "json", "latex")
@@ -20,6 +20,9 @@ LEGEND = (
     "succeed, theory task, where it was run. "
     "Gap: average minus worst-group accuracy, spurious task. [ ]: 95 % intervals over seeds; differences and ratios "
     "are to dense. Oracles see the relevance mask and are not ranked."
+)
+LEGEND_OF_CHECKS = (
+    "Checks: what `sparsebench check` found of this source of the strategy, and this version of sparsebench."
 )
 
 
@@ -41,15 +44,15 @@ def render(rows: Sequence[Row], form: str, notes: Sequence[str] = ()) -> str:
     if form == "md":
         body = [[cell.replace("|", "\\|") for cell in line] for line in body]
     text = tabulate(body, headers=list(headers), tablefmt=style, disable_numparse=True, colalign=_alignment(headers))
+    legend = f"{LEGEND} {LEGEND_OF_CHECKS}" if CHECKS in columns_of(rows) else LEGEND
     if form == "latex":
-        return "\n".join([text, *(f"% {note}" for note in (LEGEND, *notes))]) + "\n"
-    return "\n\n".join([text, LEGEND, *(["\n".join(f"- {note}" for note in notes)] if notes else [])]) + "\n"
+        return "\n".join([text, *(f"% {note}" for note in (legend, *notes))]) + "\n"
+    return "\n\n".join([text, legend, *(["\n".join(f"- {note}" for note in notes)] if notes else [])]) + "\n"
 
 
 def _csv(rows: Sequence[Row]) -> str:
     out = io.StringIO()
-    columns = [c for c in (*BY_TASK, *COLUMNS) if c in COLUMNS or (rows and c in rows[0])]
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer = csv.DictWriter(out, columns_of(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
@@ -58,7 +61,8 @@ def _csv(rows: Sequence[Row]) -> str:
 def _headers(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
     """Return each heading with the columns that it joins: value, low and high."""
     by_task = {"task": ("task",), "model": ("model",), "N": ("n_train",)} if rows and "task" in rows[0] else {}
-    return by_task | {
+    checks = {"checks": (CHECKS,)} if CHECKS in columns_of(rows) else {}
+    columns: dict[str, tuple[str, ...]] = {
         "rank": ("rank",),
         "strategy": ("strategy",),
         "kind": ("kind",),
@@ -75,10 +79,11 @@ def _headers(rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
         "images/s": ("images_per_s",),
         "seeds": ("n_seeds",),
     }
+    return by_task | columns | checks
 
 
 def _alignment(headers: dict[str, tuple[str, ...]]) -> list[str]:
-    words = {"strategy", "kind", "budget", "task", "model"}
+    words = {"strategy", "kind", "budget", "task", "model", "checks"}
     return ["left" if heading in words else "right" for heading in headers]
 
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
+
+from sparsebench.testing.report import HARMLESS
 
 SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "CRASHED"}
 
 
 @click.command()
-@click.argument("target", metavar="NAME|FILE.py[:PARAM=VALUE...]")
+@click.argument("target", metavar="[NAME|FILE.py[:PARAM=VALUE...]]", required=False)
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Store what was found in this folder of a run, for its board; without a name, of all its strategies.",
+)
 @click.option("--json", "as_json", is_flag=True, help="A list of reports, one a strategy.")
 @click.option("--markdown", is_flag=True, help="A table for a page or a pull request.")
 @click.option(
@@ -23,29 +32,60 @@ SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "C
     metavar="SECONDS",
     help="For each check.",
 )
-def check(target: str, as_json: bool, markdown: bool, time_limit: float) -> None:
+def check(target: str | None, results: Path | None, as_json: bool, markdown: bool, time_limit: float) -> None:
     """Check that a strategy keeps the rules, on tiny networks and in a process of its own.
 
     Required checks are what every strategy must pass; recommended ones say what is good to have; informative ones
     measure. Leaves with 0 if all required checks pass, 1 if not, 2 if the command is wrong. A check that the strategy
     names in `expected_failures` is shown as expected, and does not count as failed.
+
+    With --results the reports are stored, too, and the folder's board shows them for as long as a strategy's source
+    stays as it is. Then 1 also says that a strategy of the folder could not be checked.
     """
     from sparsebench.testing import process
+    from sparsebench.testing import results as of_results
 
-    reports = process.check(target, time_limit)
+    if target is None and results is None:
+        raise click.UsageError("name a strategy or a file, or a results folder with --results")
+    reports: list[Any] = []
+
+    def show(report: Any) -> None:
+        reports.append(report)
+        if not as_json:
+            click.echo(_markdown(report) if markdown else _text(report, whole=target is not None))
+
+    left_out: list[str] = []
+    if results is not None:
+        left_out = of_results.check(results, target, time_limit, show)
+    else:
+        assert target is not None
+        for report in process.check(target, time_limit):
+            show(report)
     if as_json:
         click.echo(json.dumps([{**r.model_dump(mode="json"), "conforms": r.conforms} for r in reports], indent=1))
-    else:
-        for report in reports:
-            click.echo(_markdown(report) if markdown else _text(report))
-    sys.exit(int(not all(report.conforms for report in reports)))
+    if results is not None:
+        _conclude(results, left_out)
+    sys.exit(int(bool(left_out) or not all(report.conforms for report in reports)))
 
 
-def _text(report: Any) -> str:
+def _conclude(results: Path, left_out: list[str]) -> None:
+    """Bring the folder's board up to date, and say what is not on it."""
+    from sparsebench.api import refresh
+
+    for line in left_out:
+        click.echo(f"not checked: {line}", err=True)
+    board = f"; written: {results}/leaderboard.md, .csv, .json, .png" if refresh(results) else ""
+    click.echo(f"stored: {results}/checks{board}", err=True)
+
+
+def _text(report: Any, whole: bool) -> str:
+    """Return the report: all checks, or those that did not pass where they should."""
     lines, group = [f"{report.title}  {report.summary()}"], ""
     before = ""  # a remark is shown once where several checks have the same
     for outcome in report.outcomes:
-        if outcome.group != group:
+        if not whole and outcome.status in HARMLESS:
+            continue
+        if whole and outcome.group != group:
             group = outcome.group
             lines += ["", group]
         says = outcome.message if outcome.status == "not run" else outcome.says
@@ -53,7 +93,7 @@ def _text(report: Any) -> str:
         if outcome.message not in ("", before) and outcome.status != "not run":
             lines.append(f"{'':14}{outcome.message}")
         before = outcome.message or before
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, ""] if whole else lines)
 
 
 def _markdown(report: Any) -> str:

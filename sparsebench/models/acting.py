@@ -79,8 +79,11 @@ class Actor:
             return self.strategy.module(place)
 
     def begin(self, items: Tensor, visit: int, relevance: Tensor | None, *, tokens: int, training: bool) -> Pass:
-        """Start a forward pass over the (B,) items, seen for the `visit`-th time; relevance is (B, N) or None."""
-        return Pass(self, items, visit, relevance, tokens, training)
+        """Start a forward pass over the (B,) items, seen for the `visit`-th time; relevance is (B, N) or None.
+
+        The pass has the relevance only where the strategy reads it.
+        """
+        return Pass(self, items, visit, relevance if "relevance" in self.requires else None, tokens, training)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +230,7 @@ class Pass:
         keep, came, strategy = self.actor.keep[block], self.present, self.actor.strategy
         plan = strategy.plan(self._view(block, given), keep)
         if plan is not None:
-            check_plan(plan, strategy, self.index.shape, keep, training=self.training)
+            check_plan(plan, strategy, self.index, keep, training=self.training)
             if self.site == "attention" and "tokens" not in self.requires and isinstance(plan, Keep | Merge | Mix):
                 _check_only_removes(plan, strategy.name)
             plan = self._follow(block, plan)

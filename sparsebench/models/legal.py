@@ -47,8 +47,8 @@ def _width(values: object) -> int:
     return values.shape[-1] if isinstance(values, Tensor) and values.ndim else 0
 
 
-def check_plan(plan: Plan, strategy: Strategy, shape: torch.Size, keep: int, *, training: bool) -> None:
-    """Raise StrategyError unless the plan turns (B, N) tokens into `keep` of them, legally.
+def check_plan(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, training: bool) -> None:
+    """Raise StrategyError unless the plan turns the (B, N) tokens into `keep` of them, legally.
 
     An adaptive strategy may let any number go on; and masks and shifts, in training, all of them.
     """
@@ -56,32 +56,39 @@ def check_plan(plan: Plan, strategy: Strategy, shape: torch.Size, keep: int, *, 
     if not isinstance(plan, Keep | Merge | Mix | Mask | Shift):
         kinds = "Keep, Merge, Mix, Mask, Shift or None"
         raise StrategyError(f"'{name}' returned {type(plan).__name__}, not a plan ({kinds})")
-    B, N = shape
-    count = _count(plan, N) if strategy.adaptive else None
-    for what, value, expected in _tensors(plan, B, N, keep if count is None else count):
-        if not isinstance(value, Tensor) or tuple(value.shape) != expected:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise StrategyError(f"'{name}': {what} must have shape {expected}, got {got}")
-        if value.is_floating_point() and bool(value.isnan().any()):
-            raise StrategyError(f"'{name}': {what} holds NaN")
+    B, N = index.shape
+    if strategy.adaptive and (count := went_on(plan)) is not None:
+        keep = min(N, max(1, count))
+    for part in _tensors(plan, B, N, keep):
+        _check_tensor(name, *part, index.device)
     if isinstance(plan, Keep):
         _check_index(plan.index, name, N)
     elif isinstance(plan, Merge):
-        _check_groups(plan.target, name, keep if count is None else count)
+        _check_groups(plan.target, name, keep)
     elif isinstance(plan, Mask):
         _check_mask(plan, strategy, training)
     elif isinstance(plan, Shift) and not training:
         raise StrategyError(f"'{name}': Shift is for training only, see view.training")
 
 
-def _count(plan: Plan, N: int) -> int | None:
-    """Return how many tokens go on, 1 to N, as far as that is to be seen."""
+def _check_tensor(name: str, what: str, value: object, expected: tuple[int, ...], device: torch.device) -> None:
+    if not isinstance(value, Tensor) or tuple(value.shape) != expected:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise StrategyError(f"'{name}': {what} must have shape {expected}, got {got}")
+    if value.device != device:
+        raise StrategyError(f"'{name}': {what} is on {value.device}, the tokens are on {device}")
+    if value.is_floating_point() and bool(value.isnan().any()):
+        raise StrategyError(f"'{name}': {what} holds NaN")
+
+
+def went_on(plan: Plan) -> int | None:
+    """Return how many tokens a plan lets go on, legal or not; None where that is not to be seen."""
     if isinstance(plan, Keep) and isinstance(plan.index, Tensor) and plan.index.ndim == 2:
-        return min(N, max(1, plan.index.shape[1])) + (plan.fuse is not None)
-    if isinstance(plan, Merge) and isinstance(plan.target, Tensor) and plan.target.numel():
-        return min(N, max(1, int(plan.target.max()) + 1))
+        return plan.index.shape[1] + (plan.fuse is not None)
     if isinstance(plan, Mix) and isinstance(plan.weight, Tensor) and plan.weight.ndim == 3:
-        return min(N, max(1, plan.weight.shape[1]))
+        return plan.weight.shape[1]
+    if isinstance(plan, Merge) and isinstance(plan.target, Tensor) and plan.target.dtype == torch.int64:
+        return int(plan.target.max()) + 1 if plan.target.numel() else 0
     return None
 
 

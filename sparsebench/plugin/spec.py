@@ -57,6 +57,11 @@ def parse(text: str, positional: str | None = None) -> Spec:
     return Spec(name, params)
 
 
+def label(name: str, params: Mapping[str, Any]) -> str:
+    """Return what tables call a strategy: its name, with the parameters that are not its defaults."""
+    return name + (f"({', '.join(f'{key}={value}' for key, value in params.items())})" if params else "")
+
+
 def _value(text: str) -> Any:
     try:
         return json.loads(text)

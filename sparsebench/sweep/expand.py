@@ -12,7 +12,7 @@ from sparsebench.budget import AMOUNTS, FULL, LATER, Budget, schedule_of
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
 from sparsebench.plugin.registry import Found, Registry
-from sparsebench.plugin.spec import Spec, fill, parse
+from sparsebench.plugin.spec import Spec, fill, label, parse
 from sparsebench.strategy import Strategy
 from sparsebench.sweep.cell import Cell, Part, Where
 from sparsebench.sweep.job import Job
@@ -134,9 +134,7 @@ def _where(setting: _Setting, strategy: Strategy) -> Where:
 
 
 def _label(strategy: Strategy) -> str:
-    """Return the strategy's name, with the parameters that are not its defaults."""
-    own = strategy.model_dump(mode="json", exclude_defaults=True)
-    return strategy.name + (f"({', '.join(f'{k}={v}' for k, v in own.items())})" if own else "")
+    return label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
 
 
 _Contender = tuple[Strategy, Found, Budget]

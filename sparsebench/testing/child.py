@@ -16,8 +16,8 @@ MEMORY = 2 * 1024**3
 """Bytes of address space that checks may take, besides what Python and torch have taken before."""
 
 
-def main(target: str, start: int) -> None:
-    """Check what is named, from the strategy of that number on; answers are JSON objects, one a line.
+def main(target: str, given: Any, start: int) -> None:
+    """Check what is named, see `resolve`, from the strategy of that number on; answers are JSON objects, one a line.
 
     "ready": nothing of the target has run so far. "report": a strategy, before any check. "begins": the check that is
     run next. "outcome": what it found. "error": the target is no good. "done": all is said.
@@ -30,7 +30,7 @@ def main(target: str, start: int) -> None:
         answers.write(json.dumps(what) + "\n")
         answers.flush()
 
-    from sparsebench.testing import informative, networks, run
+    from sparsebench.testing import audit, informative, networks, run
     from sparsebench.testing.parametrize import PluginError, resolve
 
     for name in networks.NAMES:
@@ -39,7 +39,9 @@ def main(target: str, start: int) -> None:
     _limit_memory()
     say(ready=True)
     try:
-        for strategy, origin in resolve(target, Registry())[start:]:
+        with audit.watched() as audit.AT_LOAD:
+            strategies = resolve(target, Registry(), given)
+        for strategy, origin in strategies[start:]:
             report = run.blank(strategy, origin)
             say(report=report.model_dump(mode="json"))
             for outcome in run.outcomes(strategy, report, lambda name: say(begins=name)):
@@ -61,4 +63,4 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sparsebench.strategy import Strategy
 
     Named = str | Strategy | type[Strategy]
+    Given = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def parametrize_with_strategies(
@@ -58,8 +59,14 @@ def parametrize_with_strategies(
     return pytest.mark.parametrize(("strategy", "check"), cases)
 
 
-def resolve(named: Named, registry: Registry) -> list[tuple[Strategy, Origin]]:
+def resolve(named: Named, registry: Registry, given: Given | None = None) -> list[tuple[Strategy, Origin]]:
     """Return the strategies that are meant, with all combinations of the parameters given, and where they come from.
+
+    Args:
+        named: as `parametrize_with_strategies` takes them.
+        registry: where they are looked for.
+        given: the strategies that are wanted of a name or file, each with its parameters as records have them, instead
+            of those in the text.
 
     Raises:
         UserError: there is none, or it does not load.
@@ -79,7 +86,8 @@ def resolve(named: Named, registry: Registry) -> list[tuple[Strategy, Origin]]:
         if found.failure:
             raise PluginError(name, found.origin, found.failure)
         what = f"strategy '{name}'"
-        made += [(fill(found.cls, params, what), found.origin) for params in spec.combinations()]
+        wanted = spec.combinations() if given is None else given.get(name, ())
+        made += [(fill(found.cls, params, what), found.origin) for params in wanted]
     return made
 
 

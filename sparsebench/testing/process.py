@@ -11,36 +11,47 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, BinaryIO
 
+import sparsebench
 from sparsebench.errors import UserError
 from sparsebench.plugin.origin import Origin
+from sparsebench.plugin.spec import parse
 from sparsebench.sweep.engine import THREADS
+from sparsebench.sweep.store import content_hash
 from sparsebench.testing.report import Outcome, Report, Status
 
 LIMIT = 60.0
 """Seconds for one check."""
 START = 300.0
 """Seconds for Python to start and to import torch, before anything of a strategy runs."""
+Given = Mapping[str, Sequence[Mapping[str, Any]]]
 LOADS = Outcome(check="loads", group="required", says="The plugin loads and brings legal strategies.")
 
 
-def check(target: str, limit: float = LIMIT, on_outcome: Callable[[Outcome], None] = lambda _: None) -> list[Report]:
+def check(
+    target: str,
+    limit: float = LIMIT,
+    on_outcome: Callable[[Outcome], None] = lambda _: None,
+    given: Given | None = None,
+) -> list[Report]:
     """Return the report of each strategy that NAME or FILE.py, with parameters, stands for.
 
     Args:
         target: what is to be checked, as `sparsebench run --plugin` takes it.
         limit: seconds for each check; a strategy that takes longer is ended.
         on_outcome: is called with each outcome as it comes.
+        given: by name the strategies that are wanted of the target, with parameters, in place of those in its text.
 
     Raises:
         UserError: there is no such strategy, file or parameter.
     """
     reports: list[Report] = []
     while True:
-        child = _Child(target, len(reports), limit, on_outcome)
+        child = _Child(target, given, len(reports), limit, on_outcome)
         try:
             all_done = child.listen()
         finally:
@@ -53,13 +64,15 @@ def check(target: str, limit: float = LIMIT, on_outcome: Callable[[Outcome], Non
 class _Child:
     """One process, and the reports that it gave."""
 
-    def __init__(self, target: str, start: int, limit: float, on_outcome: Callable[[Outcome], None]):
+    def __init__(
+        self, target: str, given: Given | None, start: int, limit: float, on_outcome: Callable[[Outcome], None]
+    ):
         self.target, self.limit, self.on_outcome = target, limit, on_outcome
         self.reports: list[Report] = []
         self.running: Outcome | None = None
         self.log = tempfile.TemporaryFile()  # noqa: SIM115  # until `end`
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-P", "-m", "sparsebench.testing.child", target, str(start)],
+            [sys.executable, "-u", "-P", "-m", "sparsebench.testing.child", target, json.dumps(given), str(start)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self.log,
@@ -105,7 +118,8 @@ class _Child:
         self.on_outcome(outcome)
 
     def _unloaded(self, name: str, origin: Origin, outcome: Outcome) -> None:
-        self.reports.append(Report(strategy=name, origin=origin, outcomes=(outcome,)))
+        versions = {"sparsebench": sparsebench.__version__}
+        self.reports.append(Report(strategy=name, origin=origin, versions=versions, outcomes=(outcome,)))
         self.on_outcome(outcome)
 
     def _lost(self, status: Status, message: str) -> bool:
@@ -113,7 +127,8 @@ class _Child:
         if self.running is None:
             raise UserError(f"the checks did not start: {message}")
         if self.running == LOADS:
-            self._unloaded(self.target, Origin(plugin=self.target), LOADS.after(status, message))
+            source = content_hash(Path(parse(self.target).name))
+            self._unloaded(self.target, Origin(plugin=self.target, sha256=source), LOADS.after(status, message))
             return True
         self._found(self.running.after(status, message))
         return False

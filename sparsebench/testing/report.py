@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench.plugin.origin import Origin
+from sparsebench.plugin.spec import label
 
 SCHEMA = 1
 Group = Literal["required", "recommended", "informative"]
@@ -64,6 +65,11 @@ class Report(_Value):
     def conforms(self) -> bool:
         """Whether no required check failed but for those that the strategy declares."""
         return all(o.status in HARMLESS for o in self.outcomes if o.group == "required")
+
+    @property
+    def label(self) -> str:
+        """What tables call it: see `sparsebench.plugin.spec.label`."""
+        return label(self.strategy, self.params)
 
     @property
     def title(self) -> str:

@@ -8,6 +8,7 @@ Raises (all of them):
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,16 @@ from torch import Tensor
 
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.strategy import Strategy, complaint
-from sparsebench.testing import state
+from sparsebench.testing import audit, state
 from sparsebench.testing.networks import PREFIXES, SIZES, Case, build
-from sparsebench.testing.trial import RuleError, Runner, Trial, act, alike, fresh, on_each, tensors
+from sparsebench.testing.trial import Asked, RuleError, Runner, Trial, act, alike, fresh, on_each, tensors
+from sparsebench.training.evaluate import evaluate
 from sparsebench.training.steps import Autograd, Samples
 from sparsebench.view import NEEDS
+
+BATCHES = 4
+"""How many batches a strategy is given where what it does besides choosing is watched."""
+IN_RUNS = ("class token", "no class token", "shallow")
 
 
 def declares_itself(strategy: Strategy) -> None:
@@ -52,11 +58,13 @@ def parameters_survive_json(strategy: Strategy) -> None:
 
 
 def acts_without_error(strategy: Strategy) -> str:
-    """It acts on a tiny network at least, and raises nothing but UnsupportedError."""
+    """It acts on a tiny network at least, batch after batch, and raises nothing but UnsupportedError."""
 
     def do(case: Case) -> None:
         try:
-            act(strategy, case)
+            runner = Runner(fresh(strategy), case)
+            for _ in range(BATCHES):
+                runner()
         except (RuleError, UnsupportedError):
             raise
         except StrategyError as error:
@@ -196,30 +204,45 @@ def odd_sizes(strategy: Strategy) -> str:
 
 
 def labels_change_nothing(strategy: Strategy) -> str:
-    """In a training step with other labels it chooses the same."""
-
-    def choices(name: str, turned: int) -> list[Tensor]:
-        case = build(name)
-        runner = Runner(fresh(strategy), case)
-        relevance = case.relevance if strategy.kind == "oracle" else None
-        samples = Samples(case.inputs, case.labels.roll(turned), relevance)
-        steps = Autograd(case.network, runner.actor, samples, case.recipe)
-        with torch.enable_grad():
-            steps.step(np.arange(len(case.labels)), 0, 0.0)
-        return [value.detach() for asked in runner.observed.asked for value in tensors(asked.plan)]
+    """In a training step and in the test it chooses the same with other labels."""
 
     def do(case: Case) -> None:
-        if not alike(choices(case.name, 0), choices(case.name, 1)):
+        if not alike(_in_a_run(strategy, case.name, turn_labels=0), _in_a_run(strategy, case.name, turn_labels=1)):
             raise RuleError("the choice depends on the labels")
 
-    return on_each(do, ("class token", "no class token", "shallow"))
+    return on_each(do, IN_RUNS)
+
+
+def relevance_changes_nothing(strategy: Strategy) -> str:
+    """Where it is no oracle, it chooses the same with another relevance mask, in a training step and in the test."""
+    if strategy.kind == "oracle":
+        return "it is an oracle"
+
+    def do(case: Case) -> None:
+        if not alike(_in_a_run(strategy, case.name, turn_mask=0), _in_a_run(strategy, case.name, turn_mask=1)):
+            raise RuleError("the choice depends on the relevance mask")
+
+    return on_each(do, IN_RUNS)
+
+
+def _in_a_run(strategy: Strategy, name: str, *, turn_labels: int = 0, turn_mask: int = 0) -> list[Tensor]:
+    """Return all choices of a test and a step of training, with labels or masks turned among the samples."""
+    built = build(name)
+    case = replace(built, labels=built.labels.roll(turn_labels), relevance=built.relevance.roll(turn_mask, 0))
+    runner = Runner(fresh(strategy), case)
+    samples = Samples(case.inputs, case.labels, case.relevance)
+    evaluate(case.network, runner.actor, samples, case.recipe)
+    steps = Autograd(case.network, runner.actor, samples, case.recipe)
+    with torch.enable_grad():
+        steps.step(np.arange(len(case.labels)), 0, 0.0)
+    return [value.detach() for asked in runner.observed.asked for value in tensors(asked.plan)]
 
 
 def view_is_left_alone(strategy: Strategy) -> str:
     """It changes no tensor of its view in place: the network goes on with them."""
 
     def do(case: Case) -> None:
-        changed = sorted({name for asked in act(strategy, case).asked for name in asked.changed})
+        changed = sorted({name for asked in _batches(strategy, case) for name in asked.changed})
         if changed:
             raise RuleError(f"changed in place: {', '.join(f'view.{name}' for name in changed)}")
 
@@ -233,7 +256,7 @@ def model_is_left_alone(strategy: Strategy) -> str:
         case = build(shared.name)
         module = case.network.module
         before = state.fingerprint(module)
-        act(strategy, case)
+        _batches(strategy, case)
         if changed := state.differences(before, state.fingerprint(module)):
             raise RuleError(f"changed: {', '.join(sorted(changed))}")
 
@@ -245,7 +268,7 @@ def random_state_is_left_alone(strategy: Strategy) -> str:
 
     def do(case: Case) -> None:
         before = state.random_state()
-        act(strategy, case)
+        _batches(strategy, case)
         if changed := state.differences(before, state.random_state()):
             raise RuleError(f"changed: the global random state of {', '.join(sorted(changed))}; use view.random()")
 
@@ -268,22 +291,58 @@ def modes_are_left_alone(strategy: Strategy) -> str:
     return on_each(do)
 
 
-def _act_once(strategy: Strategy, case: Case) -> None:
-    act(strategy, case)
+def keeps_to_its_view(strategy: Strategy) -> str:
+    """It looks for nothing that its view does not show: private parts, frames of its callers, all objects there are."""
+
+    def do(case: Case) -> None:
+        if doors := sorted({door for asked in _batches(strategy, case) for door in asked.back_doors}):
+            raise RuleError(f"looked into: {', '.join(doors)}")
+
+    return on_each(do)
+
+
+def _batches(strategy: Strategy, case: Case) -> list[Asked]:
+    """Return what was asked in a few batches that one strategy is given, the last of them in training."""
+    runner = Runner(fresh(strategy), case)
+    for _ in range(BATCHES):
+        runner()
+    runner(training=True)
+    return runner.observed.asked
 
 
 def torch_is_left_alone(strategy: Strategy) -> str:
-    """No well-known function of torch or timm is replaced."""
-    note = on_each(lambda case: _act_once(strategy, case))
+    """No function of torch, timm, numpy or sparsebench is replaced."""
+    note = on_each(lambda case: _batches(strategy, case))
     if replaced := state.replaced_functions():
-        raise RuleError(f"replaced: {', '.join(replaced)}")
+        more = f" and {len(replaced) - 5} more" if len(replaced) > 5 else ""
+        raise RuleError(f"replaced: {', '.join(replaced[:5])}{more}")
+    return note
+
+
+def machine_is_left_alone(strategy: Strategy) -> str:
+    """It writes, moves and removes no file, starts no process and opens no connection."""
+    wrote: list[str] = []  # by libraries that open files themselves; a first import may write, so it is looked at later
+
+    def do(case: Case) -> None:
+        acting = {change for asked in _batches(strategy, case) for change in asked.changes}
+        if done := sorted({*acting, *audit.changes(strategy, audit.AT_LOAD)}):
+            raise RuleError(f"it {'; '.join(done)}")
+        before = audit.written()
+        act(strategy, case)
+        if audit.written() > before:
+            wrote.append(case.name)
+
+    with state.captured() as texts:
+        note = on_each(do)
+    if wrote and not texts[0]:
+        raise RuleError(f"it wrote to a file [{wrote[0]}]")
     return note
 
 
 def prints_nothing(strategy: Strategy) -> str:
     """It writes nothing to standard output or standard error."""
     with state.captured() as texts:
-        note = on_each(lambda case: _act_once(strategy, case))
+        note = on_each(lambda case: _batches(strategy, case))
     if texts[0]:
         first = texts[0].splitlines()[0]
         raise RuleError(f"it wrote {first[:60]!r}; use the logging module")
@@ -293,6 +352,7 @@ def prints_nothing(strategy: Strategy) -> str:
 CHECKS = (
     declares_itself, constructs_with_defaults, parameters_survive_json, acts_without_error, reads_no_relevance,
     plans_are_legal, nothing_is_nan, budget_is_honoured, prefix_tokens_stay, keep_all_is_dense, same_seed_same_bits,
-    odd_sizes, labels_change_nothing, view_is_left_alone, model_is_left_alone, random_state_is_left_alone,
-    modes_are_left_alone, torch_is_left_alone, prints_nothing,
+    odd_sizes, labels_change_nothing, relevance_changes_nothing, keeps_to_its_view, view_is_left_alone,
+    model_is_left_alone, random_state_is_left_alone, modes_are_left_alone, torch_is_left_alone, machine_is_left_alone,
+    prints_nothing,
 )  # fmt: skip

@@ -9,42 +9,58 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from functools import reduce
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-import timm
+import timm.models.vision_transformer  # noqa: F401  # this and run_cell: what is to be watched must be there
 import torch
 from torch import nn
 
-_WELL_KNOWN = (
-    "softmax", "topk", "sort", "argsort", "matmul", "rand", "randn", "no_grad", "manual_seed",
-    "Tensor.__matmul__", "Tensor.softmax", "Tensor.sort", "Tensor.topk", "Tensor.argsort", "Tensor.gather",
-    "Tensor.backward", "nn.Module.__call__", "nn.Module.__setattr__", "nn.Linear.forward", "nn.LayerNorm.forward",
-    "nn.GELU.forward", "nn.functional.linear", "nn.functional.softmax", "nn.functional.layer_norm",
-    "nn.functional.scaled_dot_product_attention", "nn.functional.cross_entropy",
+import sparsebench.sweep.run_cell  # noqa: F401
+
+_ROOTS = (
+    "torch", "torch.Tensor", "torch.autograd", "torch.fft", "torch.linalg", "torch.nn", "torch.nn.functional",
+    "torch.nn.init", "torch.optim", "torch.random", "torch.special", "timm.layers", "timm.models.vision_transformer",
+    "numpy", "numpy.linalg", "numpy.random", "random", "time",
 )  # fmt: skip
-_OF_TIMM = (
-    "layers.Attention.forward", "layers.Mlp.forward", "layers.PatchEmbed.forward",
-    "models.vision_transformer.Block.forward", "models.vision_transformer.VisionTransformer.forward",
-    "models.vision_transformer.VisionTransformer.forward_features",
-)  # fmt: skip
+"""Where functions, and classes with their methods, are watched; besides all of sparsebench that is imported."""
+
+_CHANGING = ("torch.optim.", "torch.nn.Module.")
+"""Where torch itself puts other functions of its own, as optimisers and torch.compile are used."""
 
 
 def _functions() -> dict[str, Any]:
-    def found(root: ModuleType, path: str) -> Any:
-        return reduce(getattr, path.split("."), root)
+    own = [name for name in sys.modules if name.partition(".")[0] == "sparsebench"]
+    found: dict[str, Any] = {}
+    for root in (*_ROOTS, *own):
+        for name, thing in _callables(_at(root)):
+            found[f"{root}.{name}"] = thing
+            if isinstance(thing, type) and thing.__module__.startswith(("torch.nn", "torch.optim", "timm", root)):
+                found |= {f"{root}.{name}.{method}": function for method, function in _callables(thing)}
+    return found
 
-    return {f"torch.{p}": found(torch, p) for p in _WELL_KNOWN} | {f"timm.{p}": found(timm, p) for p in _OF_TIMM}
+
+def _at(path: str) -> Any:
+    """Return the module or class of that name."""
+    return sys.modules[path] if path in sys.modules else getattr(_at(path.rpartition(".")[0]), path.rpartition(".")[2])
+
+
+def _callables(root: Any) -> list[tuple[str, Any]]:
+    return [(name, thing) for name, thing in list(vars(root).items()) if callable(thing) and name != "__class__"]
 
 
 _FIRST = _functions()
 
 
 def replaced_functions() -> list[str]:
-    """Return the well-known functions that are other objects than when this module was imported."""
-    return [name for name, function in _functions().items() if function is not _FIRST[name]]
+    """Return the functions that are other objects than when this module was imported, or that are gone."""
+    now = _functions()
+    other = {name: now.get(name) for name, function in _FIRST.items() if now.get(name) is not function}
+    return [name for name, function in other.items() if not (name.startswith(_CHANGING) and _of_torch(function))]
+
+
+def _of_torch(function: Any) -> bool:
+    return str(getattr(function, "__globals__", {}).get("__name__", "")).startswith("torch.")
 
 
 def modes() -> dict[str, Any]:

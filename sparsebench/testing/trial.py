@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -12,10 +13,10 @@ from torch import Tensor
 from sparsebench.budget import Budget
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models.acting import Actor, Pass
-from sparsebench.models.legal import check_plan
-from sparsebench.plans import Keep, Merge, Mix, Plan
+from sparsebench.models.legal import check_plan, went_on
+from sparsebench.plans import Plan
 from sparsebench.strategy import Strategy
-from sparsebench.testing import state
+from sparsebench.testing import audit, state
 from sparsebench.testing.networks import USUAL, Case, cached
 from sparsebench.view import TokenView
 
@@ -37,16 +38,20 @@ class RuleError(AssertionError):
 
 
 class _Watched(TokenView):
-    """A view that remembers what is read of it, and what that was."""
+    """A view that remembers what is read of it, what that was, and which private parts others than itself read."""
 
     def __init__(self, view: TokenView):
         self.__dict__.update(view.__dict__)
-        self.__dict__["read"] = set()
+        self.__dict__["read"], self.__dict__["private"] = set(), set()
         self.__dict__["shown"] = {"index": view.index.clone(), "sizes": view.sizes.clone()}
 
     def __getattribute__(self, name: str) -> Any:
+        own = super().__getattribute__("__dict__")
         if not name.startswith("_"):
-            super().__getattribute__("__dict__").get("read", set()).add(name)
+            own.get("read", set()).add(name)
+        elif name == "__dict__" or not name.endswith("__"):
+            asking = str(sys._getframe(1).f_globals.get("__name__"))
+            own.get("private", set()).update([f"view.{name}"] * (not asking.startswith("sparsebench.")))
         return super().__getattribute__(name)
 
     def _get(self, name: str) -> Any:
@@ -70,12 +75,16 @@ class Asked:
         read: the attributes of the view that it read.
         changed: those that it changed in place.
         modes: those of torch's modes that it changed.
+        back_doors: how it looked for what the view does not show.
+        changes: what it did to files and processes.
     """
 
     plan: Plan | None
     read: frozenset[str]
     changed: list[str]
     modes: list[str]
+    back_doors: list[str]
+    changes: list[str]
 
 
 class StandIn:
@@ -97,9 +106,12 @@ class _Observed(StandIn):
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         watched, modes = _Watched(view), state.modes()
-        plan = answer(lambda: self.strategy.plan(watched, keep), self.strategy, view, keep)
+        with audit.watched() as events:
+            plan = answer(lambda: self.strategy.plan(watched, keep), self.strategy, view, keep)
         changed = state.differences(modes, state.modes())
-        self.asked.append(Asked(plan, frozenset(watched.__dict__["read"]), watched.changed(), changed))
+        doors = [*audit.back_doors(self.strategy, events), *sorted(watched.__dict__["private"])]
+        done = audit.changes(self.strategy, events)
+        self.asked.append(Asked(plan, frozenset(watched.__dict__["read"]), watched.changed(), changed, doors, done))
         return plan
 
 
@@ -127,13 +139,14 @@ def _raised(error: BaseException) -> RuleError:
 
 def _judge(plan: Plan, strategy: Strategy, view: TokenView, keep: int) -> None:
     """Raise RuleError, of the check that it belongs to, if the plan is no legal one."""
-    if any(value.is_floating_point() and bool(value.isnan().any()) for value in tensors(plan)):
+    here = all(value.device == view.index.device for value in tensors(plan))
+    if here and any(value.is_floating_point() and bool(value.isnan().any()) for value in tensors(plan)):
         raise RuleError("the plan, or the scores it was made by, hold NaN", "nothing_is_nan")
-    shape = view.index.shape
-    if not strategy.adaptive and (count := _count(plan)) not in (None, keep):
-        raise RuleError(f"{keep} of {shape[1]} tokens were to go on, the plan has {count}", "budget_is_honoured")
+    if here and not strategy.adaptive and (count := went_on(plan)) not in (None, keep):
+        what = f"{keep} of {view.index.shape[1]} tokens were to go on, the plan has {count}"
+        raise RuleError(what, "budget_is_honoured")
     try:
-        check_plan(plan, strategy, shape, keep, training=view.training)
+        check_plan(plan, strategy, view.index, keep, training=view.training)
     except StrategyError as error:
         raise RuleError(str(error), "plans_are_legal") from error
 
@@ -141,17 +154,6 @@ def _judge(plan: Plan, strategy: Strategy, view: TokenView, keep: int) -> None:
 def tensors(plan: Plan | None) -> list[Tensor]:
     """Return the tensors of a plan."""
     return [value for value in (vars(plan).values() if plan is not None else ()) if isinstance(value, Tensor)]
-
-
-def _count(plan: Plan) -> int | None:
-    """Return how many tokens the plan lets go on, or None where it is not to be seen."""
-    if isinstance(plan, Keep) and isinstance(plan.index, Tensor) and plan.index.ndim == 2:
-        return plan.index.shape[1] + (plan.fuse is not None)
-    if isinstance(plan, Mix) and isinstance(plan.weight, Tensor) and plan.weight.ndim == 3:
-        return plan.weight.shape[1]
-    if isinstance(plan, Merge) and isinstance(plan.target, Tensor) and plan.target.dtype == torch.int64:
-        return int(plan.target.max()) + 1 if plan.target.numel() else 0
-    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +214,7 @@ def act(strategy: Strategy, case: Case, rate: float = 0.5, rows: slice | None = 
     return Runner(fresh(strategy), case, rate)(rows)
 
 
-def on_each(do: Callable[[Case], None], names: Iterable[str] = USUAL, *, belongs: str = "") -> str:
+def on_each(do: Callable[[Case], object], names: Iterable[str] = USUAL, *, belongs: str = "") -> str:
     """Do something with each case; return on which ones the strategy cannot act.
 
     Args:

@@ -1,0 +1,89 @@
+"""Checking the strategies that a results folder has records of, and keeping what was found beside those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from sparsebench.errors import UserError
+from sparsebench.plugin.spec import parse
+from sparsebench.sweep import store
+from sparsebench.sweep.record import Record
+from sparsebench.testing import process, stored
+from sparsebench.testing.report import Report
+
+Given = dict[str, list[dict[str, Any]]]
+
+
+def check(out: Path, target: str | None, limit: float, on_report: Callable[[Report], None]) -> list[str]:
+    """Check strategies in processes of their own, store each report in the folder, and return which were left out.
+
+    Args:
+        out: a results folder.
+        target: what is to be checked: NAME or FILE.py, with parameters; without any it stands for all parameters that
+            the folder has records of. None is every strategy of the records.
+        limit: seconds for each check.
+        on_report: is called with each report when it is stored.
+
+    Raises:
+        UserError: there is no such target, the folder holds no records, or cannot be written.
+    """
+    records = store.read(out)
+    if not records:
+        raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
+    store.check_writable(out)
+
+    def keep(reports: Iterable[Report]) -> None:
+        for report in reports:
+            stored.write(report, out)
+            on_report(report)
+
+    if target is not None:
+        keep(process.check(target, limit, given=_recorded(target, records.values())))
+        return []
+    left_out = []
+    for name, found in sorted(_by_name(records.values()).items()):
+        try:
+            keep(process.check(_installed(name, found), limit, given=_params(found)))
+        except UserError as error:
+            left_out.append(f"{name}: {error}")
+    return left_out
+
+
+def _by_name(records: Iterable[Record]) -> dict[str, list[Record]]:
+    names: dict[str, list[Record]] = {}
+    for record in records:
+        names.setdefault(record.cell.strategy.name, []).append(record)
+    return names
+
+
+def _recorded(target: str, records: Iterable[Record]) -> Given | None:
+    """Return what the records have of a target that names no parameters; None where they have nothing of it."""
+    spec = parse(target)
+    if spec.params:
+        return None
+    if spec.name.endswith(".py"):
+        source = store.content_hash(Path(spec.name))
+        found = [record for record in records if record.origin.sha256 == source != ""]
+    else:
+        found = [record for record in records if record.cell.strategy.name == spec.name]
+    return _params(found) or None
+
+
+def _params(records: Iterable[Record]) -> Given:
+    given: Given = {}
+    for record in sorted(records, key=lambda record: record.label):
+        own = given.setdefault(record.cell.strategy.name, [])
+        if (params := dict(record.cell.strategy.params)) not in own:
+            own.append(params)
+    return given
+
+
+def _installed(name: str, records: Iterable[Record]) -> str:
+    """Return the name; UserError if its newest records are of a file, of which they do not know where it lies."""
+    origin = max(records, key=lambda record: record.started).origin
+    if origin.plugin.startswith("file:"):
+        path = origin.plugin.removeprefix("file:")
+        raise UserError(f"it comes from a file, {path}", next_step=f"give that too: sparsebench check {path} --results")
+    return name

@@ -1,0 +1,130 @@
+"""`sparsebench check --results`: what is checked of a results folder, what is stored, what its board then says."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sparsebench import UserError
+from sparsebench.cli import main
+from sparsebench.plugin.origin import Origin
+from sparsebench.testing import Report, process, results, stored
+
+SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
+THEORY = ["--task", "theory:steps=20,test=20,tokens=20", "--n-train", "4", "--seeds", "1", "--jobs", "0"]
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def badges_of(folder):
+    """Return the column `checks` of the board in the folder by strategy; None where there is none."""
+    with (folder / "leaderboard.csv").open(newline="") as file:
+        return {row["strategy"]: row.get("checks") for row in csv.DictReader(file)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return the folder of a run of a file of one's own, with two values of its parameter, and of an installed one."""
+    own = tmp_path / "own.py"
+    own.write_text((SAMPLES / "good.py").read_text())
+    out = tmp_path / "out"
+    made = call("run", *THEORY, "--plugin", f"{own}:largest=true,false", "--plugin", "noise", "--out", out)
+    assert made.exit_code == 0, made.output
+    return out
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Note which checks are asked for, in place of running them in processes; each strategy passes none."""
+    calls = []
+
+    def check(target, limit, given=None):
+        calls.append((Path(target).name, given))
+        names = given or {Path(target).stem: [{}]}
+        return [
+            Report(strategy=name, params=one, origin=Origin(plugin=name), outcomes=())
+            for name, several in names.items()
+            for one in several
+        ]
+
+    monkeypatch.setattr(process, "check", check)
+    return calls
+
+
+def given_of(*values):
+    return {"norm": [{"disposal": "drop", "largest": value} for value in values]}
+
+
+def test_a_whole_check_puts_badges_on_the_board(folder):
+    own = folder.parent / "own.py"
+    assert set(badges_of(folder).values()) == {None}
+    line = [sys.executable, "-W", "error", "-m", "sparsebench", "check", own, "--results", folder]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "prints_nothing" in done.stdout and done.stderr.endswith(
+        f"written: {folder}/leaderboard.md, .csv, .json, .png\n"
+    )
+    found = badges_of(folder)
+    assert found["norm"] == found["norm(largest=False)"] == "passes" and found["noise"] == "unchecked"
+    before = {path.name: path.read_bytes() for path in folder.glob("leaderboard.*")}
+    assert call("run", *THEORY, "--plugin", f"{own}:largest=true,false", "--plugin", "noise", "--out", folder)
+    assert before == {path.name: path.read_bytes() for path in folder.glob("leaderboard.*")}
+    own.write_text(own.read_text() + "\n# changed\n")
+    call("run", *THEORY, "--plugin", f"{own}:largest=true", "--out", folder)
+    assert badges_of(folder)["norm"] == "unchecked (changed since)"
+    assert "another version of its source was checked" in (folder / "leaderboard.md").read_text()
+
+
+def test_without_a_name_all_installed_strategies_are_checked_and_files_are_named(folder, asked):
+    done = call("check", "--results", folder)
+    assert done.exit_code == 1
+    assert [name for name, _ in asked] == ["anti_oracle", "dense", "noise", "oracle", "random"]
+    assert "not checked: norm: it comes from a file, own.py; give that too" in done.stderr
+    assert len(stored.read(folder)) == 5
+    assert dict(asked)["random"] == {"random": [{"cell": 2, "disposal": "drop", "stratified": False}]}
+
+
+@pytest.mark.parametrize(("says", "given"), [("", given_of(True, False)), (":largest=false", None)])
+def test_a_file_stands_for_the_parameters_of_the_records_unless_it_names_some(folder, asked, says, given):
+    assert call("check", f"{folder.parent / 'own.py'}{says}", "--results", folder).exit_code == 0
+    assert [found for _, found in asked] == [given]
+
+
+def test_a_name_stands_for_its_records_and_another_file_or_name_for_itself(folder, asked):
+    for target in ("noise", "tome", SAMPLES / "good.py", SAMPLES / "prints.py"):
+        call("check", target, "--results", folder)
+    assert [given for _, given in asked] == [
+        {"noise": [{"by": "sigma", "disposal": "drop"}]}, None, given_of(True, False), None
+    ]  # fmt: skip
+
+
+def test_a_strategy_that_is_gone_leaves_the_others(folder, monkeypatch):
+    def check(target, limit, given=None):
+        if target == "noise":
+            raise UserError("unknown strategy")
+        return []
+
+    monkeypatch.setattr(process, "check", check)
+    assert results.check(folder, None, 1.0, lambda _: None)[0] == "noise: unknown strategy"
+
+
+def test_the_children_take_parameters_as_records_have_them():
+    (report,) = process.check(str(SAMPLES / "import_error.py"), given={"import_error": [{"disposal": "drop"}]})
+    assert report.label == "import_error" and report.versions["sparsebench"] and len(report.origin.sha256) == 64
+    assert [(o.check, o.status) for o in report.outcomes] == [("loads", "failed")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [([], "name a strategy or a file"), (["--results", "nowhere"], "no records in nowhere")],
+)
+def test_a_command_that_names_nothing_to_check_is_one_line(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = call("check", *arguments)
+    assert done.exit_code == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
