@@ -34,7 +34,7 @@ _PICTURES = (
     click.option("--download", is_flag=True, help="Fetch what torchvision can to --data-root if it is missing."),
 )
 
-checkpointed = click.option(
+checkpointed: Callable[[Any], Any] = click.option(
     "--checkpoint",
     type=click.FloatRange(min=0),
     default=60.0,
@@ -43,6 +43,19 @@ checkpointed = click.option(
     help="How often a training under way is saved, to be gone on with; 0 for never.",
 )
 """Gives a command the option that says how often its trainings are saved."""
+
+_LIMITS = (
+    click.option(
+        "--timeout",
+        metavar="SECONDS|10m|1h",
+        help="End a cell that takes longer; 0 for never.  [default: 6h; none with --jobs 0]",
+    ),
+    click.option(
+        "--memory-limit",
+        metavar="BYTES|4GiB",
+        help="End a cell whose worker holds more, of which the libraries are 0.4 GiB.",
+    ),
+)
 
 _REQUEST = (
     click.option(
@@ -83,6 +96,7 @@ _REQUEST = (
         help="What is run again of what the folder has.",
     ),
     checkpointed,
+    *_LIMITS,
     click.option(
         "--jobs", type=click.IntRange(min=0), help="Worker processes; 0 runs in this one. [one a core, or GPU]"
     ),
@@ -92,6 +106,13 @@ _REQUEST = (
 def with_pictures(command: click.Command) -> click.Command:
     """Give a command that is there the options that say where pictures come from, after its own."""
     for option in _PICTURES:
+        option(command)
+    return command
+
+
+def limited(command: click.Command) -> click.Command:
+    """Give a command that is there the options that say what a cell may take, after its own."""
+    for option in _LIMITS:
         option(command)
     return command
 

@@ -38,7 +38,9 @@ def run(form: str, out: Path, **options: Any) -> None:
 
     progress = Progress()
     try:
-        finished = execute(out=out, on_plan=progress.begin, on_record=progress.step, **options)
+        finished = execute(
+            out=out, on_plan=progress.begin, on_record=progress.step, on_stop=progress.stopping, **options
+        )
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what is done is kept in {out}: the same command goes on from there", err=True)
         sys.exit(130)

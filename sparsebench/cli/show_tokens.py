@@ -28,6 +28,8 @@ def show_tokens(
     jobs: int | None,
     rerun: Any,
     checkpoint: float,
+    timeout: str | None,
+    memory_limit: str | None,
     **options: Any,
 ) -> None:
     """Draw which patches of test pictures the strategies keep, block by block, and what the network then says.
@@ -51,7 +53,10 @@ def show_tokens(
     )
     request = Request(tasks=(task,), seeds=1, **options)
     try:
-        pictures = show(request, files, out, device, jobs, rerun, checkpoint, samples, progress.begin, progress.step)
+        pictures = show(
+            request, files, out, device, jobs, rerun, checkpoint, samples, progress.begin, progress.step, timeout,
+            memory_limit, progress.stopping,
+        )  # fmt: skip
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what is done is kept in {out}: the same command goes on from there", err=True)
         sys.exit(130)

@@ -37,10 +37,19 @@ def run_cell(job: Job, registry: Registry, context: Context) -> Record:
     return record
 
 
-def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iterator[Record]:
-    """Yield the record of each job. Several that can are trained in one program on CUDA; on the CPU one by one."""
+def run_cells(
+    jobs: Sequence[Job],
+    registry: Registry,
+    context: Context,
+    on_begin: Callable[[Sequence[Job]], None] = lambda jobs: None,
+) -> Iterator[Record]:
+    """Yield the record of each job. Several that can are trained in one program on CUDA; on the CPU one by one.
+
+    `on_begin` is called with the jobs that something begins for, which may not come to its end.
+    """
     if context.device == "cpu" or len(jobs) == 1:
         for job in jobs:
+            on_begin([job])
             run = _Run(job, context)
             run.attempt(partial(run.prepare, registry))
             run.attempt(run.train)
@@ -49,9 +58,14 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
         return
     runs = [_Run(job, context) for job in jobs]
     for run in runs:
+        on_begin([run.job])
         run.attempt(partial(run.prepare, registry))
-    _train_together([run for run in runs if run.can_share()])
+    sharing = [run for run in runs if run.can_share()]
+    if sharing:
+        on_begin([run.job for run in sharing])
+        _train_together(sharing)
     for run in runs:
+        on_begin([run.job])
         if run.trained is None:
             run.attempt(run.train)
         run.attempt(run.measure)
@@ -111,7 +125,9 @@ class _Run:
         try:
             torch.manual_seed(seeds.seed_of("cell", self.job.cell.id))
             stage()
-        except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
+        except BaseException as error:  # a strategy is a stranger's code and may raise anything
+            if isinstance(error, KeyboardInterrupt) and not self.context.alone:
+                raise
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:

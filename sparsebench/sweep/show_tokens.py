@@ -19,6 +19,8 @@ from sparsebench.strategy import Mix
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.engine.limits import Limits
+from sparsebench.sweep.engine.slots import first_of
 from sparsebench.sweep.expand import Request
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
@@ -97,6 +99,9 @@ def show(
     n: int,
     on_plan: Callable[[Plan, int], None],
     on_record: Callable[[Record], None],
+    timeout: str | None = None,
+    memory_limit: str | None = None,
+    on_stop: Callable[[], None] | None = None,
 ) -> Pictures:
     """Train what a request lacks for its pictures, and return what its strategies do to n of them; see `look`.
 
@@ -108,6 +113,7 @@ def show(
         n: the most pictures.
         on_plan: called with the plan and the number of workers before the first cell starts.
         on_record: called with each record.
+        timeout, memory_limit, on_stop: as for a run.
 
     Raises:
         UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
@@ -117,9 +123,10 @@ def show(
     plan = narrowed(runs.plan(request, files, registry, out, rerun), files, registry, out)
     store.check_writable(out)
     workers = runs.workers_for(plan, device, jobs)
+    limits = Limits.given(timeout, memory_limit, workers)
     on_plan(plan, workers)
-    runs.execute(plan, registry, out, device, workers, on_record, checkpoint)
-    return look(plan.jobs, store.read(out), registry, Context(out, device, plan.locations), n)
+    runs.execute(plan, registry, out, device, workers, on_record, checkpoint, limits, on_stop)
+    return look(plan.jobs, store.read(out), registry, Context(out, first_of(device), plan.locations), n)
 
 
 def narrowed(plan: Plan, files: Files, registry: Registry, out: Path) -> Plan:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from sparsebench.errors import UserError
 from sparsebench.plugin.origin import Origin
-from sparsebench.sweep.engine import THREADS
+from sparsebench.sweep.engine.slots import THREADS
 from sparsebench.testing.report import Outcome, Report, Status
 
 LIMIT = 60.0

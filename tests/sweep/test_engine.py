@@ -12,6 +12,8 @@ from sparsebench.plugin.origin import Origin
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine
 from sparsebench.sweep.cell import Cell, Part
+from sparsebench.sweep.engine import workers
+from sparsebench.sweep.engine.queue import Queue
 from sparsebench.sweep.expand import Request, expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
@@ -43,13 +45,13 @@ def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
 
 def test_jobs_are_handed_out_in_order() -> None:
     jobs = [a_job(k) for k in range(3)]
-    queue = engine._Queue(jobs, 1)
+    queue = Queue(jobs, 1)
     assert [queue.take() for _ in range(4)] == [[jobs[0]], [jobs[1]], [jobs[2]], None]
 
 
 def test_neighbours_that_may_go_together_are_handed_out_together() -> None:
     jobs = [a_job(k).model_copy(update={"together": k not in (2, 3)}) for k in range(8)]
-    queue = engine._Queue(jobs, 3)
+    queue = Queue(jobs, 3)
     assert [queue.take() for _ in range(6)] == [jobs[:2], [jobs[2]], [jobs[3]], jobs[4:7], [jobs[7]], None]
 
 
@@ -61,7 +63,7 @@ def test_cells_go_together_on_a_gpu_only() -> None:
 def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass() -> None:
     first, other = a_job(0), a_job(2)
     waiting = a_job(1, after=first.cell.id)
-    queue = engine._Queue([waiting, first, other], 1)
+    queue = Queue([waiting, first, other], 1)
     assert [queue.take(), queue.take()] == [[first], [other]]
     taken: list[list[Job] | None] = []
     thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
@@ -76,12 +78,12 @@ def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass() -> None:
 
 def test_a_job_whose_start_is_not_in_the_queue_does_not_wait() -> None:
     job = a_job(0, after="done before")
-    assert engine._Queue([job], 1).take() == [job]
+    assert Queue([job], 1).take() == [job]
 
 
 def test_closing_the_queue_releases_those_who_wait() -> None:
     first = a_job(0)
-    queue = engine._Queue([first, a_job(1, after=first.cell.id)], 1)
+    queue = Queue([first, a_job(1, after=first.cell.id)], 1)
     queue.take()
     taken: list[list[Job] | None] = []
     thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
@@ -209,7 +211,7 @@ def test_what_a_strategy_prints_goes_to_the_log(ended: tuple[dict[str, list[Reco
 def test_a_cell_that_ends_its_process_costs_no_cell_that_went_with_it(
     ended: tuple[dict[str, list[Record]], Path], samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "most_together", lambda device: 100)
+    monkeypatch.setattr(workers, "most_together", lambda device: 100)
     jobs = theory_jobs(str(samples / "segfaults.py"), n_train=(4,))
     assert len(jobs) == 5
     together = {record.label: record for record in engine.local(jobs, 1, tmp_path, "cpu", {})}

@@ -1,0 +1,52 @@
+"""How a run is asked to come to its end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Stop:
+    """Once asked for, an engine starts no more cells, and ends when those under way have their records.
+
+    Args:
+        on_ask: called when it is asked for, in the middle of anything: in a signal handler.
+    """
+
+    def __init__(self, on_ask: Callable[[], None] | None = None):
+        self.asked = False
+        self._tell = [] if on_ask is None else [on_ask]
+
+    def tell(self, whom: Callable[[], None]) -> None:
+        """Have one more called when it is asked for."""
+        self._tell.append(whom)
+
+    def ask(self) -> None:
+        """Ask for it."""
+        self.asked = True
+        for tell in self._tell:
+            tell()
+
+    @contextmanager
+    def on_interrupt(self) -> Iterator[None]:
+        """For a while let the first SIGINT ask for it, and later ones do what they did before.
+
+        Only where SIGINT raises KeyboardInterrupt so far: in the main thread, and if nobody else handles it.
+        """
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+            yield
+            return
+
+        def first(number: int, frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, before)
+            self.ask()
+
+        signal.signal(signal.SIGINT, first)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
