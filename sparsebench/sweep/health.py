@@ -39,10 +39,11 @@ class Health:
     Args:
         descriptors: numbers of the descriptors that it needs.
         device: where its cells are.
+        keeper: number of the process to which children come that have lost their parents.
     """
 
-    def __init__(self, descriptors: Sequence[int], device: str):
-        self.descriptors = descriptors
+    def __init__(self, descriptors: Sequence[int], device: str, keeper: int):
+        self.descriptors, self.keeper = descriptors, keeper
         self.ordinary = ORDINARY | ({"RuntimeError"} if device == "cpu" else set())
         self.before, self.threads = self._state(), set(threading.enumerate())
         self.held = held([os.getpid()])
@@ -56,7 +57,7 @@ class Health:
             return f"a cell has changed {', '.join(changed)}"
         if [t for t in threading.enumerate() if t not in self.threads and not isinstance(t, threading._DummyThread)]:
             return "a cell has left threads"
-        if set(descendants(os.getppid())) - {os.getpid()}:  # of the keeper, who has those that lost their parents too
+        if set(descendants(self.keeper)) - {os.getpid()}:
             return "a cell has left processes"
         return "a cell has left memory that is not free" if self._grown() else ""
 

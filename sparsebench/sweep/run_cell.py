@@ -73,19 +73,17 @@ def run_cells(
 
 
 def _train_together(runs: Sequence[_Run]) -> None:
-    """Train what runs in one program; each has its outcome then, or how it failed."""
+    """Train what runs in one program; each has its outcome then, or has diverged, or must be trained alone."""
     trials = [run.trial() for run in runs]
-    try:
-        train_together(trials)
-    except Exception as error:  # all of them are in the program that failed
-        for run in runs:
-            run.fail(error)
-        return
+    train_together(trials)
     for run, trial in zip(runs, trials, strict=True):
-        if trial.failure is not None:
+        if isinstance(trial.failure, DivergedError):
             run.fail(trial.failure)
-        else:
+        elif trial.failure is None:
             run.trained = trial.course.outcome()
+    context = runs[0].context
+    if context.alone and context.device != "cpu":
+        torch.cuda.synchronize(context.device)  # ends the worker if the device is lost; each cell is tried alone then
 
 
 KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)

@@ -67,7 +67,7 @@ def main(setting: dict[str, Any]) -> None:
 
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        health = Health(line.descriptors, context.device)
+        health = Health(line.descriptors, context.device, os.getppid())
         line.say(Message())
         for asked in line.jobs:
             jobs, unfit = JOBS.validate_json(asked), ""

@@ -81,7 +81,10 @@ class Worker:
                 raise ValueError("a line without end")
         line = bytes(self._line[:length])
         del self._line[: length + 1]
-        return Message.model_validate_json(line)
+        try:
+            return Message.model_validate_json(line)
+        except ValueError:
+            raise ValueError(f"{line[:60]!r}") from None
 
     def processes(self) -> list[int]:
         """Return the numbers of the processes that run for it, its keeper left out."""
@@ -130,7 +133,7 @@ class Worker:
 def how_it_left(code: int) -> str:
     """Return an exit code in words."""
     if code == 0:
-        return "the worker left, or gave up the line to its run"
+        return "the worker left with 0, or closed the line to its run"
     if code == LINE_IS_CUT:
         return f"the worker left with {code}: perhaps the descriptor of its answers was closed or replaced"
     if code > 0:

@@ -209,8 +209,7 @@ class _Server:
         except EOFError:
             return _End("crashed", how_it_left(self._end(PATIENCE)), worker.last_words())
         except ValueError as error:
-            reason = f"what the worker answered cannot be read: {' '.join(str(error).split())[:200]}"
-            return _End("crashed", reason, worker.last_words())
+            return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
         return self._over(worker, asked) if message is None else message
 
     def _over(self, worker: Worker, asked: _Asked) -> _End | None:
