@@ -117,9 +117,9 @@ def execute(
     files = runs.Files(images, backgrounds, pretrain_images, root, download, own)
     device = runs.resolve_device(device)
     plan = runs.plan(request, files, registry, folder, rerun)
-    store.check_writable(folder)
     workers = runs.workers_for(plan, device, jobs)
     limits = Limits.given(timeout, memory_limit, workers)
+    store.check_writable(folder)
     if on_plan is not None:
         on_plan(plan, workers)
     runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0, limits, on_stop)

@@ -64,9 +64,9 @@ def reproduce(
     registry, request = Registry(), Request(suite=paper.suites[preset], **pictures.locate()[0])
     device = runs.resolve_device(device)
     plan = runs.plan(replace(request, figures=tuple(figures)), pictures, registry, out, rerun)
-    store.check_writable(out)
     workers = runs.workers_for(plan, device, jobs)
     limits = engine.Limits.given(timeout, memory_limit, workers)
+    store.check_writable(out)
     if on_plan is not None:
         on_plan(plan, workers, START + sum(map(paper.seconds, plan.todo)) / max(1, workers))
     runs.execute(plan, registry, out, device, workers, on_record, checkpoint, limits, on_stop)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsebench.sweep.engine.memory import held
+from sparsebench.sweep.engine.memory import held, held_over
 from sparsebench.sweep.keeper import descendants
 from sparsebench.sweep.line import identity
 from sparsebench.sweep.record import Record
@@ -79,10 +79,11 @@ class Health:
         }
 
     def _grown(self) -> bool:
-        if held([os.getpid()]) <= self.held + GROWTH:
+        me, most = [os.getpid()], self.held + GROWTH
+        if not held_over(me, most):
             return False
         gc.collect()
-        return held([os.getpid()]) > self.held + GROWTH
+        return held_over(me, most) > 0
 
 
 def _current() -> str:

@@ -19,6 +19,9 @@ from sparsebench.sweep.job import Job
 from sparsebench.sweep.keeper import end_with_parent
 from sparsebench.sweep.line import Line, Message
 
+LONGEST = 1e8
+"""Seconds; timers take no more than some hundred years."""
+
 JOBS = TypeAdapter(list[Job])
 
 THREAD_LIMIT = 1
@@ -91,7 +94,7 @@ def _end_before_others() -> None:
 def _say_where_it_hangs(timeout: float) -> None:
     """Print what the process is at shortly before it is killed, even if it holds the interpreter's lock."""
     if timeout:
-        faulthandler.dump_traceback_later(timeout - min(1.0, timeout / 4))
+        faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
 
 
 if __name__ == "__main__":
