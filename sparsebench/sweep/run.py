@@ -13,6 +13,7 @@ from sparsebench.errors import UserError
 from sparsebench.models import weights
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, environment, store
+from sparsebench.sweep.beat import Beat
 from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.expand import ImageUse, Request, expand, image_uses
 from sparsebench.sweep.job import Job
@@ -168,11 +169,13 @@ def execute(
     described = environment.describe()
     store.write_whole(out / "environments" / f"{environment.digest(described)}.json", canonical(described).encode())
     stop = engine.Stop(on_stop)
-    records = _records(plan, registry, out, device, workers, checkpoint, limits, stop)
+    beat = Beat(out, plan.todo, workers)
+    records = _records(plan, registry, out, device, workers, checkpoint, limits, stop, beat.begin)
     try:
-        with stop.on_interrupt(), closing(records):
+        with stop.on_interrupt(), beat, closing(records):
             for record in records:
                 writer.append(record)
+                beat.done(record)
                 if record.status not in CUT_SHORT:
                     store.remove_checkpoint(out, record.cell_id)
                 registry.observe(record)
@@ -203,11 +206,12 @@ def _records(
     checkpoint: float,
     limits: engine.Limits | None,
     stop: engine.Stop,
+    on_begin: Callable[[Sequence[str]], None],
 ) -> Generator[Record, None, None]:
     if workers == 0:
-        return engine.inline(plan.todo, registry, out, device, plan.locations, checkpoint, stop)
+        return engine.inline(plan.todo, registry, out, device, plan.locations, checkpoint, stop, on_begin)
     gpus = 0 if device == "cpu" else _gpus()
-    return engine.local(plan.todo, workers, out, device, plan.locations, checkpoint, limits, stop, gpus)
+    return engine.local(plan.todo, workers, out, device, plan.locations, checkpoint, limits, stop, gpus, on_begin)
 
 
 def workers_for(plan: Plan, device: str, asked: int | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from sparsebench.plugin.registry import Registry
@@ -23,8 +23,9 @@ def inline(
     locations: Locations,
     checkpoint: float = CHECKPOINT,
     stop: Stop | None = None,
+    on_begin: Callable[[Sequence[str]], None] = lambda ids: None,
 ) -> Generator[Record, None, None]:
-    """Yield the record of each job, run one after the other in this process."""
+    """Yield the record of each job, run one after the other in this process; see `local`."""
     from sparsebench.sweep.prepare import Context
     from sparsebench.sweep.run_cell import run_cells
     from sparsebench.sweep.worker import one_thread
@@ -34,4 +35,5 @@ def inline(
         for batch in batches(jobs, most_together(device)):
             if stop is not None and stop.asked:
                 return
-            yield from run_cells(batch, registry, Context(out, device, locations, checkpoint))
+            context = Context(out, device, locations, checkpoint)
+            yield from run_cells(batch, registry, context, lambda at: on_begin([job.cell.id for job in at]))

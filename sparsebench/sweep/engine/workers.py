@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,6 +43,7 @@ def local(
     limits: Limits | None = None,
     stop: Stop | None = None,
     gpus: int = 0,
+    on_begin: Callable[[Sequence[str]], None] = lambda ids: None,
 ) -> Generator[Record, None, None]:
     """Yield the record of each job as it comes, run by worker processes of one thread each.
 
@@ -50,20 +51,33 @@ def local(
     The next cell has a fresh worker then, as after any cell that may have left something behind. Workers, and what they
     have started, end with this process, however it ends.
 
+    Args:
+        jobs: in the order in which they are begun.
+        workers: how many processes.
+        out: the run's folder.
+        device: "cpu", "cuda" or "cuda:i".
+        locations: where the image sets lie.
+        checkpoint: seconds between checkpoints of a cell.
+        limits: what a cell may take.
+        stop: by which the run is asked to end.
+        gpus: how many torch sees.
+        on_begin: called with the ids of cells that something begins for, in other threads.
+
     Raises:
         UserError: workers do not start.
     """
+    limits = limits or Limits()
     queue_ = Queue(jobs, most_together(device))
     records: queue.SimpleQueue[Record | BaseException | None] = queue.SimpleQueue()
     setting = {
         "out": str(out),
         "device": device,
         "checkpoint": checkpoint,
-        "timeout": (limits or Limits()).timeout,
+        "timeout": limits.timeout,
         "locations": {name: str(path) for name, path in locations.items()},
     }
     servers = [
-        _Server(queue_, records, setting, slot, out / "logs" / f"worker-{slot.number}.log", limits or Limits())
+        _Server(queue_, records, setting, slot, out / "logs" / f"worker-{slot.number}.log", limits, on_begin)
         for slot in slots(device, workers, gpus)
     ]
     if stop is not None:
@@ -137,8 +151,9 @@ class _Server:
         slot: Slot,
         log: Path,
         limits: Limits,
+        on_begin: Callable[[Sequence[str]], None],
     ):
-        self.jobs, self.records, self.log, self.limits = jobs, records, log, limits
+        self.jobs, self.records, self.log, self.limits, self.on_begin = jobs, records, log, limits, on_begin
         self.setting, self.slot = setting | {"device": slot.device}, slot
         self.worker: Worker | None = None
         self.stopped = False
@@ -195,6 +210,7 @@ class _Server:
             if heard.record is not None:
                 yield asked.left.pop(heard.record.cell_id), heard.record
             asked.begins(heard.at)
+            self.on_begin(heard.at)
             if heard.unfit:
                 self._end()
                 return None
