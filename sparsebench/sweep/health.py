@@ -44,6 +44,7 @@ class Health:
 
     def __init__(self, descriptors: Sequence[int], device: str, keeper: int):
         self.descriptors, self.keeper = descriptors, keeper
+        self.variables = list(os.environ)  # importing scikit-learn, say, adds some
         self.ordinary = ORDINARY | ({"RuntimeError"} if device == "cpu" else set())
         self.before, self.threads = self._state(), set(threading.enumerate())
         self.held = held([os.getpid()])
@@ -72,7 +73,7 @@ class Health:
             "torch's precision": (torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")),
             "NumPy's error handling": np.geterr(),
             "the working directory": _current(),
-            "the environment": dict(os.environ),
+            "the environment": [os.environ.get(name) for name in self.variables],
             "a timer": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
             "signal handlers": [signal.getsignal(number) for number in HANDLED],
             "descriptors": [identity(number) for number in self.descriptors],

@@ -81,6 +81,7 @@ def main(setting: dict[str, Any]) -> None:
                 now = unfit and (done == len(jobs) or device_is_lost(context.device))
                 line.say(Message(record=record, unfit=unfit if now else ""))
                 if now:
+                    sys.stderr.write(f"this worker takes no more cells: {unfit}\n")
                     os._exit(0)
     os._exit(0)
 

@@ -59,6 +59,8 @@ def test_a_cell_that_takes_too_much_memory_is_ended_and_says_how_much(run: tuple
 
 def test_a_copy_of_the_process_gives_no_answer(run: tuple[dict[str, Record], Path]) -> None:
     assert run[0]["forks"].status == "ok"
+    logs = "".join(path.read_text() for path in (run[1] / "logs").iterdir())
+    assert "takes no more cells: a cell has left processes" in logs
 
 
 @pytest.mark.parametrize("name", ["closes", "scribbles"])

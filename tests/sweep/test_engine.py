@@ -1,3 +1,4 @@
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ import pytest
 from processes import processes_of
 
 from sparsebench.budget import FULL
+from sparsebench.errors import UserError
 from sparsebench.plugin.origin import Origin
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine
@@ -37,6 +39,10 @@ def theory_jobs(*plugins: str, **options: Any) -> list[Job]:
 def what_was_measured(record: Record) -> dict[str, Any]:
     """Return the record without what belongs to the run and not to the cell."""
     return record.model_dump(exclude={"started", "seconds"})
+
+
+def logs_of(out: Path) -> str:
+    return "".join(path.read_text() for path in (out / "logs").iterdir())
 
 
 def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
@@ -124,6 +130,7 @@ def test_two_worker_processes_give_what_this_process_gives(
     tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]]
 ) -> None:
     assert by_cell(engine.local(jobs, 2, tmp_path, "cpu", {})) == alone
+    assert "no more cells" not in logs_of(tmp_path)
 
 
 def test_the_threads_of_the_caller_do_not_matter(
@@ -155,6 +162,7 @@ def test_a_cell_that_starts_from_another_gives_the_same_in_workers(tmp_path: Pat
 
     here = measured(engine.inline(jobs, Registry(), tmp_path / "here", "cpu", {}))
     there = measured(engine.local(jobs[::-1], 2, tmp_path / "there", "cpu", {}))
+    assert "no more cells" not in logs_of(tmp_path / "there")
     assert {status for status, *_ in here.values()} == {"ok"}
     assert here == there
 
@@ -252,3 +260,9 @@ def test_workers_know_the_tasks_that_plugin_files_bring(samples: Path, tmp_path:
     request = Request(plugins=(str(samples / "brings_task.py"),), tasks=("small_theory",), n_train=(4,), seeds=1)
     records = list(engine.local(expand(request, Registry()), 2, tmp_path, "cpu", {}))
     assert [record.status for record in records] == ["ok"] * 4
+
+
+def test_workers_that_do_not_start_end_the_run_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(UserError, match=r"workers in a row did not start; .*worker-0.log"):
+        list(engine.local([a_job(0)], 1, tmp_path, "cpu", {}))

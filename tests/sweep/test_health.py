@@ -62,8 +62,11 @@ def test_what_a_cell_has_changed_is_seen(ok: Record, what: str) -> None:
 
 
 def test_a_changed_environment_is_seen(ok: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "1")
     found = of_this()
-    monkeypatch.setenv("MEDDLED", "1")
+    monkeypatch.setenv("ADDED_BY_AN_IMPORT", "1")
+    assert found.trouble(ok) == ""
+    monkeypatch.setenv("MINE", "2")
     assert "environment" in found.trouble(ok)
 
 

@@ -322,6 +322,7 @@ def stopped_by(number: int, out: Path, plugin: str, under_way: Callable[[], bool
         process.send_signal(number)
         for _ in range(times - 1):
             assert soon(lambda: "stopping" in (out / "said").read_text(), 30)
+            time.sleep(0.5)
             process.send_signal(number)
         process.wait(timeout=30)
     finally:

@@ -24,12 +24,14 @@ def default_handler() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_first_interrupt_asks_and_the_second_interrupts() -> None:
+def test_the_first_interrupt_asks_and_the_second_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     stop = engine.Stop(lambda: heard.append("asked"))
     with pytest.raises(KeyboardInterrupt), stop.on_interrupt():
         signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # at the same moment: the same one
         assert stop.asked and heard == ["asked"]
+        monkeypatch.setattr("sparsebench.sweep.engine.stop.ECHO", 0)
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

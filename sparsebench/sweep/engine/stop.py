@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+ECHO = 0.3
+"""Seconds after an interrupt in which another is the same one: a program's starter may hand on its own."""
 
 
 class Stop:
@@ -41,11 +45,17 @@ class Stop:
             yield
             return
 
-        def first(number: int, frame: FrameType | None) -> None:
-            signal.signal(signal.SIGINT, before)
-            self.ask()
+        first = 0.0
 
-        signal.signal(signal.SIGINT, first)
+        def handle(number: int, frame: FrameType | None) -> None:
+            nonlocal first
+            if not self.asked:
+                first = time.monotonic()
+                self.ask()
+            elif time.monotonic() - first >= ECHO:
+                before(number, frame)
+
+        signal.signal(signal.SIGINT, handle)
         try:
             yield
         finally:
