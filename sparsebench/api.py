@@ -40,6 +40,8 @@ def run(
     rerun: Rerun = "missing",
     jobs: int | None = None,
     checkpoint: float | None = 60.0,
+    timeout: float | str | None = None,
+    memory_limit: float | str | None = None,
     on_record: Callable[[Record], None] | None = None,
 ) -> pd.DataFrame:
     """Run what is missing and return the leaderboard of the request, one row a strategy and budget.
@@ -49,6 +51,7 @@ def run(
 
     Raises:
         UserError: anything unknown, out of range, missing or unwritable.
+        KeyboardInterrupt: Ctrl-C; the first waits for the cells under way, the second ends them. What is done is kept.
     """
     import pandas as pd
 
@@ -58,7 +61,7 @@ def run(
         plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights, images=images,
         backgrounds=backgrounds, pretrain_images=pretrain_images, data_root=data_root, download=download,
         device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=out, rerun=rerun, jobs=jobs,
-        checkpoint=checkpoint, on_record=on_record,
+        checkpoint=checkpoint, timeout=timeout, memory_limit=memory_limit, on_record=on_record,
     )  # fmt: skip
     rows = build(finished)
     return pd.DataFrame(rows, columns=columns_of(rows))
@@ -87,12 +90,16 @@ def execute(
     rerun: Rerun,
     jobs: int | None,
     checkpoint: float | None,
+    timeout: float | str | None,
+    memory_limit: float | str | None,
     on_record: Callable[[Record], None] | None = None,
     on_plan: Callable[[Plan, int], None] | None = None,
+    on_stop: Callable[[], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run what is missing, write the leaderboard, and return the request's records, flat; see `run`.
 
-    `on_plan` is called with the plan and the number of workers before the first cell starts.
+    `on_plan` is called with the plan and the number of workers before the first cell starts, `on_stop` at the first
+    Ctrl-C.
     """
     from sparsebench.board.badges import Badges
     from sparsebench.board.build import flatten
@@ -100,6 +107,7 @@ def execute(
     from sparsebench.plugin.registry import Registry
     from sparsebench.sweep import run as runs
     from sparsebench.sweep import store
+    from sparsebench.sweep.engine import Limits
     from sparsebench.sweep.expand import Request
     from sparsebench.testing import stored
 
@@ -112,11 +120,12 @@ def execute(
     files = runs.Files(images, backgrounds, pretrain_images, root, download, own)
     device = runs.resolve_device(device)
     plan = runs.plan(request, files, registry, folder, rerun)
-    store.check_writable(folder)
     workers = runs.workers_for(plan, device, jobs)
+    limits = Limits.given(timeout, memory_limit, workers)
+    store.check_writable(folder)
     if on_plan is not None:
         on_plan(plan, workers)
-    runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0)
+    runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0, limits, on_stop)
     known, badges = store.read(folder), Badges(stored.read(folder))
     finished = [flatten(known[job.cell.id], badges) for job in plan.jobs]
     publish(finished, folder)

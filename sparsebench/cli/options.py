@@ -39,7 +39,7 @@ _PICTURES = (
     click.option("--download", is_flag=True, help="Fetch what torchvision can to --data-root if it is missing."),
 )
 
-checkpointed = click.option(
+checkpointed: Callable[[Any], Any] = click.option(
     "--checkpoint",
     type=click.FloatRange(min=0),
     default=60.0,
@@ -48,6 +48,19 @@ checkpointed = click.option(
     help="How often a training under way is saved, to be gone on with; 0 for never.",
 )
 """Gives a command the option that says how often its trainings are saved."""
+
+_LIMITS = (
+    click.option(
+        "--timeout",
+        metavar="SECONDS|10m|1h",
+        help="End a cell that takes longer; 0 for never.  [default: 6h; none with --jobs 0]",
+    ),
+    click.option(
+        "--memory-limit",
+        metavar="BYTES|4GiB",
+        help="End a cell whose worker holds more, of which the libraries are 0.4 GiB.",
+    ),
+)
 
 _PLUGINS = click.option(
     "--plugin",
@@ -90,6 +103,7 @@ _RUN = (
         help="What is run again of what the folder has.",
     ),
     checkpointed,
+    *_LIMITS,
     click.option(
         "--jobs", type=click.IntRange(min=0), help="Worker processes; 0 runs in this one. [one a core, or GPU]"
     ),
@@ -99,6 +113,13 @@ _RUN = (
 def with_pictures(command: click.Command) -> click.Command:
     """Give a command that is there the options that say where pictures come from, after its own."""
     for option in _PICTURES:
+        option(command)
+    return command
+
+
+def limited(command: click.Command) -> click.Command:
+    """Give a command that is there the options that say what a cell may take, after its own."""
+    for option in _LIMITS:
         option(command)
     return command
 
@@ -125,5 +146,6 @@ def trainer_of(options: dict[str, Any], out: Path, progress: Progress) -> Traine
     from sparsebench.sweep.trained import Trainer
 
     files = Files(**{field.name: options.pop(field.name) for field in fields(Files) if field.init})
-    how = {name: options.pop(name) for name in ("device", "jobs", "rerun", "checkpoint")}
-    return Trainer(files, out, on_plan=progress.begin, on_record=progress.step, **how)
+    own = ("device", "jobs", "rerun", "checkpoint", "timeout", "memory_limit")
+    how = {name: options.pop(name) for name in own}
+    return Trainer(files, out, on_plan=progress.begin, on_record=progress.step, on_stop=progress.stopping, **how)

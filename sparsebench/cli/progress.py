@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -53,6 +54,10 @@ class Progress:
         self.took.setdefault(task, []).append(record.seconds)
         self.bar.set_postfix_str(f"{self.time_left()} left, {record.label} on {task} done", refresh=False)
         self.bar.update()
+
+    def stopping(self) -> None:
+        """Say what the first Ctrl-C does; in a signal handler, so without the buffers that it may interrupt."""
+        os.write(2, b"\nstopping when the cells under way are done; Ctrl-C again stops now\n")
 
     def time_left(self) -> str:
         """Return the time left; "over" it while some task has no finished cell yet."""

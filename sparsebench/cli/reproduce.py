@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsebench.cli.options import checkpointed, with_pictures
+from sparsebench.cli.options import checkpointed, limited, with_pictures
 from sparsebench.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _command(paper: str) -> click.Command:
     command = click.Command(
         paper, params=list[click.Parameter](options), help=text, short_help=f"Of {short}.", callback=callback
     )
-    checkpointed(command)
+    limited(checkpointed(command))
     return with_pictures(command) if paper in PICTURES else command
 
 
@@ -95,6 +95,8 @@ def _make(
     jobs: int | None,
     rerun: Rerun,
     checkpoint: float,
+    timeout: str | None,
+    memory_limit: str | None,
     **pictures: Any,
 ) -> None:
     from sparsebench.reproduce.run import reproduce as make
@@ -115,6 +117,9 @@ def _make(
             progress.step,
             Files(**pictures),
             checkpoint,
+            timeout,
+            memory_limit,
+            progress.stopping,
         )
     figure, claim = (max((len(getattr(v, name)) for v in verdicts), default=0) for name in ("figure", "claim"))
     for verdict in verdicts:

@@ -37,7 +37,9 @@ def run(form: str, out: Path, **options: Any) -> None:
     from sparsebench.board.tables import render
 
     with Progress(out) as progress:
-        finished = execute(out=out, on_plan=progress.begin, on_record=progress.step, **options)
+        finished = execute(
+            out=out, on_plan=progress.begin, on_record=progress.step, on_stop=progress.stopping, **options
+        )
     click.echo(render(build(finished), form, notes_on(finished)), nl=False)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png", err=True)
     sys.exit(int(any(row["status"] not in ("ok", "unsupported", "skipped") for row in finished)))

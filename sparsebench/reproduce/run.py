@@ -32,6 +32,9 @@ def reproduce(
     on_record: Callable[[Record], None] | None = None,
     pictures: runs.Files | None = None,
     checkpoint: float = engine.CHECKPOINT,
+    timeout: str | None = None,
+    memory_limit: str | None = None,
+    on_stop: Callable[[], None] | None = None,
 ) -> tuple[list[Verdict], int]:
     """Make a paper's figures in a folder; return the verdicts and how many trials have no answer.
 
@@ -47,7 +50,7 @@ def reproduce(
         on_plan: called with the plan, the number of workers and the seconds expected, before the first trial.
         on_record: called with each record.
         pictures: where pictures come from, in place of the suite's, for figures of images.
-        checkpoint: as for a run.
+        checkpoint, timeout, memory_limit, on_stop: as for a run.
 
     Raises:
         UserError: an unknown figure or preset, no such pictures, or a folder that cannot be written.
@@ -61,11 +64,12 @@ def reproduce(
     registry, request = Registry(), Request(suite=paper.suites[preset], **pictures.locate()[0])
     device = runs.resolve_device(device)
     plan = runs.plan(replace(request, figures=tuple(figures)), pictures, registry, out, rerun)
-    store.check_writable(out)
     workers = runs.workers_for(plan, device, jobs)
+    limits = engine.Limits.given(timeout, memory_limit, workers)
+    store.check_writable(out)
     if on_plan is not None:
         on_plan(plan, workers, START + sum(map(paper.seconds, plan.todo)) / max(1, workers))
-    runs.execute(plan, registry, out, device, workers, on_record, checkpoint)
+    runs.execute(plan, registry, out, device, workers, on_record, checkpoint, limits, on_stop)
     known = store.read(out)
     found: dict[str, list[Record]] = {}
     for figure in paper.figures:

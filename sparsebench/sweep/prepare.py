@@ -42,12 +42,14 @@ class Context:
         device: "cpu" or "cuda:i".
         locations: where the image sets lie.
         checkpoint: seconds between checkpoints of a cell, 0 for none.
+        alone: whether nobody interrupts this process, so that a KeyboardInterrupt is a strategy's own.
     """
 
     out: Path
     device: str
     locations: Locations
     checkpoint: float = 0.0
+    alone: bool = False
 
 
 @dataclass(frozen=True)

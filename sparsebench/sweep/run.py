@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from sparsebench.errors import UserError
 from sparsebench.models import weights
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, environment, store
+from sparsebench.sweep.beat import Beat
 from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.expand import ImageUse, Request, expand, image_uses
 from sparsebench.sweep.job import Job
@@ -23,6 +25,8 @@ from sparsebench.tasks.sources.known import OFFICIAL
 Rerun = Literal["missing", "failed", "always"]
 RERUN: tuple[Rerun, ...] = ("missing", "failed", "always")
 MOST_WORKERS = 16
+CUT_SHORT = ("crashed", "timeout", "oom")
+"""Statuses of cells that were ended before their time: what runs them again goes on from their checkpoints."""
 LOCATED = {
     "images": sources.locate_images,
     "backgrounds": sources.locate_backgrounds,
@@ -138,8 +142,12 @@ def execute(
     workers: int,
     on_record: Callable[[Record], None] | None = None,
     checkpoint: float = engine.CHECKPOINT,
+    limits: engine.Limits | None = None,
+    on_stop: Callable[[], None] | None = None,
 ) -> None:
     """Run what is to do; each record is stored, and on the disk, before the next is waited for.
+
+    The first Ctrl-C lets the cells under way come to their end and starts no more, the second ends them.
 
     Args:
         plan: from `plan`.
@@ -148,10 +156,14 @@ def execute(
         device: from `resolve_device`.
         workers: from `workers_for`.
         on_record: called with each stored record.
-        checkpoint: seconds between checkpoints of a cell, 0 for none; they go when the cell's record is there.
+        checkpoint: seconds between checkpoints of a cell, 0 for none; they go when the cell's record is there, unless
+            that says that it was ended before its time.
+        limits: of each cell; worker processes only.
+        on_stop: called, in a signal handler, at the first Ctrl-C.
 
     Raises:
         UserError: the seconds are negative, or the folder cannot be written.
+        KeyboardInterrupt: it was stopped; what is done is stored.
     """
     if not checkpoint >= 0:
         raise UserError("--checkpoint", got=checkpoint, allowed="seconds, or 0 for never")
@@ -161,16 +173,23 @@ def execute(
     writer = store.Writer(out)
     described = environment.describe()
     store.write_whole(out / "environments" / f"{environment.digest(described)}.json", canonical(described).encode())
+    stop = engine.Stop(on_stop)
+    beat = Beat(out, plan.todo, workers)
+    records = _records(plan, registry, out, device, workers, checkpoint, limits, stop, beat.begin)
     try:
-        for record in _records(plan, registry, out, device, workers, checkpoint):
-            writer.append(record)
-            if record.status != "crashed":  # which may go on from it
-                store.remove_checkpoint(out, record.cell_id)
-            registry.observe(record)
-            if on_record is not None:
-                on_record(record)
+        with stop.on_interrupt(), beat, closing(records):
+            for record in records:
+                writer.append(record)
+                beat.done(record)
+                if record.status not in CUT_SHORT:
+                    store.remove_checkpoint(out, record.cell_id)
+                registry.observe(record)
+                if on_record is not None:
+                    on_record(record)
     finally:
         writer.close()
+    if stop.asked:
+        raise KeyboardInterrupt
 
 
 def _clear_checkpoints(plan: Plan, out: Path) -> None:
@@ -178,24 +197,33 @@ def _clear_checkpoints(plan: Plan, out: Path) -> None:
     left = [job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()]
     todo, known = {job.cell.id for job in plan.todo}, store.read(out) if left else {}
     for cell_id in left:
-        finished = cell_id in known and known[cell_id].status != "crashed"
+        finished = cell_id in known and known[cell_id].status not in CUT_SHORT
         if plan.anew if cell_id in todo else finished:
             store.remove_checkpoint(out, cell_id)
 
 
 def _records(
-    plan: Plan, registry: Registry, out: Path, device: str, workers: int, checkpoint: float
-) -> Iterator[Record]:
+    plan: Plan,
+    registry: Registry,
+    out: Path,
+    device: str,
+    workers: int,
+    checkpoint: float,
+    limits: engine.Limits | None,
+    stop: engine.Stop,
+    on_begin: Callable[[Sequence[str]], None],
+) -> Generator[Record, None, None]:
     if workers == 0:
-        return engine.inline(plan.todo, registry, out, device, plan.locations, checkpoint)
-    return engine.local(plan.todo, workers, out, device, plan.locations, checkpoint)
+        return engine.inline(plan.todo, registry, out, device, plan.locations, checkpoint, stop, on_begin)
+    gpus = 0 if device == "cpu" else _gpus()
+    return engine.local(plan.todo, workers, out, device, plan.locations, checkpoint, limits, stop, gpus, on_begin)
 
 
 def workers_for(plan: Plan, device: str, asked: int | None) -> int:
-    """Return how many worker processes a run has: as asked, or one a core, or one for a GPU; 0 is this process."""
+    """Return how many worker processes a run has: as asked, or one a core, or one a GPU; 0 is this process."""
     if asked == 0:
         return 0
-    most = min(_cores(), MOST_WORKERS) if device == "cpu" else 1
+    most = min(_cores(), MOST_WORKERS) if device == "cpu" else _gpus() if device == "cuda" else 1
     return max(1, min(asked or most, len(plan.todo)))
 
 
@@ -204,7 +232,7 @@ def _cores() -> int:
 
 
 def resolve_device(device: str) -> str:
-    """Return "cpu" or "cuda:i" for auto, cpu, cuda or cuda:i.
+    """Return "cpu", "cuda:i" for one GPU or "cuda" for several, for auto, cpu, cuda or cuda:i.
 
     Raises:
         UserError: another word, or a CUDA device that is not there.
@@ -216,16 +244,20 @@ def resolve_device(device: str) -> str:
         raise UserError("--device", got=f"'{device}'", allowed="auto, cpu, cuda, cuda:0, ...")
     if device == "auto" and not _has_nvidia():
         return "cpu"
-    import torch
-
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "auto":
-        return "cuda:0" if there else "cpu"
+    there = _gpus()
+    if device == "auto" and not there:
+        return "cpu"
     if int(number or 0) >= there:
         raise UserError(
             f"--device {device}: torch sees {there} CUDA devices here", next_step="use --device cpu or auto"
         )
-    return f"cuda:{number or 0}"
+    return f"cuda:{number or 0}" if number or there == 1 else "cuda"
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _has_nvidia() -> bool:

@@ -37,10 +37,19 @@ def run_cell(job: Job, registry: Registry, context: Context) -> Record:
     return record
 
 
-def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iterator[Record]:
-    """Yield the record of each job. Several that can are trained in one program on CUDA; on the CPU one by one."""
+def run_cells(
+    jobs: Sequence[Job],
+    registry: Registry,
+    context: Context,
+    on_begin: Callable[[Sequence[Job]], None] = lambda jobs: None,
+) -> Iterator[Record]:
+    """Yield the record of each job. Several that can are trained in one program on CUDA; on the CPU one by one.
+
+    `on_begin` is called with the jobs that something begins for, which may not come to its end.
+    """
     if context.device == "cpu" or len(jobs) == 1:
         for job in jobs:
+            on_begin([job])
             run = _Run(job, context)
             run.attempt(partial(run.prepare, registry))
             run.attempt(run.train)
@@ -49,9 +58,14 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
         return
     runs = [_Run(job, context) for job in jobs]
     for run in runs:
+        on_begin([run.job])
         run.attempt(partial(run.prepare, registry))
-    _train_together([run for run in runs if run.can_share()])
+    sharing = [run for run in runs if run.can_share()]
+    if sharing:
+        on_begin([run.job for run in sharing])
+        _train_together(sharing)
     for run in runs:
+        on_begin([run.job])
         if run.trained is None:
             run.attempt(run.train)
         run.attempt(run.measure)
@@ -59,19 +73,17 @@ def run_cells(jobs: Sequence[Job], registry: Registry, context: Context) -> Iter
 
 
 def _train_together(runs: Sequence[_Run]) -> None:
-    """Train what runs in one program; each has its outcome then, or how it failed."""
+    """Train what runs in one program; each has its outcome then, or has diverged, or must be trained alone."""
     trials = [run.trial() for run in runs]
-    try:
-        train_together(trials)
-    except Exception as error:  # all of them are in the program that failed
-        for run in runs:
-            run.fail(error)
-        return
+    train_together(trials)
     for run, trial in zip(runs, trials, strict=True):
-        if trial.failure is not None:
+        if isinstance(trial.failure, DivergedError):
             run.fail(trial.failure)
-        else:
+        elif trial.failure is None:
             run.trained = trial.course.outcome()
+    context = runs[0].context
+    if context.alone and context.device != "cpu":
+        torch.cuda.synchronize(context.device)  # ends the worker if the device is lost; each cell is tried alone then
 
 
 KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
@@ -111,7 +123,9 @@ class _Run:
         try:
             torch.manual_seed(seeds.seed_of("cell", self.job.cell.id))
             stage()
-        except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
+        except BaseException as error:  # a strategy is a stranger's code and may raise anything
+            if isinstance(error, KeyboardInterrupt) and not self.context.alone:
+                raise
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:

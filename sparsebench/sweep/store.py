@@ -4,6 +4,7 @@ OUT/records/<utc>-<host>-<pid>-<random>.jsonl      one record a line, one fsynce
 OUT/environments/<hash>.json                        machine and libraries, once each
 OUT/weights/<cell id>.safetensors                   weights that other cells start from
 OUT/checkpoints/<cell id>.safetensors               a training under way, until its record is there
+OUT/underway/<host>-<pid>.json                      how far a run is, until it is over
 """
 
 from __future__ import annotations

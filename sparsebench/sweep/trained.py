@@ -13,6 +13,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.engine.limits import Limits
+from sparsebench.sweep.engine.slots import first_of
 from sparsebench.sweep.expand import Request
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, prepare
@@ -27,9 +29,10 @@ class Trainer:
     Attributes:
         files: where its pictures and first weights come from.
         out: the run's folder.
-        device, jobs, rerun, checkpoint: as for a run.
+        device, jobs, rerun, checkpoint, timeout, memory_limit: as for a run.
         on_plan: called with the plan and the number of workers before the first cell starts.
         on_record: called with each record.
+        on_stop: called at the first Ctrl-C.
     """
 
     files: Files
@@ -40,6 +43,9 @@ class Trainer:
     checkpoint: float
     on_plan: Callable[[Plan, int], None]
     on_record: Callable[[Record], None]
+    timeout: str | None = None
+    memory_limit: str | None = None
+    on_stop: Callable[[], None] | None = None
 
     def plan(self, request: Request, registry: Registry) -> Plan:
         """Return what is to be looked at and what of it is still to be trained, see `narrowed`; nothing is written."""
@@ -52,11 +58,12 @@ class Trainer:
             UserError: the device is not there, or the folder cannot be written.
         """
         device = runs.resolve_device(self.device)
-        store.check_writable(self.out)
         workers = runs.workers_for(plan, device, self.jobs)
+        limits = Limits.given(self.timeout, self.memory_limit, workers)
+        store.check_writable(self.out)
         self.on_plan(plan, workers)
-        runs.execute(plan, registry, self.out, device, workers, self.on_record, self.checkpoint)
-        return Context(self.out, device, plan.locations)
+        runs.execute(plan, registry, self.out, device, workers, self.on_record, self.checkpoint, limits, self.on_stop)
+        return Context(self.out, first_of(device), plan.locations)
 
 
 def narrowed(plan: Plan, files: Files, out: Path) -> Plan:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
-import queue
 import sys
-import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep.job import Job
+from sparsebench.sweep.keeper import end_with_parent
+from sparsebench.sweep.line import Line, Message
+
+LONGEST = 1e8
+"""Seconds; timers take no more than some hundred years."""
 
 JOBS = TypeAdapter(list[Job])
 
@@ -46,31 +50,52 @@ def one_thread() -> Iterator[None]:
 
 
 def main(setting: dict[str, Any]) -> None:
-    """Answer jobs until the input ends; then leave at once, even in the middle of a cell."""
-    # Whatever a strategy prints goes to the log: the answers have a descriptor of their own.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True).start()
+    """Answer jobs until the input ends, or a cell leaves the process in a state that the next must not meet."""
+    end_with_parent()
+    _end_before_others()
+    faulthandler.enable()  # a crash says in the log where it was
+    line = Line()
 
+    from sparsebench.sweep.health import Health, device_is_lost
     from sparsebench.sweep.prepare import Context
     from sparsebench.sweep.run_cell import run_cells
 
     locations = {name: Path(path) for name, path in setting["locations"].items()}
     registry = Registry()
-    context = Context(Path(setting["out"]), setting["device"], locations, setting["checkpoint"])
+    context = Context(Path(setting["out"]), setting["device"], locations, setting["checkpoint"], alone=True)
+
+    def begin(jobs: Sequence[Job]) -> None:
+        _say_where_it_hangs(setting["timeout"])
+        line.say(Message(at=tuple(job.cell.id for job in jobs)))
+
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        while True:
-            for record in run_cells(JOBS.validate_json(jobs.get()), registry, context):
-                answers.write(record.model_dump_json().encode() + b"\n")
-                answers.flush()
-
-
-def _listen(source: BinaryIO, jobs: queue.SimpleQueue[bytes]) -> None:
-    for line in source:
-        jobs.put(line)
+        health = Health(line.descriptors, context.device, os.getppid())
+        line.say(Message())
+        for asked in line.jobs:
+            jobs, unfit = JOBS.validate_json(asked), ""
+            for done, record in enumerate(run_cells(jobs, registry, context, begin), 1):
+                faulthandler.cancel_dump_traceback_later()
+                unfit = unfit or health.trouble(record)
+                # Cells that were trained together are all trained by now: what one has left cannot meet another's.
+                now = unfit and (done == len(jobs) or device_is_lost(context.device))
+                line.say(Message(record=record, unfit=unfit if now else ""))
+                if now:
+                    sys.stderr.write(f"this worker takes no more cells: {unfit}\n")
+                    os._exit(0)
     os._exit(0)
+
+
+def _end_before_others() -> None:
+    """Have Linux choose this process if the machine is out of memory, and not the run or somebody else's."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("900")
+
+
+def _say_where_it_hangs(timeout: float) -> None:
+    """Print what the process is at shortly before it is killed, even if it holds the interpreter's lock."""
+    if timeout:
+        faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
 
 
 if __name__ == "__main__":

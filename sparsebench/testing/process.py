@@ -20,7 +20,7 @@ import sparsebench
 from sparsebench.errors import UserError
 from sparsebench.plugin.origin import Origin
 from sparsebench.plugin.spec import parse
-from sparsebench.sweep.engine import THREADS
+from sparsebench.sweep.engine.slots import THREADS
 from sparsebench.sweep.store import content_hash
 from sparsebench.testing.report import Outcome, Report, Status
 

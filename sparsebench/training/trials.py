@@ -39,7 +39,7 @@ class Trial:
     """One training: a network, what removes its tokens, its samples, and its course.
 
     Attributes:
-        failure: how it diverged, or None.
+        failure: why it has no outcome, or None: it diverged, or raised even alone.
     """
 
     network: ShallowViT | TwoLayerViT
@@ -47,7 +47,7 @@ class Trial:
     samples: Samples
     recipe: Recipe
     course: Course
-    failure: DivergedError | None = None
+    failure: Exception | None = None
     coming: Iterator[Batch] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +80,7 @@ class Trial:
 
     def restart(self) -> None:
         """Begin again; the network has not changed yet."""
+        self.failure = None
         self.course = Course(self.course.n, self.recipe, self.course.order_seed)
         self.coming = self.course.batches()
 
@@ -95,23 +96,30 @@ def fits(network: object, actor: Actor | None, samples: Samples, recipe: Recipe)
 
 
 def train_together(trials: Sequence[Trial]) -> None:
-    """Train all trials to the end of their courses, as many at a time as the memory holds."""
+    """Train all trials to the end of their courses, as many at a time as the memory holds.
+
+    One that raises, a strategy's error say, costs no other: what fails together is trained again in halves.
+    """
     groups: dict[tuple[object, ...], list[Trial]] = {}
     for trial in trials:
         groups.setdefault(trial.shape, []).append(trial)
     for group in groups.values():
-        size = _chunk(group)
+        size = most = _chunk(group)
         while group:
+            chunk = group[:size]
             try:
-                _train(group[:size])
-                group = group[size:]
-            except torch.OutOfMemoryError:
-                if size == 1:
-                    raise
-                size = (min(size, len(group)) + 1) // 2
-                log.warning("out of memory: going on with %d trials at a time", size)
-                for trial in group:
-                    trial.restart()
+                _train(chunk)
+            except Exception as error:
+                if len(chunk) > 1:
+                    size = (len(chunk) + 1) // 2
+                    if isinstance(error, torch.OutOfMemoryError):
+                        log.warning("out of memory: going on with %d trials at a time", size)
+                        most = size
+                    for trial in chunk:
+                        trial.restart()
+                    continue
+                chunk[0].failure = error
+            group, size = group[size:], most
 
 
 def _chunk(trials: Sequence[Trial]) -> int:

@@ -23,12 +23,14 @@ from sparsebench.errors import UnsupportedError
 from sparsebench.models.acting import Actor
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
+from sparsebench.plans import Mix
 from sparsebench.strategy import Strategy
 from sparsebench.testing.trial import StandIn
+from sparsebench.tokens import apply
 
 
 class Watched(StandIn):
-    """Adds to `found` the MACs an image that the counter sees while the strategy makes a plan."""
+    """Adds to `found` the MACs an image that the counter sees while a plan is made, and carried out if it is a Mix."""
 
     def __init__(self, strategy, found):
         super().__init__(strategy)
@@ -39,6 +41,8 @@ class Watched(StandIn):
             getattr(view, field)
         with FlopCounterMode(display=False) as counter:
             plan = self.strategy.plan(view, keep)
+            if isinstance(plan, Mix):
+                apply(plan, view.tokens, view.sizes)
         self.found.append(counter.get_total_flops() / 2 / len(view.index))
         return plan
 
@@ -101,9 +105,11 @@ def test_distances_cost_a_multiplication_a_channel():
 def test_what_multiplies_nothing_has_no_macs_of_its_own(name):
     """Whatever the counter sees of any strategy it says of itself; the distances aside."""
     strategy = SHIPPED[name]()
-    if "relevance" in strategy.requires() or not strategy.budgeted or strategy.trains_only or strategy.adaptive:
+    if "relevance" in strategy.requires() or not strategy.budgeted or strategy.trains_only:
         assert type(strategy).own_macs is Strategy.own_macs
         return
+    if strategy.adaptive:
+        pytest.skip("what it spends hangs on what it keeps: it is counted by hand in its own tests")
     own, found = act(strategy, vit(), images(), keep_rate=0.5)
     assert bool(own) == (bool(found) or name in ("dpc_knn", "k_medoids"))
 

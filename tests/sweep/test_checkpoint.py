@@ -28,8 +28,8 @@ VIT = "vit:dim=16,depth=2,heads=2"
 OFTEN = 1e-9
 
 
-class Killed(BaseException):
-    """As good as a signal: nobody handles it."""
+class Killed(KeyboardInterrupt):
+    """As good as a signal: no cell that is run in this process handles it."""
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
         record = job.record_of_failure("failed", Failure(reason="it broke"))
         store.Writer(tmp_path).append(record.model_copy(update={"status": recorded, "failure": failure}))
     there = []
-    monkeypatch.setattr(runs, "_records", lambda *_: there.append(path.exists()) or iter(()))
+    monkeypatch.setattr(runs, "_records", lambda *_: there.append(path.exists()) or (r for r in ()))
     runs.execute(runs.plan(request, runs.Files(), registry, tmp_path, rerun), registry, tmp_path, "cpu", 0)
     assert there == [not goes]
 
@@ -233,7 +233,7 @@ def test_seconds_that_are_none_are_refused(tmp_path: Path, seconds: float) -> No
 
 def test_no_seconds_are_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, records = [], runs._records
-    monkeypatch.setattr(runs, "_records", lambda *arguments: given.append(arguments[-1]) or records(*arguments))
+    monkeypatch.setattr(runs, "_records", lambda *arguments: given.append(arguments[5]) or records(*arguments))
     api.run(tasks="theory:steps=4,test=4,tokens=20", n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=None)
     assert given == [0]
 

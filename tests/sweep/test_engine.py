@@ -1,3 +1,4 @@
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,10 +9,13 @@ import pytest
 from processes import processes_of
 
 from sparsebench.budget import FULL
+from sparsebench.errors import UserError
 from sparsebench.plugin.origin import Origin
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine
 from sparsebench.sweep.cell import Cell, Part
+from sparsebench.sweep.engine import workers
+from sparsebench.sweep.engine.queue import Queue
 from sparsebench.sweep.expand import Request, expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
@@ -37,19 +41,23 @@ def what_was_measured(record: Record) -> dict[str, Any]:
     return record.model_dump(exclude={"started", "seconds"})
 
 
+def logs_of(out: Path) -> str:
+    return "".join(path.read_text() for path in (out / "logs").iterdir())
+
+
 def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
     return {record.cell_id: what_was_measured(record) for record in records}
 
 
 def test_jobs_are_handed_out_in_order() -> None:
     jobs = [a_job(k) for k in range(3)]
-    queue = engine._Queue(jobs, 1)
+    queue = Queue(jobs, 1)
     assert [queue.take() for _ in range(4)] == [[jobs[0]], [jobs[1]], [jobs[2]], None]
 
 
 def test_neighbours_that_may_go_together_are_handed_out_together() -> None:
     jobs = [a_job(k).model_copy(update={"together": k not in (2, 3)}) for k in range(8)]
-    queue = engine._Queue(jobs, 3)
+    queue = Queue(jobs, 3)
     assert [queue.take() for _ in range(6)] == [jobs[:2], [jobs[2]], [jobs[3]], jobs[4:7], [jobs[7]], None]
 
 
@@ -61,7 +69,7 @@ def test_cells_go_together_on_a_gpu_only() -> None:
 def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass() -> None:
     first, other = a_job(0), a_job(2)
     waiting = a_job(1, after=first.cell.id)
-    queue = engine._Queue([waiting, first, other], 1)
+    queue = Queue([waiting, first, other], 1)
     assert [queue.take(), queue.take()] == [[first], [other]]
     taken: list[list[Job] | None] = []
     thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
@@ -76,12 +84,12 @@ def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass() -> None:
 
 def test_a_job_whose_start_is_not_in_the_queue_does_not_wait() -> None:
     job = a_job(0, after="done before")
-    assert engine._Queue([job], 1).take() == [job]
+    assert Queue([job], 1).take() == [job]
 
 
 def test_closing_the_queue_releases_those_who_wait() -> None:
     first = a_job(0)
-    queue = engine._Queue([first, a_job(1, after=first.cell.id)], 1)
+    queue = Queue([first, a_job(1, after=first.cell.id)], 1)
     queue.take()
     taken: list[list[Job] | None] = []
     thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
@@ -122,6 +130,7 @@ def test_two_worker_processes_give_what_this_process_gives(
     tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]]
 ) -> None:
     assert by_cell(engine.local(jobs, 2, tmp_path, "cpu", {})) == alone
+    assert "no more cells" not in logs_of(tmp_path)
 
 
 def test_the_threads_of_the_caller_do_not_matter(
@@ -153,6 +162,7 @@ def test_a_cell_that_starts_from_another_gives_the_same_in_workers(tmp_path: Pat
 
     here = measured(engine.inline(jobs, Registry(), tmp_path / "here", "cpu", {}))
     there = measured(engine.local(jobs[::-1], 2, tmp_path / "there", "cpu", {}))
+    assert "no more cells" not in logs_of(tmp_path / "there")
     assert {status for status, *_ in here.values()} == {"ok"}
     assert here == there
 
@@ -209,7 +219,7 @@ def test_what_a_strategy_prints_goes_to_the_log(ended: tuple[dict[str, list[Reco
 def test_a_cell_that_ends_its_process_costs_no_cell_that_went_with_it(
     ended: tuple[dict[str, list[Record]], Path], samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "most_together", lambda device: 100)
+    monkeypatch.setattr(workers, "most_together", lambda device: 100)
     jobs = theory_jobs(str(samples / "segfaults.py"), n_train=(4,))
     assert len(jobs) == 5
     together = {record.label: record for record in engine.local(jobs, 1, tmp_path, "cpu", {})}
@@ -250,3 +260,9 @@ def test_workers_know_the_tasks_that_plugin_files_bring(samples: Path, tmp_path:
     request = Request(plugins=(str(samples / "brings_task.py"),), tasks=("small_theory",), n_train=(4,), seeds=1)
     records = list(engine.local(expand(request, Registry()), 2, tmp_path, "cpu", {}))
     assert [record.status for record in records] == ["ok"] * 4
+
+
+def test_workers_that_do_not_start_end_the_run_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(UserError, match=r"workers in a row did not start; .*worker-0.log"):
+        list(engine.local([a_job(0)], 1, tmp_path, "cpu", {}))

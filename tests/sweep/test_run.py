@@ -21,7 +21,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
 from sparsebench.sweep.expand import Request
-from sparsebench.sweep.record import Record
+from sparsebench.sweep.record import Failure, Record
 
 THEORY = "theory:steps=40,test=20,tokens=20"
 # A step size so small that no cell ends early: about a fifth of a second each.
@@ -177,6 +177,26 @@ def test_a_crashed_cell_keeps_its_checkpoint_to_go_on_from(samples: Path, tmp_pa
     assert len(crashed) == 1 and {id_ for id_, path in paths.items() if path.exists()} == crashed
 
 
+@pytest.mark.parametrize(
+    ("status", "again", "kept"),
+    [("timeout", True, True), ("oom", True, True), ("crashed", True, True), ("failed", True, False),
+     ("unsupported", False, False)],
+)  # fmt: skip
+def test_what_was_cut_short_keeps_its_checkpoint_and_is_run_again_when_failures_are(
+    tmp_path: Path, status: Any, again: bool, kept: bool
+) -> None:
+    job, *_ = planned(tmp_path).jobs
+    writer = store.Writer(tmp_path)
+    for one in planned(tmp_path).jobs:
+        writer.append(one.record_of_failure(status if one == job else "unsupported", Failure(reason="it was ended")))
+    writer.close()
+    path = store.checkpoint_path(tmp_path, job.cell.id)
+    store.write_whole(path, b"begun")
+    runs.execute(planned(tmp_path), Registry(), tmp_path, "cpu", 0)
+    assert path.exists() == kept
+    assert planned(tmp_path, rerun="failed").todo == [job] * again
+
+
 def test_the_environment_lies_beside_the_records_that_name_it(done: Path) -> None:
     (path,) = (done / "environments").iterdir()
     named = {record.environment for record in store.read(done).values() if record.status == "ok"}
@@ -284,22 +304,31 @@ def soon(condition: Callable[[], Any], seconds: float) -> bool:
     return True
 
 
-def stopped_by(number: int, out: Path, plugin: str, under_way: Callable[[], bool]) -> tuple[int, str]:
-    """Start a run and send it the signal when it is under way; return how it left and its standard error."""
+def stopped_by(number: int, out: Path, plugin: str, under_way: Callable[[], bool], times: int = 1) -> tuple[int, str]:
+    """Start a run and send it the signal when it is under way; return how it left and its standard error.
+
+    A signal that is to be sent again is sent when the run has said that it has the one before.
+    """
     command = [*COMMAND, "--plugin", plugin, "--out", str(out)]
     # A process started with SIGINT ignored would hand that on.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        with (out / "said").open("wb") as said:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
     finally:
         signal.signal(signal.SIGINT, before)
     try:
         assert soon(lambda: under_way() or process.poll() is not None, 60)
         process.send_signal(number)
-        _, error = process.communicate(timeout=30)
+        for _ in range(times - 1):
+            assert soon(lambda: "stopping" in (out / "said").read_text(), 30)
+            time.sleep(0.5)
+            process.send_signal(number)
+        process.wait(timeout=30)
     finally:
         process.kill()
-    return process.returncode, error.decode()
+        process.wait()
+    return process.returncode, (out / "said").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -317,7 +346,8 @@ def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
     code, error = stopped_by(number, tmp_path, "attn_topk", lambda: len(lines(tmp_path)) >= 3)
     assert soon(lambda: not processes_of(tmp_path), 5)
     if number == signal.SIGINT:
-        assert code == 130 and "stopped" in error and "Traceback" not in error
+        assert code == 130 and "Traceback" not in error
+        assert "Ctrl-C again stops now" in error and "the same command goes on from there" in error
     else:
         assert code == -signal.SIGKILL
     kept = lines(tmp_path)
@@ -328,9 +358,18 @@ def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
     assert len({json.loads(line)["cell_id"] for line in lines(tmp_path)}) == 10
 
 
-def test_a_worker_does_not_outlive_its_run_even_in_the_middle_of_a_cell(tmp_path: Path, samples: Path) -> None:
+def test_nothing_outlives_a_run_even_if_it_hangs_and_hides(tmp_path: Path, samples: Path) -> None:
     log = tmp_path / "logs" / "worker-0.log"
     asleep = lambda: log.exists() and "asleep" in log.read_text()  # noqa: E731
-    code, _ = stopped_by(signal.SIGKILL, tmp_path, str(samples / "sleeps.py"), asleep)
+    code, _ = stopped_by(signal.SIGKILL, tmp_path, str(samples / "clings.py"), asleep)
     assert code == -signal.SIGKILL
     assert soon(lambda: not processes_of(tmp_path), 5)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_cell_under_way(tmp_path: Path, samples: Path) -> None:
+    log = tmp_path / "logs" / "worker-0.log"
+    asleep = lambda: log.exists() and "asleep" in log.read_text()  # noqa: E731
+    code, error = stopped_by(signal.SIGINT, tmp_path, str(samples / "sleeps.py"), asleep, times=2)
+    assert code == 130 and "the same command goes on from there" in error and "Traceback" not in error
+    assert not processes_of(tmp_path)
+    assert "sleeps" not in {record.label for record in store.read(tmp_path).values()}

@@ -108,13 +108,30 @@ def test_too_little_memory_makes_smaller_groups(monkeypatch, caplog):
         assert difference(one.network, network) < 1e-10
 
 
-def test_a_single_trial_that_does_not_fit_is_an_error(monkeypatch):
+def test_a_single_trial_that_does_not_fit_fails(monkeypatch):
     def never(some):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(trials, "_train", never)
-    with pytest.raises(torch.OutOfMemoryError):
-        train_together([trial(4, 0)])
+    group = [trial(4, 0), trial(4, 1)]
+    train_together(group)
+    assert all(isinstance(one.failure, torch.OutOfMemoryError) for one in group)
+
+
+class Raises(Random):
+    def plan(self, view, keep):
+        raise ValueError("no idea")
+
+
+@pytest.mark.parametrize("bad", [{0}, {4}, {1, 2}, {0, 1, 2, 3, 4}])
+def test_strategies_that_raise_fail_alone(bad):
+    group = [trial(8, k, Raises() if k in bad else Random()) for k in range(5)]
+    expected = {k: alone(one) for k, one in enumerate(group) if k not in bad}
+    train_together(group)
+    assert {k for k, one in enumerate(group) if isinstance(one.failure, ValueError)} == bad
+    for k, (network, outcome) in expected.items():
+        assert group[k].failure is None and group[k].course.outcome() == pytest.approx(outcome)
+        assert difference(group[k].network, network) < 1e-10
 
 
 def test_only_plain_networks_with_a_choice_made_once_train_together():

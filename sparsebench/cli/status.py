@@ -1,0 +1,75 @@
+"""sparsebench status."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sparsebench.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from sparsebench.sweep.beat import Underway
+    from sparsebench.sweep.record import Record
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def status(folder: Path) -> None:
+    """Say how far the runs of a FOLDER are: cells done, failed, running and left, by strategy, and the time left."""
+    from tabulate import tabulate
+
+    from sparsebench.errors import UserError
+    from sparsebench.sweep import store
+    from sparsebench.sweep.beat import underway
+
+    records, runs = list(store.read(folder).values()), underway(folder)
+    if not records and not runs:
+        raise UserError(f"no records in {folder}, and no run under way")
+    alive = [run for run in runs if run.alive]
+    click.echo(tabulate(_rows(records, alive), headers="keys", tablefmt="simple"))
+    for run in runs:
+        click.echo(_about(run, records))
+    if not runs:
+        click.echo("no run is under way")
+
+
+def _rows(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[str, str | int]]:
+    """Return a row a strategy."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for record in records:
+        good = record.status in ("ok", "unsupported", "skipped")
+        counts[record.label]["done" if good else "failed"] += 1
+    for run in runs:
+        for cells in run.left:
+            counts[cells.label]["left"] += cells.n
+        for cells in run.running:
+            counts[cells.label]["running"] += cells.n
+            counts[cells.label]["left"] -= cells.n
+    columns = ("done", "failed", "running", "left")
+    return [{"strategy": label} | {name: counts[label][name] for name in columns} for label in sorted(counts)]
+
+
+def _about(run: Underway, records: Sequence[Record]) -> str:
+    where = f"the run on {run.host} (process {run.pid})"
+    left = sum(cells.n for cells in run.left)
+    if not run.alive:
+        silent = Progress.clock(time.time() - run.updated)
+        return f"{where} was stopped with {left} cells left, or says nothing since {silent}: the same command goes on"
+    longest = Progress.clock(max((time.time() - cells.since for cells in run.running), default=0.0))
+    return f"{where}: {left} cells without a record, {_time_left(run, records)}; the longest at work so far: {longest}"
+
+
+def _time_left(run: Underway, records: Iterable[Record]) -> str:
+    """Return about how long a run will take, from what the cells of each task took so far."""
+    took: defaultdict[str, list[float]] = defaultdict(list)
+    for record in records:
+        if record.seconds:
+            took[record.cell.task.name].append(record.seconds)
+    known = sum(cells.n * sum(took[cells.task]) / len(took[cells.task]) for cells in run.left if took[cells.task])
+    over = "over " if any(not took[cells.task] for cells in run.left) else "about "
+    return over + Progress.clock(known / max(1, run.workers))

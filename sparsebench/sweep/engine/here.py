@@ -1,0 +1,39 @@
+"""Cells in this process: for debugging. Nothing here protects a run from its strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+from sparsebench.plugin.registry import Registry
+from sparsebench.sweep.engine.limits import CHECKPOINT
+from sparsebench.sweep.engine.queue import batches, most_together
+from sparsebench.sweep.engine.slots import first_of
+from sparsebench.sweep.engine.stop import Stop
+from sparsebench.sweep.job import Job
+from sparsebench.sweep.record import Record
+from sparsebench.tasks.base import Locations
+
+
+def inline(
+    jobs: Sequence[Job],
+    registry: Registry,
+    out: Path,
+    device: str,
+    locations: Locations,
+    checkpoint: float = CHECKPOINT,
+    stop: Stop | None = None,
+    on_begin: Callable[[Sequence[str]], None] = lambda ids: None,
+) -> Generator[Record, None, None]:
+    """Yield the record of each job, run one after the other in this process; see `local`."""
+    from sparsebench.sweep.prepare import Context
+    from sparsebench.sweep.run_cell import run_cells
+    from sparsebench.sweep.worker import one_thread
+
+    device = first_of(device)
+    with one_thread():
+        for batch in batches(jobs, most_together(device)):
+            if stop is not None and stop.asked:
+                return
+            context = Context(out, device, locations, checkpoint)
+            yield from run_cells(batch, registry, context, lambda at: on_begin([job.cell.id for job in at]))

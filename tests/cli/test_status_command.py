@@ -1,0 +1,110 @@
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sparsebench.cli import main
+from sparsebench.plugin.registry import Registry
+from sparsebench.sweep import beat, store
+from sparsebench.sweep import run as runs
+from sparsebench.sweep.expand import Request
+from sparsebench.sweep.record import Failure, Record
+
+
+def status(out: Path) -> Result:
+    return CliRunner().invoke(main, ["status", str(out)])
+
+
+def row(result: Result, label: str) -> list[str]:
+    """Return the numbers of a strategy: done, failed, running, left."""
+    (line,) = (line for line in result.output.splitlines() if line.split()[:1] == [label])
+    return line.split()[1:]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> runs.Plan:
+    request = Request(tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4, 8), seeds=1)
+    return runs.plan(request, runs.Files(), Registry(), tmp_path, "missing")
+
+
+def test_what_is_done_and_failed_is_counted_by_strategy(tmp_path: Path, plan: runs.Plan) -> None:
+    writer = store.Writer(tmp_path)
+    for job in plan.jobs:
+        kind = "ok" if job.label == "dense" else "timeout" if job.label == "random" else "unsupported"
+        writer.append(job.record_of_failure(kind, Failure(reason="as it came")))  # type: ignore[arg-type]
+    writer.close()
+    result = status(tmp_path)
+    assert result.exit_code == 0 and "no run is under way" in result.output
+    assert row(result, "dense") == ["2", "0", "0", "0"]
+    assert row(result, "random") == ["0", "2", "0", "0"]
+    assert row(result, "oracle") == ["2", "0", "0", "0"]
+
+
+def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, plan: runs.Plan) -> None:
+    seen: list[Result] = []
+
+    def look(record: Record) -> None:
+        if not seen:
+            soon(lambda: sum(cells.n for one in beat.underway(tmp_path) for cells in one.left) == 7)
+            seen.append(status(tmp_path))
+
+    runs.execute(plan, Registry(), tmp_path, "cpu", 0, look)
+    first = plan.jobs[0].label
+    assert row(seen[0], first) == ["1", "0", "0", "1"]
+    assert f"process {os.getpid()}): 7 cells without a record, about 0:" in seen[0].output
+    assert "no run is under way" in status(tmp_path).output
+    assert not (tmp_path / "underway").exists()
+
+
+def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: runs.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    with beat.Beat(tmp_path, plan.jobs, 2) as mine:
+        monkeypatch.setattr(mine, "running", {plan.jobs[0].cell.id: time.time() - 100})
+        soon(lambda: any(one.running for one in beat.underway(tmp_path)))
+        result = status(tmp_path)
+    assert row(result, plan.jobs[0].label) == ["0", "0", "1", "1"]
+    assert "8 cells without a record, over 0:00; the longest at work so far: 1:4" in result.output
+
+
+def test_a_run_that_was_killed_is_told_from_one_under_way(
+    tmp_path: Path, plan: runs.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = (beat.Cells(label="dense", task="theory", n=5),)
+    file = beat.Underway(host="there", pid=7, workers=2, updated=time.time() - 300, left=left, running=left)
+    store.write_whole(tmp_path / "underway" / "there-7.json", file.model_dump_json().encode())
+    (tmp_path / "underway" / "torn.json").write_text("{")
+    result = status(tmp_path)
+    assert "on there (process 7) was stopped with 5 cells left" in result.output and "goes on" in result.output
+    assert "dense" not in result.output
+    with beat.Beat(tmp_path, plan.jobs, 2):
+        assert not (tmp_path / "underway" / "there-7.json").exists()
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+    result = status(tmp_path / "nowhere")
+    assert result.exit_code == 2 and "no records in" in result.output
+
+
+def test_torch_is_not_loaded(tmp_path: Path, plan: runs.Plan) -> None:
+    writer = store.Writer(tmp_path)
+    writer.append(plan.jobs[0].record_of_failure("crashed", Failure(reason="as it came")))
+    writer.close()
+    code = f"""
+import sys
+from sparsebench.cli import main
+main(["status", {str(tmp_path)!r}], standalone_mode=False)
+print(sorted({{'torch', 'timm', 'numba', 'pandas', 'scipy'}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
