@@ -9,7 +9,7 @@ from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep.expand import Request
-from sparsebench.sweep.show_tokens import narrowed
+from sparsebench.sweep.trained import narrowed
 
 SUITE = """
 name = "own"
@@ -64,5 +64,5 @@ def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(
     monkeypatch.setitem(runs.LOCATED, "images", lambda name, root, download: (name, root))
     files = runs.Files(data_root=tmp_path)
     done = replace(plan(tmp_path, files), todo=[], locations={})
-    shown = narrowed(done, files, Registry(), tmp_path / "out")
+    shown = narrowed(done, files, tmp_path / "out")
     assert shown.todo == [] and shown.locations == {"cifar10": tmp_path}
