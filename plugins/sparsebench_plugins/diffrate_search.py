@@ -1,5 +1,6 @@
 """Training searches how many tokens are dropped and merged in each block."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -33,6 +34,9 @@ class DiffRateSearch(Strategy):
     name: ClassVar[str] = "diffrate_search"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "attention"})
+    expected_failures: ClassVar[Mapping[str, str]] = {
+        "gradients_flow": "no class token reads what stays in the last block: the task gives its counts no gradient"
+    }
     schedule: ClassVar[Schedule] = "every"
     proportional: ClassVar[bool] = True
     trained: ClassVar[bool] = True
