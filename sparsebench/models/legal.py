@@ -22,7 +22,9 @@ def only_removes(plan: Plan) -> bool:
 
 def _tensors(plan: Plan, B: int, N: int, keep: int) -> Iterator[tuple[str, object, tuple[int, ...]]]:
     """Yield the name, the value and the right shape of what the plan holds."""
-    kind, a_token = type(plan).__name__, ["scores"]
+    kind, a_token = type(plan).__name__, []
+    if plan.scores is not None:
+        yield "scores", plan.scores, (B, N)
     if isinstance(plan, Keep):
         yield "Keep.index", plan.index, (B, keep - (plan.fuse is not None))
         a_token += ["fuse"]

@@ -241,14 +241,19 @@ def test_no_seconds_are_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 LONG = "composite:epochs=12,test=20,pretrain_epochs=1,pretrain_samples=60,flip=True,validation=0.2,patience=11,batch=10"
 
 
+def begun(out: Path) -> bool:
+    """Say whether a cell of the comparison has a checkpoint: pre-training, which is the first, has a record by then."""
+    records = "".join(path.read_text() for path in out.glob("records/*.jsonl"))
+    return bool(records) and any(path.stem not in records for path in out.glob("checkpoints/*.safetensors"))
+
+
 def test_a_run_killed_in_the_middle_of_a_cell_goes_on_there(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sparsebench", "run", "--task", LONG, "--model", VIT, "--n-train", "100",
                "--seeds", "1", "--jobs", "1", "--checkpoint", "0.05", "--out", str(tmp_path)]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 60
-        # A cell of the comparison: pre-training, which is the first, has a record by then.
-        while not (list(tmp_path.glob("records/*.jsonl")) and list(tmp_path.glob("checkpoints/*.safetensors"))):
+        while not begun(tmp_path):
             assert time.monotonic() < end and process.poll() is None
             time.sleep(0.002)
     finally:
