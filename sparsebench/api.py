@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,6 @@ def execute(
 
     `on_plan` is called with the plan and the number of workers before the first cell starts.
     """
-    from sparsebench.board.build import flatten
     from sparsebench.board.publish import publish
     from sparsebench.plugin.registry import Registry
     from sparsebench.sweep import run as runs
@@ -114,10 +113,25 @@ def execute(
     if on_plan is not None:
         on_plan(plan, workers)
     runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0)
-    known = store.read(folder)
-    finished = [flatten(known[job.cell.id]) for job in plan.jobs]
+    finished = _finished(folder, plan)
     publish(finished, folder)
     return finished
+
+
+def _finished(folder: Path, plan: Plan) -> list[dict[str, Any]]:
+    """Return the flat records of a plan's cells, in its order."""
+    from sparsebench.board import flat
+    from sparsebench.board.build import METRICS
+    from sparsebench.errors import UserError
+
+    wanted = {job.cell.id for job in plan.jobs}
+    known = {row["cell_id"]: row for row in flat.load(folder, METRICS) if row["cell_id"] in wanted}
+    if lost := wanted - set(known):
+        raise UserError(
+            f"records of {len(lost)} cells in {folder} cannot be read, {min(lost)} among them",
+            next_step="remove the lines that the warnings name, and give the same command again",
+        )
+    return [known[job.cell.id] for job in plan.jobs]
 
 
 def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
@@ -131,20 +145,15 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     return pd.DataFrame(load_flat(Path(path)))
 
 
-def load_flat(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of a run's folder, flat, in the order of their cells' hashes.
+def load_flat(folder: Path, metrics: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """Return the records of a run's folder, flat, in the order of their cells' hashes; of all metrics, or those named.
 
     Raises:
         UserError: the folder holds no records.
     """
-    from sparsebench.board.build import flatten
-    from sparsebench.errors import UserError
-    from sparsebench.sweep import store
+    from sparsebench.board import flat
 
-    records = store.read(folder)
-    if not records:
-        raise UserError(f"no records in {folder}", next_step="run `sparsebench run --out` with this folder first")
-    return [flatten(record) for _, record in sorted(records.items())]
+    return list(flat.load(folder, metrics))
 
 
 def leaderboard(records: pd.DataFrame, by: str | None = None) -> pd.DataFrame:

@@ -20,6 +20,11 @@ COLUMNS = (
     "spurious_gap_reduction", "spurious_gap_reduction_low", "spurious_gap_reduction_high", "worst_group_accuracy",
     "selection_auroc", "images_per_s", "n_seeds",
 )  # fmt: skip
+METRICS = (
+    "accuracy", "success", "fitted", "macs_ratio", "macs_ratio_planned", "spurious_gap", "worst_group_accuracy",
+    "selection_auroc", "images_per_s",
+)  # fmt: skip
+"""The metrics that the board reads."""
 BY_TASK = ("task", "model", "n_train")
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
 DENSE = "dense"
@@ -46,7 +51,7 @@ def flatten(record: Record) -> dict[str, Any]:
         + {"both": "", "train": ", in training only", "test": ", in the test only"}[cell.where],
         "n_train": cell.n_train,
         "repetition": cell.repetition,
-        "setting": canonical([part.model_dump(mode="json") for part in (cell.task, cell.model)]),
+        "setting": canonical([{"name": part.name, "params": part.params} for part in (cell.task, cell.model)]),
         "device": record.device,
         "started": record.started,
         "seconds": record.seconds,

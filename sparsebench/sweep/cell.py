@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -48,10 +49,15 @@ class Cell(BaseModel):
     where: Where = "both"
     init: Cell | None = None
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Sixteen hexadecimal digits of the SHA-256 of the canonical JSON."""
         return hashlib.sha256(canonical(self.model_dump(mode="json")).encode()).hexdigest()[:16]
+
+    def __copy__(self) -> Cell:
+        copy = super().__copy__()
+        copy.__dict__.pop("id", None)  # `model_copy` goes on to change what it is the hash of
+        return copy
 
 
 def canonical(value: object) -> str:
