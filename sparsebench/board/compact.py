@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -151,25 +152,37 @@ def _segment(path: Path) -> tuple[list[str], list[pa.Table]]:
     """Return the warnings and the rows of a segment."""
     warnings: list[str] = []
     found, tables = store.scan(path, Record, warnings.append), []
-    while batch := list(islice(found, BATCH)):
-        tables.append(_table(batch))
+    while len(batch := _table(islice(found, BATCH))):
+        tables.append(batch)
     return warnings, tables
 
 
-def _table(found: Sequence[store.Found[Record]]) -> pa.Table:
+def _table(found: Iterable[store.Found[Record]]) -> pa.Table:
+    """Return rows column by column; no record is kept, as many at once would occupy the garbage collector."""
     import pyarrow as pa
 
-    rows = [row_of(each.item) for each in found]
-    arrays = {name: _array(name, [row[name] for row in rows]) for name in rows[0]}
-    arrays[SEGMENT] = _array(SEGMENT, [each.path.name for each in found])
-    arrays[CHECKSUM] = pa.array([each.checksum for each in found], pa.uint32())
-    fields = [pa.field(name, array.type) for name, array in arrays.items()]
-    units = {name: metric.unit for each in found for name, metric in each.item.metrics.items()}
-    for name, unit in sorted(units.items()):
-        metrics = (each.item.metrics.get(name) for each in found)
-        arrays[name] = pa.array((None if metric is None else metric.value for metric in metrics), pa.float64())
-        fields.append(pa.field(name, pa.float64(), metadata={UNIT: unit}))
-    return pa.table(list(arrays.values()), schema=pa.schema(fields))
+    about: dict[str, list[Any]] = defaultdict(list)
+    metrics: dict[str, tuple[list[int], list[float | None]]] = defaultdict(lambda: ([], []))
+    units: dict[str, str] = {}
+    number = 0
+    for number, each in enumerate(found, 1):
+        for name, value in (row_of(each.item) | {SEGMENT: each.path.name, CHECKSUM: each.checksum}).items():
+            about[name].append(value)
+        for name, metric in each.item.metrics.items():
+            rows, values = metrics[name]
+            rows.append(number - 1)
+            values.append(metric.value)
+            units[name] = metric.unit
+    fields = [pa.field(name, pa.float64(), metadata={UNIT: units[name]}) for name in sorted(metrics)]
+    arrays = {name: _array(name, values) for name, values in about.items()}
+    schema = pa.schema([*(pa.field(name, array.type) for name, array in arrays.items()), *fields])
+    return pa.table([*arrays.values(), *(_spread(*metrics[field.name], number) for field in fields)], schema=schema)
+
+
+def _spread(rows: Sequence[int], values: Sequence[float | None], number: int) -> np.ndarray:
+    column = np.full(number, None)
+    column[rows] = values
+    return column
 
 
 def _array(name: str, values: list[Any]) -> pa.Array:
