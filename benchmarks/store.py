@@ -30,7 +30,7 @@ from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical
 
 REAL = Path(__file__).resolve().parents[1] / "leaderboard" / "quick"
-BUDGETS, VARIANTS = (0.3, 0.5, 0.7), 10
+BUDGETS, VARIANTS = (0.3, 0.4, 0.5, 0.6, 0.7), 20
 
 
 def made() -> Iterator[bytes]:

@@ -161,31 +161,30 @@ def _table(found: Iterable[store.Found[Record]]) -> pa.Table:
     """Return rows column by column; no record is kept, as many at once would occupy the garbage collector."""
     import pyarrow as pa
 
-    about: dict[str, list[Any]] = defaultdict(list)
-    metrics: dict[str, tuple[list[int], list[float | None]]] = defaultdict(lambda: ([], []))
+    about: list[tuple[Any, ...]] = []
     units: dict[str, str] = {}
-    number = 0
-    for number, each in enumerate(found, 1):
-        for name, value in (row_of(each.item) | {SEGMENT: each.path.name, CHECKSUM: each.checksum}).items():
-            about[name].append(value)
-        for name, metric in each.item.metrics.items():
-            rows, values = metrics[name]
-            rows.append(number - 1)
-            values.append(metric.value)
-            units[name] = metric.unit
-    fields = [pa.field(name, pa.float64(), metadata={UNIT: units[name]}) for name in sorted(metrics)]
-    arrays = {name: _array(name, values) for name, values in about.items()}
-    schema = pa.schema([*(pa.field(name, array.type) for name, array in arrays.items()), *fields])
-    return pa.table([*arrays.values(), *(_spread(*metrics[field.name], number) for field in fields)], schema=schema)
+    measured: dict[tuple[str, ...], list[Any]] = defaultdict(list)  # by the names of metrics: most have the same
+    names: list[str] = []
+    for number, each in enumerate(found):
+        row = row_of(each.item) | {SEGMENT: each.path.name, CHECKSUM: each.checksum}
+        names = names or list(row)
+        about.append(tuple(row.values()))
+        metrics = each.item.metrics
+        if (alike := tuple(metrics)) not in measured:
+            units |= {name: metric.unit for name, metric in metrics.items()}
+        measured[alike].append((number, *[metric.value for metric in metrics.values()]))
+    columns = {name: np.full(len(about), None) for name in sorted(units)}
+    for alike, rows in measured.items():
+        at, *values = zip(*rows, strict=True)
+        for name, own in zip(alike, values, strict=True):
+            columns[name][list(at)] = own
+    arrays = [_array(name, values) for name, values in zip(names, zip(*about, strict=True), strict=True)]
+    fields = [pa.field(name, array.type) for name, array in zip(names, arrays, strict=True)]
+    fields += [pa.field(name, pa.float64(), metadata={UNIT: units[name]}) for name in columns]
+    return pa.table([*arrays, *columns.values()], schema=pa.schema(fields))
 
 
-def _spread(rows: Sequence[int], values: Sequence[float | None], number: int) -> np.ndarray:
-    column = np.full(number, None)
-    column[rows] = values
-    return column
-
-
-def _array(name: str, values: list[Any]) -> pa.Array:
+def _array(name: str, values: Sequence[Any]) -> pa.Array:
     import pyarrow as pa
 
     array = pa.array(values)

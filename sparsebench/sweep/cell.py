@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from sparsebench.budget import Budget
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 Where = Literal["both", "train", "test"]
 
 
@@ -62,4 +63,4 @@ class Cell(BaseModel):
 
 def canonical(value: object) -> str:
     """Return JSON with sorted keys, no spaces, and no NaN or infinity."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _ENCODER.encode(value)

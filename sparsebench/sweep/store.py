@@ -9,6 +9,7 @@ OUT/checkpoints/<cell id>.safetensors               a training under way, until 
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import json
 import logging
@@ -207,12 +208,26 @@ def read(out: Path) -> dict[str, Record]:
     Raises:
         UserError: a record was written by a later sparsebench.
     """
-    return newest((found.claim, found.item) for found in scan_all(out, Record))
+    with uncollected():
+        return newest((found.claim, found.item) for found in scan_all(out, Record))
 
 
 def heads(out: Path) -> dict[str, Head]:
     """Return what a resumed run must know of the same records; several times as fast, and in far less memory."""
-    return newest((found.claim, found.item) for found in scan_all(out, Head))
+    with uncollected():
+        return newest((found.claim, found.item) for found in scan_all(out, Head))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Hold off the garbage collector, which would look through all that was read again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def segments(out: Path) -> list[Path]:
