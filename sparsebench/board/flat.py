@@ -1,4 +1,4 @@
-"""Records as flat rows, read from a run's folder: in what the board and exports are made of."""
+"""Records as flat rows: what boards and exports are made of."""
 
 from __future__ import annotations
 
@@ -27,9 +27,14 @@ def load(out: Path, metrics: Collection[str] | None = None) -> Iterator[Row]:
     rows = _from_records(out, metrics) if table is None else compact.rows(table)
     first = next(rows, None)
     if first is None:
-        raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
+        raise nothing(out)
     yield first
     yield from rows
+
+
+def nothing(out: Path) -> UserError:
+    """Return the error for a folder without records."""
+    return UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
 
 
 def _from_records(out: Path, metrics: Collection[str] | None) -> Iterator[Row]:
@@ -38,7 +43,8 @@ def _from_records(out: Path, metrics: Collection[str] | None) -> Iterator[Row]:
         (found.claim, _slim(compact.row_of(found.item), found.item, metrics, shared))
         for found in store.scan_all(out, Record)
     )
-    newest = store.newest(found)
+    with store.uncollected():
+        newest = store.newest(found)
     names = sorted({name for _, own in newest.values() for name in own})
     empty = dict.fromkeys(names)
     for _, (about, own) in sorted(newest.items()):
