@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
@@ -25,7 +26,7 @@ def export(folder: Path, form: str, out: Path | None) -> None:
     if out is None:
         if form == "parquet":
             raise UserError("parquet is not for standard output", next_step="give -o FILE")
-        write(folder, form, click.get_binary_stream("stdout"))
+        write(folder, form, sys.stdout.buffer)
         return
     if out.exists():
         raise UserError(f"{out} is there and is not written over", next_step="give another -o")
