@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,15 +101,12 @@ def execute(
     `on_plan` is called with the plan and the number of workers before the first cell starts, `on_stop` at the first
     Ctrl-C.
     """
-    from sparsebench.board.badges import Badges
-    from sparsebench.board.build import flatten
     from sparsebench.board.publish import publish
     from sparsebench.plugin.registry import Registry
     from sparsebench.sweep import run as runs
     from sparsebench.sweep import store
     from sparsebench.sweep.engine import Limits
     from sparsebench.sweep.expand import Request
-    from sparsebench.testing import stored
 
     folder, registry = Path(out), Registry()
     request = Request(
@@ -126,8 +123,7 @@ def execute(
     if on_plan is not None:
         on_plan(plan, workers)
     runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0, limits, on_stop)
-    known, badges = store.read(folder), Badges(stored.read(folder))
-    finished = [flatten(known[job.cell.id], badges) for job in plan.jobs]
+    finished = _finished(folder, plan)
     publish(finished, folder)
     return finished
 
@@ -141,6 +137,22 @@ def refresh(folder: Path) -> bool:
     return there
 
 
+def _finished(folder: Path, plan: Plan) -> list[dict[str, Any]]:
+    """Return the flat records of a plan's cells, in its order."""
+    from sparsebench.board import flat
+    from sparsebench.board.build import METRICS
+    from sparsebench.errors import UserError
+
+    wanted = {job.cell.id for job in plan.jobs}
+    known = {row["cell_id"]: row for row in flat.load(folder, METRICS) if row["cell_id"] in wanted}
+    if lost := wanted - set(known):
+        raise UserError(
+            f"records of {len(lost)} cells in {folder} cannot be read, {min(lost)} among them",
+            next_step="remove the lines that the warnings name, and give the same command again",
+        )
+    return [known[job.cell.id] for job in plan.jobs]
+
+
 def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Return the records of a run's folder as a DataFrame, one row a cell, one column a metric.
 
@@ -152,23 +164,15 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     return pd.DataFrame(load_flat(Path(path)))
 
 
-def load_flat(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of a run's folder, flat, in the order of their cells' hashes.
+def load_flat(folder: Path, metrics: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """Return the records of a run's folder, flat, in the order of their cells' hashes; of all metrics, or those named.
 
     Raises:
         UserError: the folder holds no records.
     """
-    from sparsebench.board.badges import Badges
-    from sparsebench.board.build import flatten
-    from sparsebench.errors import UserError
-    from sparsebench.sweep import store
-    from sparsebench.testing import stored
+    from sparsebench.board import flat
 
-    records = store.read(folder)
-    if not records:
-        raise UserError(f"no records in {folder}", next_step="run `sparsebench run --out` with this folder first")
-    badges = Badges(stored.read(folder))
-    return [flatten(record, badges) for _, record in sorted(records.items())]
+    return list(flat.load(folder, metrics))
 
 
 def leaderboard(records: pd.DataFrame, by: str | None = None) -> pd.DataFrame:

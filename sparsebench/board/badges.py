@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import sparsebench
-from sparsebench.plugin.origin import Origin
 from sparsebench.testing.report import GROUPS, Outcome, Report
 
+CHECKS, REMARK = "checks", "checks_remark"
+"""The columns of a strategy's badge and of what there is to say of it; rows have them where an outcome is stored."""
 UNCHECKED = "unchecked"
 CHANGED = "unchecked (changed since)"
 SEVERAL = "unchecked (several versions)"
@@ -26,10 +28,21 @@ class Badges:
         for report in reports:
             self._reports.setdefault(report.label, []).append(report)
 
-    def of(self, label: str, origin: Origin) -> tuple[str, str]:
-        """Return the badge of a strategy from that origin, and what the reader is to know besides, or ""."""
+    def marked(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield flat records with the badge of their strategy, and what there is to say of that."""
+        found: dict[tuple[str, str], tuple[str, str]] = {}
+        for row in rows:
+            if self._reports:
+                key = row["strategy"], row["sha256"]
+                if key not in found:
+                    found[key] = self.of(*key)
+                row[CHECKS], row[REMARK] = found[key]
+            yield row
+
+    def of(self, label: str, sha256: str) -> tuple[str, str]:
+        """Return the badge of a strategy from source of that hash, and what the reader is to know besides, or ""."""
         reports = self._reports.get(label, [])
-        own = [report for report in reports if report.origin.sha256 == origin.sha256 != ""]
+        own = [report for report in reports if report.origin.sha256 == sha256 != ""]
         version = sparsebench.__version__
         for report in own:
             if report.versions.get("sparsebench") == version:

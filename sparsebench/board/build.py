@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from sparsebench.board.badges import SEVERAL, UNCHECKED, Badges
-from sparsebench.board.statistics import complete, mean_interval, sample_complexity
+from sparsebench.board.badges import CHECKS, REMARK, SEVERAL, UNCHECKED
+from sparsebench.board.statistics import complete, mean_interval, n50, sample_complexity
 from sparsebench.errors import UserError
 from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.record import Record
@@ -21,9 +22,12 @@ COLUMNS = (
     "spurious_gap_reduction", "spurious_gap_reduction_low", "spurious_gap_reduction_high", "worst_group_accuracy",
     "selection_auroc", "images_per_s", "n_seeds",
 )  # fmt: skip
+METRICS = (
+    "accuracy", "success", "fitted", "macs_ratio", "macs_ratio_planned", "spurious_gap", "worst_group_accuracy",
+    "selection_auroc", "images_per_s",
+)  # fmt: skip
+"""The metrics that the board reads."""
 BY_TASK = ("task", "model", "n_train")
-CHECKS = "checks"
-"""The column of the conformance checks, which is there where the outcome of one is stored."""
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
 DENSE = "dense"
 PRETRAINING = "plain"
@@ -34,13 +38,9 @@ Flat = Mapping[str, Any]
 Row = dict[str, Any]
 
 
-def flatten(record: Record, badges: Badges | None = None) -> dict[str, Any]:
-    """Return a record as one flat row: what it is about, then each metric's value under its name.
-
-    `checks` is the badge of its strategy, `checks_remark` what there is to say of that; see `Badges`.
-    """
+def flatten(record: Record) -> dict[str, Any]:
+    """Return a record as one flat row: what it is about, then each metric's value under its name."""
     cell = record.cell
-    badge, remark = (badges or Badges()).of(record.label, record.origin)
     return {
         "cell_id": record.cell_id,
         "status": record.status,
@@ -54,12 +54,11 @@ def flatten(record: Record, badges: Badges | None = None) -> dict[str, Any]:
         "n_train": cell.n_train,
         "repetition": cell.repetition,
         "macs_ratio_asked": None if cell.where == "train" else cell.budget.macs,
-        "setting": canonical([part.model_dump(mode="json") for part in (cell.task, cell.model)]),
+        "setting": canonical([{"name": part.name, "params": part.params} for part in (cell.task, cell.model)]),
         "device": record.device,
         "started": record.started,
         "seconds": record.seconds,
-        CHECKS: badge,
-        f"{CHECKS}_remark": remark,
+        "sha256": record.origin.sha256,
     } | {name: metric.value for name, metric in record.metrics.items()}
 
 
@@ -139,13 +138,15 @@ def _board(main: Sequence[Flat], trials: Sequence[Flat], spurious: Sequence[Flat
     entries = sorted({(r["strategy"], r["kind"], r["budget"]) for part in (main, trials, spurious) for r in part})
     largest = max((r["n_train"] for r in main), default=0)
     main = [r for r in main if r["n_train"] == largest]
+    grouped = [_grouped(part) for part in (main, trials, spurious)]
+    dense = [[r for r in part if r["strategy"] == DENSE] for part in (main, trials, spurious)]
     rows = []
     for strategy, kind, budget in entries:
         row: Row = dict.fromkeys(COLUMNS)
         row |= {"strategy": strategy, "kind": kind, "budget": budget}
-        own = (strategy, budget)
-        mine = [[r for r in part if (r["strategy"], r["budget"]) == own] for part in (main, trials, spurious)]
-        row |= _main_columns(mine[0], main) | _trial_columns(mine[1], trials) | _spurious_columns(mine[2], spurious)
+        mine = [part.get((strategy, budget), []) for part in grouped]
+        row |= _main_columns(mine[0], dense[0])
+        row |= _trial_columns(mine[1], dense[1]) | _spurious_columns(mine[2], dense[2])
         row["n_seeds"] = min(_seeds(part) for part in mine if part)
         row[CHECKS] = _common({r.get(CHECKS, UNCHECKED) for part in mine for r in part})
         rows.append(row)
@@ -155,6 +156,14 @@ def _board(main: Sequence[Flat], trials: Sequence[Flat], spurious: Sequence[Flat
 def _common(badges: set[str]) -> str:
     """Return the badge that all records of a row have, or that they were made by different versions."""
     return badges.pop() if len(badges) == 1 else SEVERAL
+
+
+def _grouped(rows: Iterable[Flat]) -> dict[tuple[str, str], list[Flat]]:
+    """Return the rows of each strategy and budget."""
+    grouped = defaultdict(list)
+    for row in rows:
+        grouped[row["strategy"], row["budget"]].append(row)
+    return grouped
 
 
 def _seeds(rows: Sequence[Flat]) -> int:
@@ -167,22 +176,18 @@ def _by_seed(rows: Iterable[Flat], metric: str) -> dict[int, float]:
     return {r["repetition"]: r[metric] for r in rows if _has(r, metric)}
 
 
-def _dense(rows: Iterable[Flat]) -> list[Flat]:
-    return [r for r in rows if r["strategy"] == DENSE]
-
-
 def _paired(mine: Mapping[int, float], dense: Mapping[int, float]) -> list[float]:
     return [mine[seed] - dense[seed] for seed in sorted(set(mine) & set(dense))]
 
 
-def _main_columns(mine: Sequence[Flat], everyone: Sequence[Flat]) -> Row:
+def _main_columns(mine: Sequence[Flat], dense: Sequence[Flat]) -> Row:
     row: Row = {}
     accuracy = _by_seed(mine, "accuracy")
     if accuracy:
         mean, low, high = mean_interval(list(accuracy.values()))
         clip = [None if x is None else min(1.0, max(0.0, x)) for x in (low, high)]
         row |= {"accuracy": mean, "accuracy_low": clip[0], "accuracy_high": clip[1]}
-    if pairs := _paired(accuracy, _by_seed(_dense(everyone), "accuracy")):
+    if pairs := _paired(accuracy, _by_seed(dense, "accuracy")):
         row["accuracy_delta"] = float(np.mean(pairs))
     for metric in ("macs_ratio", "selection_auroc"):
         if values := list(_by_seed(mine, metric).values()):
@@ -200,13 +205,13 @@ def _trials(rows: Iterable[Flat]) -> dict[int, dict[int, float]]:
     return trials
 
 
-def _trial_columns(mine: Sequence[Flat], everyone: Sequence[Flat]) -> Row:
+def _trial_columns(mine: Sequence[Flat], dense: Sequence[Flat]) -> Row:
     if not (trials := _trials(mine)):
         return {}
     value, low, high = sample_complexity(trials)
-    dense = _trials(_dense(everyone))
-    shared = set(trials) & set(dense)
-    own, other = (sample_complexity({seed: t[seed] for seed in shared})[0] for t in (trials, dense))
+    known = _trials(dense)
+    shared = set(trials) & set(known)
+    own, other = (n50({seed: t[seed] for seed in shared}) for t in (trials, known))
     ratio = own / other if math.isfinite(other) else None
     named = {"": value, "_low": low, "_high": high, "_ratio": ratio}
     return {f"sample_complexity{end}": _reached(number) for end, number in named.items()}
@@ -218,13 +223,13 @@ def _reached(number: float | None) -> float | str | None:
     return NOT_REACHED if math.isinf(number) else number
 
 
-def _spurious_columns(mine: Sequence[Flat], everyone: Sequence[Flat]) -> Row:
+def _spurious_columns(mine: Sequence[Flat], dense: Sequence[Flat]) -> Row:
     gaps = _by_seed(mine, "spurious_gap")
     if not gaps:
         return {}
     worst = list(_by_seed(mine, "worst_group_accuracy").values())
     row: Row = {"spurious_gap": float(np.mean(list(gaps.values()))), "worst_group_accuracy": float(np.mean(worst))}
-    if pairs := _paired(gaps, _by_seed(_dense(everyone), "spurious_gap")):
+    if pairs := _paired(gaps, _by_seed(dense, "spurious_gap")):
         mean, low, high = mean_interval([-x for x in pairs])
         row |= {
             "spurious_gap_reduction": mean + 0.0,  # no minus zero
@@ -247,8 +252,9 @@ def _rank(rows: list[Row], lossy: set[tuple[str, str]]) -> list[Row]:
     ]
     for row in rows:
         row["rank"] = NOT_RANKED
+    rising = sorted(row["accuracy"] for row in ranked)
     for row in ranked:
-        row["rank"] = 1 + sum(other["accuracy"] > row["accuracy"] for other in ranked)
+        row["rank"] = 1 + len(ranked) - bisect_right(rising, row["accuracy"])
 
     def order(row: Row) -> tuple[Any, ...]:
         rank = row["rank"] if isinstance(row["rank"], int) else math.inf
@@ -268,7 +274,7 @@ def failures(records: Iterable[Flat]) -> list[str]:
 
 def remarks(records: Iterable[Flat]) -> list[str]:
     """Return one line for each strategy of whose conformance checks there is something to say."""
-    said = {(r["strategy"], r.get(f"{CHECKS}_remark", "")) for r in records}
+    said = {(r["strategy"], r.get(REMARK, "")) for r in records}
     return [f"{strategy}: checks: {remark}" for strategy, remark in sorted(said) if remark]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -54,10 +55,20 @@ def common_sizes(trials: Mapping[int, Mapping[int, float]]) -> list[int]:
     return sorted(n for n, times in counted.items() if 2 * times > len(trials))
 
 
+def n50(trials: Mapping[int, Mapping[int, float]]) -> float:
+    """Return N50 of trials[repetition][n] = success (0 or 1); NaN if there are no complete repetitions."""
+    grid = np.array(list(complete(trials).values()))
+    return _n50(np.array(common_sizes(trials)), grid) if grid.size else float("nan")
+
+
+def _n50(sizes: np.ndarray, grid: np.ndarray) -> float:
+    return float(half_success(sizes, grid.mean(axis=0, keepdims=True))[0])
+
+
 def sample_complexity(
     trials: Mapping[int, Mapping[int, float]],
 ) -> tuple[float, float | None, float | None]:
-    """Return N50 and its 95 % interval from trials[repetition][n] = success (0 or 1).
+    """Return N50 and its 95 % interval, see `n50`, from trials[repetition][n] = success (0 or 1).
 
     The interval resamples complete repetitions (percentile bootstrap), each with its successes at all sizes. From few
     repetitions it is too narrow: from 5 it covers the true N50 in about 4 of 5 cases.
@@ -66,11 +77,18 @@ def sample_complexity(
     if not grid.size:
         return float("nan"), None, None
     numbers = np.array(common_sizes(trials))
-    (value,) = half_success(numbers, grid.mean(axis=0, keepdims=True))
+    value = _n50(numbers, grid)
     if len(grid) < 2:
-        return float(value), None, None
-    drawn = np.random.default_rng(0).integers(0, len(grid), (RESAMPLES, len(grid)))
-    resampled = half_success(numbers, grid[drawn].mean(axis=1))
+        return value, None, None
+    resampled = half_success(numbers, _drawn(len(grid)) @ grid / len(grid))  # sums of zeros and ones are exact
     # inverted_cdf takes values that occurred, so that infinity is never interpolated.
     low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
-    return float(value), float(low), float(high)
+    return value, float(low), float(high)
+
+
+@lru_cache(maxsize=4)
+def _drawn(n: int) -> np.ndarray:
+    """Return how often each of n repetitions is in each resample, (RESAMPLES, n)."""
+    drawn = np.random.default_rng(0).integers(0, n, (RESAMPLES, n))
+    rows = n * np.arange(RESAMPLES)[:, None]
+    return np.bincount((rows + drawn).ravel(), minlength=RESAMPLES * n).reshape(RESAMPLES, n).astype(float)

@@ -14,8 +14,10 @@ from sparsebench.cli import (
     compare,
     data,
     env,
+    export,
     leaderboard,
     listing,
+    merge,
     new,
     reproduce,
     run,
@@ -57,7 +59,7 @@ def main() -> None:
 
 for command in (
     run.run, listing.list_, show.show, show_tokens.show_tokens, compare.compare, leaderboard.leaderboard,
-    reproduce.reproduce, status.status, check.check, new.new, data.data, env.env,
+    export.export, merge.merge, reproduce.reproduce, status.status, check.check, new.new, data.data, env.env,
 ):  # fmt: skip
     main.add_command(command)
 

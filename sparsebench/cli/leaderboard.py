@@ -16,9 +16,9 @@ from sparsebench.board.tables import FORMATS
 def leaderboard(folder: Path, form: str, by: str | None) -> None:
     """Print the leaderboard of a run's FOLDER, from its records alone."""
     from sparsebench.api import load_flat
-    from sparsebench.board.build import build
+    from sparsebench.board.build import METRICS, build
     from sparsebench.board.publish import notes_on
     from sparsebench.board.tables import render
 
-    flat = load_flat(folder)
+    flat = load_flat(folder, METRICS)
     click.echo(render(build(flat, by), form, notes_on(flat)), nl=False)

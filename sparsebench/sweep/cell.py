@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from sparsebench.budget import Budget
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 Where = Literal["both", "train", "test"]
 
 
@@ -48,12 +50,17 @@ class Cell(BaseModel):
     where: Where = "both"
     init: Cell | None = None
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Sixteen hexadecimal digits of the SHA-256 of the canonical JSON."""
         return hashlib.sha256(canonical(self.model_dump(mode="json")).encode()).hexdigest()[:16]
 
+    def __copy__(self) -> Cell:
+        copy = super().__copy__()
+        copy.__dict__.pop("id", None)  # `model_copy` goes on to change what it is the hash of
+        return copy
+
 
 def canonical(value: object) -> str:
     """Return JSON with sorted keys, no spaces, and no NaN or infinity."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _ENCODER.encode(value)

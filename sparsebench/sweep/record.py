@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import zlib
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,7 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from sparsebench.plugin.origin import Origin
 from sparsebench.sweep.cell import Cell
 
-SCHEMA = 1
+Raw = dict[str, Any]
+UPGRADES: tuple[Callable[[Raw], Raw], ...] = ()
+"""The function at i makes a raw record of schema i + 1 one of schema i + 2; a field more or less is a schema more."""
+SCHEMA = 1 + len(UPGRADES)
 Status = Literal["ok", "failed", "oom", "timeout", "crashed", "unsupported", "skipped"]
 
 
@@ -66,36 +70,70 @@ class Outcomes(_Model):
     group: str
 
 
-class Record(_Model):
+class Head(_Model):
+    """What a resumed run must know of a record; the rest of its line is checked to be JSON and is not read.
+
+    Attributes:
+        notes: facts that are no numbers, such as which attention a strategy was given.
+        started: UTC, in ISO 8601. Of two records of a cell the one that came later says so here, whatever the clocks.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schema_version: int = SCHEMA
+    cell_id: str
+    status: Status
+    notes: dict[str, str] = Field(default_factory=dict)
+    origin: Origin
+    started: str = ""
+
+
+class Record(Head):
     """What one cell produced.
 
     Attributes:
         trajectory: realised token counts, block by block.
         samples: series of numbers by name: raw timings in seconds a batch, what was watched while training, selection
             quality by block; None where there is nothing to measure.
-        notes: facts that are no numbers, such as which attention a strategy was given.
         environment: hash of the machine and library description beside the records.
         label: the strategy's name, with the parameters that are not its defaults.
-        started, seconds: UTC and wall time; they belong to this run and not to the cell.
+        seconds: wall time; as `started` it belongs to the run and not to the cell.
     """
 
-    schema_version: int = SCHEMA
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
     cell: Cell
-    cell_id: str
-    status: Status
     metrics: dict[str, Metric] = Field(default_factory=dict)
     trajectory: tuple[TokenStep, ...] = ()
     samples: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
     outcomes: Outcomes | None = None
-    notes: dict[str, str] = Field(default_factory=dict)
     failure: Failure | None = None
-    origin: Origin
     kind: str
     label: str
     environment: str = ""
     device: str = ""
-    started: str = ""
     seconds: float = 0.0
+
+
+class NewerSchemaError(ValueError):
+    """A record was written by a later sparsebench than this one."""
+
+
+def upgraded(raw: object) -> Raw:
+    """Return a raw record as one of this schema; it has its own version or is an older one.
+
+    Raises:
+        NewerSchemaError: its schema is newer.
+        ValueError: it has none.
+    """
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if not isinstance(raw, dict) or not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ValueError(f"schema version {version!r}, this sparsebench reads 1 to {SCHEMA}")
+    if version > SCHEMA:
+        raise NewerSchemaError(f"schema version {version}, this sparsebench reads up to {SCHEMA}")
+    for step in UPGRADES[version - 1 :]:
+        raw = step(raw)
+    return raw | {"schema_version": SCHEMA}
 
 
 def pack(numbers: np.ndarray) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from sparsebench.sweep.beat import Beat
 from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.expand import ImageUse, Request, expand, image_uses
 from sparsebench.sweep.job import Job
-from sparsebench.sweep.record import Record
+from sparsebench.sweep.record import Head, Record
 from sparsebench.tasks import folder, sources
 from sparsebench.tasks.sources import cache
 from sparsebench.tasks.sources.known import OFFICIAL
@@ -98,12 +99,14 @@ class Plan:
 
     Attributes:
         jobs: every cell of the request; `todo` those that have no answer yet.
+        known: what the store has of every cell.
         anew: whether trainings that were cut short start again from their beginning.
     """
 
     jobs: list[Job]
     todo: list[Job]
     locations: Mapping[str, Path]
+    known: Mapping[str, Head] = field(default_factory=dict)
     anew: bool = False
 
 
@@ -112,12 +115,12 @@ def plan(request: Request, files: Files, registry: Registry, out: Path, rerun: R
     if rerun not in RERUN:
         raise UserError("rerun", got=f"'{rerun}'", allowed=RERUN)
     jobs, locations = jobs_of(request, files, registry)
-    known = {} if rerun == "always" else store.read(out)
-    todo = [job for job in jobs if _is_missing(job, known, rerun)]
+    known = store.heads(out)
+    todo = [job for job in jobs if rerun == "always" or _is_missing(job, known, rerun)]
     needed = {first for first in {job.after for job in todo} if first and not store.has_weights(out, first, known)}
     again = {job.cell.id for job in todo}
     todo = [job for job in jobs if job.cell.id in again | needed]
-    return Plan(jobs, todo, files.places(todo, locations), anew=rerun == "always")
+    return Plan(jobs, todo, files.places(todo, locations), known, anew=rerun == "always")
 
 
 def jobs_of(request: Request, files: Files, registry: Registry) -> tuple[list[Job], dict[str, Path]]:
@@ -126,7 +129,7 @@ def jobs_of(request: Request, files: Files, registry: Registry) -> tuple[list[Jo
     return expand(replace(request, **names), registry, locations), locations
 
 
-def _is_missing(job: Job, known: Mapping[str, Record], rerun: Rerun) -> bool:
+def _is_missing(job: Job, known: Mapping[str, Head], rerun: Rerun) -> bool:
     """Say whether a cell has no answer: no record, or one by another version of the strategy's source."""
     record = known.get(job.cell.id)
     if record is None or record.origin.sha256 != job.origin.sha256:
@@ -179,6 +182,7 @@ def execute(
     try:
         with stop.on_interrupt(), beat, closing(records):
             for record in records:
+                record = _after(record, plan.known.get(record.cell_id))
                 writer.append(record)
                 beat.done(record)
                 if record.status not in CUT_SHORT:
@@ -192,10 +196,20 @@ def execute(
         raise KeyboardInterrupt
 
 
+def _after(record: Record, known: Head | None) -> Record:
+    """Return a record that says that it started after the known one of its cell, even if the clock was set back."""
+    if known is None or record.started > known.started:
+        return record
+    with suppress(ValueError, OverflowError):
+        later = datetime.fromisoformat(known.started) + timedelta(microseconds=1)
+        return record.model_copy(update={"started": later.isoformat()})
+    return record
+
+
 def _clear_checkpoints(plan: Plan, out: Path) -> None:
     """Remove checkpoints that nobody is to go on from: beside a finished record, and of all that is to start anew."""
     left = [job.cell.id for job in plan.jobs if store.checkpoint_path(out, job.cell.id).exists()]
-    todo, known = {job.cell.id for job in plan.todo}, store.read(out) if left else {}
+    todo, known = {job.cell.id for job in plan.todo}, store.heads(out) if left else {}
     for cell_id in left:
         finished = cell_id in known and known[cell_id].status not in CUT_SHORT
         if plan.anew if cell_id in todo else finished:

@@ -81,7 +81,7 @@ def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
             "this takes one task with one model", got=f"{len(settings)} of them",
             next_step="name their parameters with --task and --model",
         )  # fmt: skip
-    largest, known = max(job.cell.n_train for job in wanted), store.read(out)
+    largest, known = max(job.cell.n_train for job in wanted), plan.known
     jobs = [job.model_copy(update={"keep_weights": True}) for job in wanted if job.cell.n_train == largest]
     again = {job.cell.id for job in plan.todo} | {
         job.cell.id

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
@@ -38,7 +38,7 @@ def report(*, sha256: str = "a", version: str | None = None, params: Any = None,
 
 
 def badge(*reports: Report, label: str = "mine", sha256: str = "a") -> tuple[str, str]:
-    return Badges(reports).of(label, Origin(plugin="mine", sha256=sha256))
+    return Badges(reports).of(label, sha256)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,14 @@ def record(strategy: str, seed: int = 0, sha256: str = "a", **more: Any) -> Reco
     return Record(cell=cell, cell_id=cell.id, origin=origin, kind="deployable", label=strategy, **given)
 
 
+def flat_of(records: Iterable[Record], *reports: Report) -> list[dict[str, Any]]:
+    """Return records as a board reads them."""
+    return list(Badges(reports).marked(map(flatten, records)))
+
+
 def board(reports: list[Report], *records: Record, by: str | None = None) -> dict[str, str]:
     """Return the badges of the board's rows by strategy."""
-    badges = Badges(reports)
-    return {row["strategy"]: row["checks"] for row in build([flatten(r, badges) for r in records], by)}
+    return {row["strategy"]: row["checks"] for row in build(flat_of(records, *reports), by)}
 
 
 @pytest.mark.parametrize("by", [None, "task"])
@@ -109,8 +113,7 @@ def test_rows_have_the_badge_that_all_their_records_have(by: str | None) -> None
 @pytest.mark.parametrize("by", [None, "task"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_where_no_row_has_an_outcome_there_is_no_column(form: str, by: str | None) -> None:
-    old = [{k: v for k, v in flatten(record("mine")).items() if not k.startswith("checks")}]
-    for flat in (old, [flatten(record("mine"))], [flatten(record("other"), Badges([report()]))]):
+    for flat in (flat_of([record("mine")]), flat_of([record("other")], report())):
         rows = build(flat, by)
         assert set(columns_of(rows)) >= set(COLUMNS) and "checks" not in columns_of(rows)
         text = render(rows, form, notes_on(flat))
@@ -119,7 +122,7 @@ def test_where_no_row_has_an_outcome_there_is_no_column(form: str, by: str | Non
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_has_the_badge_and_those_for_people_the_failures(form: str) -> None:
-    flat = [flatten(record(name), Badges([report(plans_are_legal="failed")])) for name in ("mine", "other")]
+    flat = flat_of((record(name) for name in ("mine", "other")), report(plans_are_legal="failed"))
     rows, note = build(flat), "mine: checks: fails required plans_are_legal"
     text = render(rows, form, notes_on(flat))
     shown = "fails 1 of 3 required"
@@ -133,14 +136,13 @@ def test_every_format_has_the_badge_and_those_for_people_the_failures(form: str)
 
 
 def test_a_strategy_whose_cells_all_failed_has_its_remark_once() -> None:
-    badges = Badges([report(acts_without_error="failed")])
     failed = [record("mine", seed, status="failed", metrics={}, failure=Failure(reason="no")) for seed in range(3)]
-    flat = [flatten(r, badges) for r in failed]
+    flat = flat_of(failed, report(acts_without_error="failed"))
     assert build(flat) == [] and remarks(flat) == ["mine: checks: fails required acts_without_error"]
 
 
 def test_the_column_comes_through_data_frames() -> None:
-    flat = [flatten(record("mine"), Badges([report()])), flatten(record("other"))]
+    flat = flat_of([record("mine"), record("other")], report())
     table = sparsebench.leaderboard(pd.DataFrame(flat))
     assert dict(zip(table["strategy"], table["checks"], strict=True)) == {"mine": "passes", "other": UNCHECKED}
     assert "checks" not in sparsebench.leaderboard(pd.DataFrame(flat[1:])).columns

@@ -1,0 +1,20 @@
+"""sparsebench merge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="A folder that is not there yet.")
+def merge(folders: tuple[Path, ...], out: Path) -> None:
+    """Write the records of several runs' FOLDERS to one, sorted: the same records always give the same bytes.
+
+    Of a cell that several have, the newest success counts.
+    """
+    from sparsebench.sweep.merge import merge as merged
+
+    click.echo(f"written: {out}, {merged(folders, out)} records", err=True)
