@@ -40,6 +40,7 @@ def run(
     rerun: Rerun = "missing",
     jobs: int | None = None,
     checkpoint: float | None = 60.0,
+    observe: Sequence[str] | str = (),
     on_record: Callable[[Record], None] | None = None,
 ) -> pd.DataFrame:
     """Run what is missing and return the leaderboard of the request, one row a strategy and budget.
@@ -58,7 +59,7 @@ def run(
         plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights, images=images,
         backgrounds=backgrounds, pretrain_images=pretrain_images, data_root=data_root, download=download,
         device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=out, rerun=rerun, jobs=jobs,
-        checkpoint=checkpoint, on_record=on_record,
+        checkpoint=checkpoint, observe=observe, on_record=on_record,
     )  # fmt: skip
     rows = build(finished)
     return pd.DataFrame(rows, columns=columns_of(rows))
@@ -87,6 +88,7 @@ def execute(
     rerun: Rerun,
     jobs: int | None,
     checkpoint: float | None,
+    observe: Sequence[str] | str = (),
     on_record: Callable[[Record], None] | None = None,
     on_plan: Callable[[Plan, int], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -97,6 +99,7 @@ def execute(
     from sparsebench.board.badges import Badges
     from sparsebench.board.build import flatten
     from sparsebench.board.publish import publish
+    from sparsebench.observe.attach import attach
     from sparsebench.plugin.registry import Registry
     from sparsebench.sweep import run as runs
     from sparsebench.sweep import store
@@ -113,6 +116,7 @@ def execute(
     device = runs.resolve_device(device)
     plan = runs.plan(request, files, registry, folder, rerun)
     store.check_writable(folder)
+    attach(_several(observe), registry, folder)
     workers = runs.workers_for(plan, device, jobs)
     if on_plan is not None:
         on_plan(plan, workers)

@@ -9,7 +9,20 @@ from typing import Any
 import click
 
 from sparsebench import __version__
-from sparsebench.cli import check, compare, data, env, leaderboard, listing, new, reproduce, run, show, show_tokens
+from sparsebench.cli import (
+    check,
+    compare,
+    data,
+    env,
+    leaderboard,
+    listing,
+    new,
+    observe,
+    reproduce,
+    run,
+    show,
+    show_tokens,
+)
 from sparsebench.errors import UserError
 
 
@@ -43,7 +56,7 @@ def main() -> None:
 
 
 for command in (
-    run.run, listing.list_, show.show, show_tokens.show_tokens, compare.compare, leaderboard.leaderboard,
+    run.run, listing.list_, show.show, show_tokens.show_tokens, compare.compare, leaderboard.leaderboard, observe.observe,
     reproduce.reproduce, check.check, new.new, data.data, env.env,
 ):  # fmt: skip
     main.add_command(command)
