@@ -56,8 +56,8 @@ def main() -> None:
 
 
 for command in (
-    run.run, listing.list_, show.show, show_tokens.show_tokens, compare.compare, leaderboard.leaderboard, observe.observe,
-    reproduce.reproduce, check.check, new.new, data.data, env.env,
+    run.run, listing.list_, show.show, show_tokens.show_tokens, compare.compare, leaderboard.leaderboard,
+    observe.observe, reproduce.reproduce, check.check, new.new, data.data, env.env,
 ):  # fmt: skip
     main.add_command(command)
 

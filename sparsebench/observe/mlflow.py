@@ -103,7 +103,7 @@ def _tags(record: Record) -> dict[str, str]:
     tags |= {"plugin_sha256": record.origin.sha256, "environment": record.environment}
     if record.failure:
         tags["failure"] = record.failure.reason
-    return {f"sparsebench.{name}": told.clean(text)[:MOST_TAG] for name, text in tags.items()}
+    return {f"sparsebench.{name}": text[:MOST_TAG] for name, text in tags.items()}
 
 
 def _milliseconds(started: str) -> int:

@@ -50,7 +50,7 @@ def _write(root: Path, record: Record) -> None:
         for name, step, value in told.series(record):
             writer.add_scalar(name, value, step)
         if record.failure:
-            writer.add_text("failure", told.clean(record.failure.reason))
+            writer.add_text("failure", record.failure.reason)
 
 
 def _ended(summary: Any, status: str) -> Any:

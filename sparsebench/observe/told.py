@@ -21,12 +21,7 @@ def slug(text: str, most: int = 80) -> str:
 def key(text: str) -> str:
     """Return the text if it is a slug, else its slug with a hash of it, so that no two texts have one key."""
     plain = slug(text)
-    return plain if plain == text else f"{plain}-{hashlib.sha256(clean(text).encode()).hexdigest()[:8]}"
-
-
-def clean(text: str) -> str:
-    """Return the text with what UTF-8 cannot write (half of a surrogate pair) escaped."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return plain if plain == text else f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def experiment(record: Record) -> str:
@@ -38,7 +33,7 @@ def title(record: Record) -> str:
     """Return what people call the cell within its experiment."""
     cell = record.cell
     where = "" if cell.where == "both" else f", {cell.where} only"
-    return clean(f"{record.label}, {cell.budget.label}{where}, {cell.n_train} samples, repetition {cell.repetition}")
+    return f"{record.label}, {cell.budget.label}{where}, {cell.n_train} samples, repetition {cell.repetition}"
 
 
 def parameters(record: Record) -> dict[str, bool | int | float | str]:
@@ -56,9 +51,7 @@ def parameters(record: Record) -> dict[str, bool | int | float | str]:
 
 def _plain(value: Any) -> bool | int | float | str:
     """Return numbers as they are and all else as text."""
-    if isinstance(value, bool | int | float):
-        return value
-    return clean(value if isinstance(value, str) else canonical(value))
+    return value if isinstance(value, bool | int | float | str) else canonical(value)
 
 
 def metrics(record: Record) -> dict[str, float]:
