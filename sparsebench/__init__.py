@@ -8,6 +8,7 @@ table = sparsebench.leaderboard(records)
 
 from sparsebench.api import leaderboard, load_records, run
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
+from sparsebench.observe.base import Observer
 from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.plugin.hooks import hookimpl
 from sparsebench.strategy import Disposal, Kind, Lesson, Place, Schedule, Site, Strategy, Told
@@ -23,6 +24,7 @@ __all__ = [
     "Mask",
     "Merge",
     "Mix",
+    "Observer",
     "Place",
     "Plan",
     "Schedule",

@@ -42,6 +42,7 @@ def run(
     checkpoint: float | None = 60.0,
     timeout: float | str | None = None,
     memory_limit: float | str | None = None,
+    observe: Sequence[str] | str = (),
     on_record: Callable[[Record], None] | None = None,
 ) -> pd.DataFrame:
     """Run what is missing and return the leaderboard of the request, one row a strategy and budget.
@@ -61,7 +62,7 @@ def run(
         plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights, images=images,
         backgrounds=backgrounds, pretrain_images=pretrain_images, data_root=data_root, download=download,
         device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=out, rerun=rerun, jobs=jobs,
-        checkpoint=checkpoint, timeout=timeout, memory_limit=memory_limit, on_record=on_record,
+        checkpoint=checkpoint, timeout=timeout, memory_limit=memory_limit, observe=observe, on_record=on_record,
     )  # fmt: skip
     rows = build(finished)
     return pd.DataFrame(rows, columns=columns_of(rows))
@@ -92,6 +93,7 @@ def execute(
     checkpoint: float | None,
     timeout: float | str | None,
     memory_limit: float | str | None,
+    observe: Sequence[str] | str = (),
     on_record: Callable[[Record], None] | None = None,
     on_plan: Callable[[Plan, int], None] | None = None,
     on_stop: Callable[[], None] | None = None,
@@ -102,6 +104,7 @@ def execute(
     Ctrl-C.
     """
     from sparsebench.board.publish import publish
+    from sparsebench.observe.attach import attach
     from sparsebench.plugin.registry import Registry
     from sparsebench.sweep import run as runs
     from sparsebench.sweep import store
@@ -120,6 +123,7 @@ def execute(
     workers = runs.workers_for(plan, device, jobs)
     limits = Limits.given(timeout, memory_limit, workers)
     store.check_writable(folder)
+    attach(_several(observe), registry, folder)
     if on_plan is not None:
         on_plan(plan, workers)
     runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0, limits, on_stop)

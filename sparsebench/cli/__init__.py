@@ -19,6 +19,7 @@ from sparsebench.cli import (
     listing,
     merge,
     new,
+    observe,
     reproduce,
     run,
     show,
@@ -59,7 +60,8 @@ def main() -> None:
 
 for command in (
     run.run, listing.list_, show.show, show_tokens.show_tokens, compare.compare, leaderboard.leaderboard,
-    export.export, merge.merge, reproduce.reproduce, status.status, check.check, new.new, data.data, env.env,
+    export.export, merge.merge, observe.observe, reproduce.reproduce, status.status, check.check, new.new, data.data,
+    env.env,
 ):  # fmt: skip
     main.add_command(command)
 

@@ -10,7 +10,7 @@ import click
 from sparsebench.errors import UserError
 
 _KEYS = ("name", "kind", "site", "needs", "trained", "from", "what", "citation")
-WHAT = ("plugins", "tasks", "models", "suites")
+WHAT = ("plugins", "tasks", "models", "suites", "observers")
 
 
 def first_line(thing: Any) -> str:
@@ -23,7 +23,7 @@ def first_line(thing: Any) -> str:
 @click.option("--json", "as_json", is_flag=True, help="A list of objects with at least `name`.")
 @click.option("--bibtex", is_flag=True, help="Where the listed strategies were published, as BibTeX.")
 def list_(what: str, as_json: bool, bibtex: bool) -> None:
-    """List the plugins (strategies), tasks, models or suites that can be named."""
+    """List the plugins (strategies), tasks, models, suites or observers that can be named."""
     from tabulate import tabulate
 
     from sparsebench.plugin.registry import Registry
@@ -34,7 +34,8 @@ def list_(what: str, as_json: bool, bibtex: bool) -> None:
             raise UserError("--bibtex lists what strategies cite", allowed="sparsebench list plugins --bibtex")
         click.echo("\n\n".join(sorted({found.cls.bibtex for found in registry.strategies()} - {""})))
         return
-    rows = {"plugins": _plugins, "tasks": _tasks, "models": _models, "suites": _suites}[what](registry)
+    tables = {"plugins": _plugins, "tasks": _tasks, "models": _models, "suites": _suites, "observers": _observers}
+    rows = tables[what](registry)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
@@ -71,6 +72,10 @@ def _tasks(registry: Any) -> list[dict[str, str]]:
 
 def _models(registry: Any) -> list[dict[str, str]]:
     return [{"name": cls.name, "inputs": cls.inputs, "what": first_line(cls)} for cls in registry.models()]
+
+
+def _observers(registry: Any) -> list[dict[str, str]]:
+    return [{"name": cls.name, "what": first_line(cls)} for cls in registry.observers()]
 
 
 def _suites(_registry: Any) -> list[dict[str, str]]:

@@ -18,6 +18,12 @@ from sparsebench.cli.progress import Progress
 @click.option("--task", "tasks", multiple=True, metavar="NAME[:PARAM=V...]", help="Only this task. Repeatable.")
 @click.option("--seeds", type=int, help="Repetitions of each cell, in place of the suite's.")
 @click.option(
+    "--observe",
+    multiple=True,
+    metavar="NAME|FILE.py[:PARAM=V]",
+    help="Tell it each record: tensorboard[:dir=DIR], mlflow[:uri=URI], or one's own. Repeatable.",
+)
+@click.option(
     "--format",
     "form",
     type=click.Choice(FORMATS),

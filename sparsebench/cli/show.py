@@ -15,7 +15,7 @@ from sparsebench.errors import UserError, unknown
 @click.argument("name")
 @click.option("--bibtex", is_flag=True, help="Only where the strategy was published, as BibTeX.")
 def show(name: str, bibtex: bool) -> None:
-    """Show what is known of a strategy, task, model or suite NAME, or of the strategies of a FILE.py."""
+    """Show what is known of a strategy, task, model, observer or suite NAME, or of the strategies of a FILE.py."""
     from sparsebench.plugin.registry import Registry
     from sparsebench.sweep import suite as suites
 
@@ -30,7 +30,12 @@ def show(name: str, bibtex: bool) -> None:
     known: dict[str, tuple[str, Any]] = {
         cls.name: ("strategy", cls) for cls in (found.cls for found in registry.strategies())
     }
-    known |= {cls.name: ("task", cls) for cls in registry.tasks()} | {c.name: ("model", c) for c in registry.models()}
+    others: dict[str, list[Any]] = {
+        "task": registry.tasks(),
+        "model": registry.models(),
+        "observer": registry.observers(),
+    }
+    known |= {cls.name: (what, cls) for what, classes in others.items() for cls in classes}
     if name in registry.broken:
         raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
     if name in known:
@@ -40,7 +45,7 @@ def show(name: str, bibtex: bool) -> None:
     elif name in suites.names():
         click.echo(suites.text(name), nl=False)
     else:
-        raise unknown("strategy, task, model or suite", name, {*known, *suites.names()})
+        raise unknown("strategy, task, model, observer or suite", name, {*known, *suites.names()})
 
 
 def _class(what: str, cls: Any, bibtex: bool) -> None:

@@ -8,6 +8,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from sparsebench.models.base import Model
+    from sparsebench.observe.base import Observer
     from sparsebench.strategy import Strategy
     from sparsebench.sweep.record import Record
     from sparsebench.tasks.base import Task
@@ -33,5 +34,9 @@ class Hooks:
         """Return the models that the plugin brings."""
 
     @hookspec
+    def sparsebench_observers(self) -> list[type[Observer]]:  # type: ignore[empty-body]
+        """Return the observers that the plugin brings; each is turned on by its name."""
+
+    @hookspec
     def sparsebench_record_finished(self, record: Record) -> None:
-        """Look at a record that has just been stored. An exception here costs the observer, not the record."""
+        """Look at a record that has just been stored. An exception here turns the observer off, and costs no record."""

@@ -1,4 +1,4 @@
-"""Finds strategies, tasks and models. A plugin that fails to load costs only itself."""
+"""Finds strategies, tasks, models and observers. A plugin that fails to load costs only itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ import pluggy
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import SHIPPED as MODELS
 from sparsebench.models.base import Model
-from sparsebench.plugin.hooks import PROJECT, Hooks
+from sparsebench.observe.base import Observer, See
+from sparsebench.observe.mlflow import MLflow
+from sparsebench.observe.tensorboard import TensorBoard
+from sparsebench.plugin.hooks import PROJECT, Hooks, hookimpl
 from sparsebench.plugin.origin import Origin
 from sparsebench.strategy import Strategy, complaint
 from sparsebench.tasks.base import Task
@@ -57,6 +60,7 @@ class Registry:
 
     Attributes:
         broken: why a plugin could not be loaded, by its name.
+        turned_off: the observers that raised.
     """
 
     def __init__(self) -> None:
@@ -69,6 +73,9 @@ class Registry:
         shipped = (Theory, Overfitting, Spatial, *IMAGE_TASKS, *GROUP_TASKS, Folder)
         self._tasks: dict[str, type[Task]] = {cls.name: cls for cls in shipped}
         self._models: dict[str, type[Model]] = {cls.name: cls for cls in MODELS}
+        self._observers: dict[str, type[Observer]] = {cls.name: cls for cls in (TensorBoard, MLflow)}
+        self._observers_in: dict[Path, list[type[Observer]]] = {}
+        self.turned_off: list[str] = []
 
     def strategy(self, name: str) -> Found:
         """Return the strategy of that name, importing no other plugin if the name is an entry point's."""
@@ -94,6 +101,26 @@ class Registry:
             raise unknown("model", name, self._models)
         return self._models[name]
 
+    def observers_named(self, name: str) -> list[type[Observer]]:
+        """Return the observers to turn on for a name, or for a plugin file; none where the plugin is one by itself.
+
+        Raises:
+            UserError: there is none, or its plugin could not be loaded.
+        """
+        if name.endswith(".py"):
+            path = Path(name)
+            self.load_file(path)
+            plugin, found = f"file:{path.name}", self._observers_in.get(path.resolve(), [])
+        else:
+            if name not in self._observers:
+                self._look_for(name, self._observers)
+            plugin, found = name, [self._observers[name]] if name in self._observers else []
+        if not found and plugin in self.broken:
+            raise UserError(f"observer '{name}' could not be loaded", got=self.broken[plugin])
+        if not found and plugin not in (each.plugin_name for each in self._watching()):
+            raise unknown("observer", name, self._observers)
+        return found
+
     def _look_for(self, name: str, found: dict[str, Any]) -> None:
         if name in self.entries:
             self.load_entry(name)
@@ -116,6 +143,11 @@ class Registry:
         """Return every model."""
         self.load_all()
         return [self._models[name] for name in sorted(self._models)]
+
+    def observers(self) -> list[type[Observer]]:
+        """Return every observer that can be turned on."""
+        self.load_all()
+        return [self._observers[name] for name in sorted(self._observers)]
 
     def load_all(self) -> None:
         """Load every installed plugin; those that fail are named in `broken`."""
@@ -156,17 +188,18 @@ class Registry:
         path = path.resolve()
         if path not in self._files:
             origin = Origin(plugin=f"file:{path.name}", sha256=_sha256(path))
-            known = len(self._strategies) + len(self._tasks) + len(self._models)
+            known, observers = self._size(), set(self._observers)
             failure = self._load_module(path, origin)
-            if failure is None and known == len(self._strategies) + len(self._tasks) + len(self._models):
+            if failure is None and known == self._size():
                 raise UserError(
-                    f"plugin file {path.name} brings no strategy, task or model",
+                    f"plugin file {path.name} brings no strategy, task, model or observer",
                     next_step="return its classes from sparsebench_strategies(), decorated with sparsebench.hookimpl",
                 )
             if failure is not None:
                 self.broken[origin.plugin] = failure
                 stem = self._free_name(re.sub(r"\W", "_", path.stem))
                 self._strategies[stem] = _stand_in(stem, origin, path, failure)
+            self._observers_in[path] = [cls for name, cls in self._observers.items() if name not in observers]
             self._files[path] = [name for name, found in self._strategies.items() if found.file == path]
         return self._files[path]
 
@@ -174,6 +207,11 @@ class Registry:
     def files(self) -> list[Path]:
         """The plugin files that were loaded."""
         return list(self._files)
+
+    def _size(self) -> int:
+        """Return how much there is to name, and how many look at records without being named."""
+        named = len(self._strategies) + len(self._tasks) + len(self._models) + len(self._observers)
+        return named + len(self._watching())
 
     def _free_name(self, name: str) -> str:
         """Return the name, or one made from it that no strategy has."""
@@ -198,22 +236,27 @@ class Registry:
 
     def _register(self, module: ModuleType, origin: Origin, file: Path | None = None) -> str | None:
         """Register a module and take what its hooks return; return why that failed, or None."""
-        name = origin.plugin
-        while self.manager.has_plugin(name):
-            name += "'"
-        before = dict(self._strategies), dict(self._tasks), dict(self._models)
+        name = self._free_plugin(origin.plugin)
+        before = dict(self._strategies), dict(self._tasks), dict(self._models), dict(self._observers)
         try:
             self.manager.register(module, name=name)
             _check_hooks(module)
             self._take(name, "sparsebench_strategies", lambda x: self._add_strategy(x, origin, file))
             self._take(name, "sparsebench_tasks", lambda x: _add(x, Task, self._tasks))
             self._take(name, "sparsebench_models", lambda x: _add(x, Model, self._models))
+            self._take(name, "sparsebench_observers", lambda x: _add(x, Observer, self._observers))
         except Exception as error:  # a stranger's code: whatever it raises is its own
-            self._strategies, self._tasks, self._models = before
+            self._strategies, self._tasks, self._models, self._observers = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
             return _one_line(error)
         return None
+
+    def _free_plugin(self, name: str) -> str:
+        """Return the name, marked until no plugin has it."""
+        while self.manager.has_plugin(name):
+            name += "'"
+        return name
 
     def _take(self, name: str, hook: str, add: Callable[[Any], None]) -> None:
         for implementation in getattr(self.manager.hook, hook).get_hookimpls():
@@ -237,13 +280,36 @@ class Registry:
             )
         self._strategies[cls.name] = Found(cls, origin, file)
 
+    def attach(self, name: str, see: See) -> None:
+        """Show each finished record to a function, too."""
+        self.manager.register(_Attached(see), name=self._free_plugin(f"observe:{name}"))
+
     def observe(self, record: Any) -> None:
-        """Show a finished record to the observers, one by one."""
-        for implementation in self.manager.hook.sparsebench_record_finished.get_hookimpls():
+        """Show a finished record to the observers, one by one; one that raises is reported and turned off."""
+        for implementation in self._watching():
+            name = implementation.plugin_name
+            if name in self.turned_off:
+                continue
             try:
-                implementation.function(record)
-            except Exception as error:  # an observer must never cost a record
-                log.warning("observer '%s' failed: %s", implementation.plugin_name, _one_line(error))
+                with redirect_stdout(sys.stderr):
+                    implementation.function(record)
+            except (Exception, SystemExit) as error:  # an observer must never cost a record
+                self.turned_off.append(name)
+                log.warning("observer '%s' failed and is turned off: %s", name, _one_line(error))
+
+    def _watching(self) -> list[pluggy.HookImpl]:
+        return self.manager.hook.sparsebench_record_finished.get_hookimpls()
+
+
+class _Attached:
+    """A plugin that is a function."""
+
+    def __init__(self, see: See):
+        self.see = see
+
+    @hookimpl
+    def sparsebench_record_finished(self, record: Any) -> None:
+        self.see(record)
 
 
 def _entries() -> dict[str, metadata.EntryPoint]:

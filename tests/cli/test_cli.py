@@ -55,6 +55,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["run", "--help"], ["--version"], ["list"], ["list", "tasks"], ["list", "models"], ["list", "suites"],
+     ["list", "observers"], ["show", "mlflow"], ["observe", "--help"],
      ["show", "attn_topk"], ["show", "composite"], ["leaderboard", "OUT"], ["leaderboard", "OUT", "--by", "task"],
      ["list", "--bibtex"], ["show", "noise", "--bibtex"], ["check", "--help"],
      ["new", "--help"], ["show-tokens", "--help"], ["reproduce", "--help"], ["reproduce", "theory", "--help"]],
@@ -92,7 +93,7 @@ def test_the_version_is_the_packages() -> None:
 @pytest.mark.parametrize(
     ("what", "names"),
     [("plugins", SHIPPED), ("tasks", {"theory", "composite", "spurious"}), ("models", {"shallow", "vit", "timm"}),
-     ("suites", {"quick", "real"})],
+     ("suites", {"quick", "real"}), ("observers", {"tensorboard", "mlflow"})],
 )  # fmt: skip
 def test_lists_name_everything(what: str, names: set[str]) -> None:
     rows = json.loads(call("list", what, "--json").stdout)

@@ -214,7 +214,7 @@ def test_an_oracle_that_says_so_is_let_in(registry: Registry, tmp_path: Path) ->
 
 def test_a_file_that_brings_nothing_is_refused(registry: Registry) -> None:
     with pytest.raises(
-        UserError, match="brings no strategy, task or model; return its classes from sparsebench_strategies"
+        UserError, match="brings no strategy, task, model or observer; return its classes from sparsebench_strategies"
     ):
         registry.load_file(SAMPLES / "empty.py")
 
@@ -316,7 +316,7 @@ def test_a_strategy_under_another_entry_point_is_found(tmp_path: Path) -> None:
     assert ask("answer = r.strategy('norm').origin.plugin", site) == "bundle"
 
 
-def test_observers_are_called_one_by_one_and_their_trouble_is_a_warning(
+def test_observers_are_called_one_by_one_and_one_that_raises_is_turned_off_with_a_warning(
     registry: Registry, plugin: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     observer = "\n\n@sparsebench.hookimpl\ndef sparsebench_record_finished(record):\n    record.append(1)\n"
@@ -326,4 +326,6 @@ def test_observers_are_called_one_by_one_and_their_trouble_is_a_warning(
     with caplog.at_level(logging.WARNING):
         registry.observe(seen)
     assert seen == [1, 1]
-    assert caplog.messages == ["observer 'file:two.py' failed: RuntimeError: no"]
+    registry.observe(seen)
+    assert seen == [1, 1, 1]
+    assert caplog.messages == ["observer 'file:two.py' failed and is turned off: RuntimeError: no"]

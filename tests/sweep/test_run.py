@@ -204,7 +204,7 @@ def test_the_environment_lies_beside_the_records_that_name_it(done: Path) -> Non
     assert json.loads(path.read_text())["torch"] in torch.__version__
 
 
-def test_observers_see_every_record_and_their_trouble_costs_nothing(
+def test_an_observer_that_raises_is_told_of_once_and_costs_no_record(
     samples: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = Registry()
@@ -212,9 +212,9 @@ def test_observers_see_every_record_and_their_trouble_costs_nothing(
     with caplog.at_level(logging.WARNING):
         new = run(tmp_path, registry=registry)
     (seen,) = (module.SEEN for _, module in registry.manager.list_name_plugin() if hasattr(module, "SEEN"))
-    assert seen == new and len(new) == 8
+    assert seen == new[:1] and len(new) == 8
     assert len(store.read(tmp_path)) == 8
-    assert len(caplog.messages) == 8 and "an observer's own trouble" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "an observer's own trouble" in caplog.messages[0]
 
 
 def test_pictures_are_named_by_their_content_and_not_by_their_place(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import sparsebench
 from sparsebench.plugin.origin import Origin
 from sparsebench.strategy import SITES, Strategy
 from sparsebench.testing import run
@@ -49,5 +50,15 @@ def test_the_page_names_every_field_site_and_declaration():
         assert re.search(rf"`[^`]*\b{name}\b[^`]*`", text), name
 
 
+def test_the_observer_of_the_page_writes_a_line_a_record(tmp_path):
+    (tmp_path / "lines.py").write_text(CODE[5])
+    request = {"tasks": "theory:steps=10,test=10,tokens=20", "n_train": [4], "seeds": 1, "jobs": 0, "device": "cpu"}
+    sparsebench.run(observe=f"{tmp_path}/lines.py:file=log.txt", out=tmp_path / "out", **request)
+    records = sparsebench.load_records(tmp_path / "out")
+    lines = sorted((tmp_path / "out" / "log.txt").read_text().splitlines())
+    assert [line.split()[:3] for line in lines] == records[["cell_id", "strategy", "status"]].values.tolist()
+    assert [float(line.split()[3]) for line in lines] == records["accuracy"].tolist()
+
+
 def test_all_code_of_the_page_is_run():
-    assert len(CODE) == 5
+    assert len(CODE) == 6

@@ -1,0 +1,1 @@
+"""Observers: who else is told of each record that a run finishes."""

@@ -1,0 +1,65 @@
+"""Records as TensorBoard event files."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sparsebench.observe import told
+from sparsebench.observe.base import Observer, See, not_installed, usable
+
+if TYPE_CHECKING:
+    from sparsebench.sweep.record import Record
+
+
+class TensorBoard(Observer):
+    """Writes event files: a folder a cell, with metrics, hyper-parameters, and what was watched over steps.
+
+    Attributes:
+        dir: the log folder; OUT/tensorboard unless given.
+    """
+
+    name: ClassVar[str] = "tensorboard"
+
+    dir: str = ""
+
+    def open(self, out: Path) -> See:
+        """Return what writes DIR/task-model/strategy...cell_id of a record, in place of what was there."""
+        try:
+            import torch.utils.tensorboard  # noqa: F401
+        except ImportError as error:
+            raise not_installed(self.name) from error
+        return partial(_write, usable(Path(self.dir) if self.dir else out / "tensorboard", self.name))
+
+
+def _write(root: Path, record: Record) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import hparams
+
+    folder = root / told.experiment(record) / f"{told.slug(told.title(record))}.{record.cell_id}"
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()
+    metrics = told.metrics(record)
+    with SummaryWriter(str(folder)) as writer:
+        *begun, ended = hparams(told.parameters(record), metrics)
+        for summary in (*begun, _ended(ended, record.status)):
+            writer._get_file_writer().add_summary(summary)  # add_hparams would call every session a success
+        for name, value in metrics.items():
+            writer.add_scalar(name, value)
+        for name, step, value in told.series(record):
+            writer.add_scalar(name, value, step)
+        if record.failure:
+            writer.add_text("failure", record.failure.reason)
+
+
+def _ended(summary: Any, status: str) -> Any:
+    """Return the summary of a session's end with how it ended."""
+    from tensorboard.plugins.hparams.api_pb2 import Status
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    held = summary.value[0].metadata.plugin_data
+    data = HParamsPluginData.FromString(held.content)
+    data.session_end_info.status = Status.STATUS_SUCCESS if status == "ok" else Status.STATUS_FAILURE
+    held.content = data.SerializeToString()
+    return summary
