@@ -174,7 +174,7 @@ def _parse(line: bytes) -> Record:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is there either whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
