@@ -24,9 +24,11 @@ class Expected:
     def __init__(self, records: Iterable[Record]):
         took: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         rates: defaultdict[str, list[float]] = defaultdict(list)
+        self._memory: defaultdict[str, int] = defaultdict(int)
         for record in records:
             if record.status == "ok" and record.seconds > 0:
                 kind = _kind(record.cell)
+                self._memory[kind] = max(self._memory[kind], record.memory)
                 took[kind, record.cell.n_train].append(record.seconds)
                 rates[kind].append(record.seconds / max(1, record.cell.n_train))
         self._seconds = {key: statistics.median(each) for key, each in took.items()}
@@ -41,6 +43,10 @@ class Expected:
         if known is None and kind in self._rates:
             return self._rates[kind] * max(1, n_train)
         return known
+
+    def memory(self, job: Job) -> int | None:
+        """Return the bytes that a cell's worker is expected to need, or None if nothing is known."""
+        return self._memory.get(_kind(job.cell)) or None
 
     def longest_first(self, jobs: Sequence[Job]) -> list[Job]:
         """Return the jobs that others start from, then those of which nothing is known, then the longest.

@@ -75,6 +75,7 @@ class Record(_Model):
         environment: hash of the machine and library description beside the records.
         label: the strategy's name, with the parameters that are not its defaults.
         started, seconds: UTC and wall time; they belong to this run and not to the cell.
+        memory: the most bytes that the worker process had meanwhile, 0 if unknown; of this run too.
     """
 
     schema_version: int = SCHEMA
@@ -94,6 +95,7 @@ class Record(_Model):
     device: str = ""
     started: str = ""
     seconds: float = 0.0
+    memory: int = 0
 
 
 def pack(numbers: np.ndarray) -> str:

@@ -211,7 +211,7 @@ class _Run:
 
 
 @contextmanager
-def connected(address: str | None, file: str | None, workers: int | None, device: str) -> Iterator[Cluster]:
+def connected(address: str | None, file: Path | None, workers: int | None, device: str) -> Iterator[Cluster]:
     """Connect to the scheduler at an address, or start one that submits jobs as a file says.
 
     Args:
@@ -223,33 +223,18 @@ def connected(address: str | None, file: str | None, workers: int | None, device
     Raises:
         UserError: Dask is not installed, nobody answers, or the file is wrong.
     """
-    if (address is None) == (file is None):
-        raise UserError("--engine dask needs a cluster", allowed="one of --address tcp://HOST:PORT and --cluster FILE")
-    if address is not None and workers is not None:
-        raise UserError("--address: the cluster says how many workers it has", next_step="leave --jobs out")
     try:
         from distributed import Client
     except ImportError as error:
         raise UserError("Dask is not installed", next_step="pip install 'sparsebench[cluster]'") from error
     with ExitStack() as stack:
-        where: Any = address if file is None else stack.enter_context(batch_system.started(Path(file), workers))
+        where: Any = address if file is None else stack.enter_context(batch_system.started(file, workers))
         try:
             client = stack.enter_context(Client(where, timeout=CONNECT, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"no Dask scheduler answers at {address}: {reason}") from error
         yield Cluster(client, device)
-
-
-def of(device: str) -> str:
-    """Return the device of a cluster's workers.
-
-    Raises:
-        UserError: one GPU by its number, which says nothing there.
-    """
-    if device not in ("auto", "cpu", "cuda"):
-        raise UserError("--device", got=f"'{device}'", allowed="cpu, cuda with --engine dask")
-    return "cpu" if device == "auto" else device
 
 
 @contextmanager
