@@ -36,7 +36,7 @@ def theory_jobs(*plugins: str, **options: Any) -> list[Job]:
 
 def what_was_measured(record: Record) -> dict[str, Any]:
     """Return the record without what belongs to the run and not to the cell."""
-    return record.model_dump(exclude={"started", "seconds"})
+    return record.model_dump(exclude={"started", "seconds", "memory"})
 
 
 def by_cell(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
