@@ -64,6 +64,7 @@ def test_the_job_script_is_what_the_file_says(tmp_path: Path, monkeypatch: pytes
         ("jobqueue: {slurm: {cores: 1, memory: 1GB, walltim: x}}", "walltim"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:unclosed cluster:ResourceWarning")  # dask's, of what was never begun
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UserError, match=says), batch_system.started(written(tmp_path, text), 1):
         pass

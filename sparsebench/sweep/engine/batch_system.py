@@ -32,9 +32,10 @@ def started(file: Path, workers: int | None) -> Iterator[Any]:
         import dask_jobqueue.local
     except ImportError as error:
         raise UserError("dask-jobqueue is not installed", next_step="pip install 'sparsebench[cluster]'") from error
+    scheduler = {"dashboard_address": ":0"} | (options.pop("scheduler_options", None) or {})  # any port that is free
     module = dask_jobqueue.local if name == "local" else dask_jobqueue
     try:
-        cluster = getattr(module, SYSTEMS[name])(**options)
+        cluster = getattr(module, SYSTEMS[name])(scheduler_options=scheduler, **options)
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise UserError(f"{file}: {' '.join(str(error).split())[:300]}") from error
     with cluster:
