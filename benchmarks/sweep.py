@@ -134,7 +134,7 @@ def on_loopback(workers: int, folder: str) -> partial[Cluster]:
     def started() -> Iterator[Cluster]:
         with (
             LocalCluster(
-                n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50,
+                n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50,
                 local_directory=folder, host="127.0.0.1",
             ) as here,
             connected(here.scheduler_address, None, None, "cpu") as cluster,

@@ -41,11 +41,12 @@ def written(folder: Path, text: str) -> Path:
 def test_the_job_script_is_what_the_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dask_jobqueue import SLURMCluster
 
-    scripts: list[str] = []
-    monkeypatch.setattr(SLURMCluster, "scale", lambda self, n=None, jobs=0: scripts.append(self.job_script()))
+    asked: list[tuple[int, int, str]] = []
+    monkeypatch.setattr(SLURMCluster, "scale", lambda self, n=0, jobs=0: asked.append((n, jobs, self.job_script())))
     with batch_system.started(written(tmp_path, SLURM), None):
         pass
-    (script,) = scripts
+    workers, jobs, script = asked[0]
+    assert (workers, jobs) == (0, 1)
     for line in ("#SBATCH -p long", "#SBATCH -t 04:00:00", "#SBATCH --gres=gpu:4", "--nworkers 4", "--nthreads 2"):
         assert line in script
     assert "--resources GPU=1" in script

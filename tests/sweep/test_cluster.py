@@ -22,7 +22,7 @@ from sparsebench.sweep.record import Record
 distributed = pytest.importorskip("distributed")
 
 THEORY = "theory:steps=40,test=20,tokens=20"
-QUIET = {"processes": True, "threads_per_worker": 1, "dashboard_address": None, "worker_dashboard_address": None}
+QUIET = {"processes": True, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50, "host": "127.0.0.1"}
 
 
 def theory_jobs(*plugins: str, task: str = THEORY, **options: Any) -> list[Job]:
@@ -37,9 +37,7 @@ def what_was_measured(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
 def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Start a scheduler and two workers, each a process with a nanny that starts it again."""
     folder = tmp_path_factory.mktemp("dask")
-    with distributed.LocalCluster(
-        n_workers=2, host="127.0.0.1", silence_logs=50, local_directory=str(folder), **QUIET
-    ) as started:
+    with distributed.LocalCluster(n_workers=2, local_directory=str(folder), **QUIET) as started:
         yield started
 
 
@@ -59,7 +57,7 @@ def soon(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def test_the_workers_give_what_this_process_gives(tmp_path: Path, samples: Path, cluster: clusters.Cluster) -> None:
-    jobs = theory_jobs(str(samples / "good.py"))
+    jobs = theory_jobs(str(samples / "good.py"), n_train=(4,))
     here = what_was_measured(engine.inline(jobs, Registry(), tmp_path / "here", "cpu", {}))
     begun: list[str] = []
     there = what_was_measured(cluster.records(jobs, tmp_path / "there", {}, on_begin=begun.extend))
@@ -124,12 +122,18 @@ def test_what_the_workers_run_ends_when_nobody_waits_for_it(
     jobs = [job for job in theory_jobs(str(samples / "sleeps.py"), n_train=(4,)) if job.label == "sleeps"]
     begun = threading.Event()
     running = cluster.records(jobs, tmp_path, {}, on_begin=lambda ids: begun.set())
-    thread = threading.Thread(target=lambda: next(running, None), daemon=True)
+
+    def wait() -> None:
+        with pytest.raises(UserError):
+            next(running)
+
+    thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     assert begun.wait(60)
     assert processes_of(tmp_path, b"sparsebench.sweep.worker")
     cluster.client.close()
     soon(lambda: not processes_of(tmp_path, b"sparsebench.sweep.worker"))
+    thread.join(10)
 
 
 @pytest.mark.slow
@@ -160,7 +164,7 @@ def test_a_worker_of_another_version_is_refused_by_name(
 @pytest.mark.slow
 def test_a_scheduler_that_goes_away_is_told_in_one_line(tmp_path: Path) -> None:
     with (
-        distributed.LocalCluster(n_workers=1, host="127.0.0.1", silence_logs=50, **QUIET) as started,
+        distributed.LocalCluster(n_workers=1, local_directory=str(tmp_path / "dask"), **QUIET) as started,
         clusters.connected(started.scheduler_address, None, None, "cpu") as connection,
     ):
         records = connection.records(theory_jobs(seeds=20), tmp_path, {})

@@ -155,8 +155,9 @@ class _Run:
             self.on_begin(cells)
             return
         self.begun[key] += 1
-        if self.begun[key] > TRIES:
-            self.client.cancel([self.futures[key]], force=True)
+        if self.begun[key] > TRIES and key in self.futures:
+            cancel = partial(self.client.cancel, [self.futures[key]], force=True, asynchronous=True)
+            self.client.loop.add_callback(cancel)  # this is the loop's thread
 
     def _records_of(self, future: Any, result: Any) -> Iterator[Record]:
         """Yield what a task has come to."""
