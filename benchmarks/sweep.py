@@ -1,6 +1,6 @@
 """What the harness adds to a cell, and what a second worker brings, on this machine and through Dask.
 
-python benchmarks/sweep.py            # two minutes of an idle core pair; prints the tables of RESULTS.md
+python benchmarks/sweep.py            # three minutes of an idle core pair; prints the tables of RESULTS.md
 
 How many cells are run at a time is read from the records, so other work on the machine slows all cells and does not
 change it; that they do not hinder each other is read from the CPU-seconds that a cell takes.
@@ -45,36 +45,54 @@ def jobs_of(task: str, number: int) -> list[Job]:
 
 def overhead(number: int) -> str:
     """Time trivial cells from record to record."""
-    rows = []
+    rows: list[tuple[object, ...]] = [("the cells alone", *bare(number), "", "")]
     for name, workers in (("inline", 0), ("one warm worker", 1)):
         with tempfile.TemporaryDirectory() as folder:
-            out, ends, used, own = Path(folder), list[float](), list[float](), list[float]()
+            marks: list[tuple[float, float, float, float]] = []
 
-            def note(
-                record: Record, ends: list[float] = ends, used: list[float] = used, own: list[float] = own
-            ) -> None:
-                ends.append(time.perf_counter())
-                used.append(cpu_seconds(of_workers=False) + cpu_seconds(of_workers=True))
-                own.append(record.seconds)
+            def note(record: Record, marks: list[tuple[float, float, float, float]] = marks) -> None:
+                now = time.perf_counter(), record.seconds
+                marks.append((*now, time.process_time(), cpu_seconds_of_workers()))
 
             request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
-            plan = runs.plan(request, runs.Files(), Registry(), out, "missing")
-            runs.execute(plan, Registry(), out, "cpu", workers, note)
-        whole = [after - before for before, after in zip(ends[WARM:], ends[WARM + 1 :], strict=False)]
-        outside = [each - seconds for each, seconds in zip(whole, own[WARM + 1 :], strict=False)]
-        cpu = (used[-1] - used[WARM]) / len(whole)
-        rows.append((name, len(whole), *(f"{1e3 * x:.1f}" for x in (median(whole), median(outside), cpu))))
-    headers = ["engine", "cells", "ms a cell", "of these outside of the cell", "CPU-ms a cell, mean"]
+            plan = runs.plan(request, runs.Files(), Registry(), Path(folder), "missing")
+            runs.execute(plan, Registry(), Path(folder), "cpu", workers, note)
+        pairs = list(zip(marks[WARM:-1], marks[WARM + 1 :], strict=True))
+        here = statistics.median(then[2] - before[2] for before, then in pairs)
+        there = (marks[-2][3] - marks[WARM][3]) / (len(pairs) - 1)
+        wall = statistics.median(then[0] - before[0] for before, then in pairs)
+        beyond = statistics.median(then[0] - before[0] - then[1] for before, then in pairs)
+        shown = (f"{1e3 * x:.1f}" for x in (here, there, wall, beyond))
+        rows.append((name, len(pairs), *shown))
+    headers = [
+        "engine",
+        "cells",
+        "CPU-ms a cell here",
+        "in the worker",
+        "wall-ms a cell",
+        "of these outside of the cell",
+    ]
     return table(headers, rows)
 
 
-median = statistics.median
+def bare(number: int) -> tuple[int, str, str]:
+    """Return how many trivial cells were run, without engine and store, and the median of their CPU-ms."""
+    from sparsebench.sweep.prepare import Context
+    from sparsebench.sweep.run_cell import run_cell
+    from sparsebench.sweep.worker import one_thread
+
+    jobs = expand(Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4), Registry())
+    registry, used = Registry(), list[float]()
+    with tempfile.TemporaryDirectory() as folder, one_thread():
+        for job in jobs:
+            start = time.process_time()
+            run_cell(job, registry, Context(Path(folder), "cpu", {}))
+            used.append(time.process_time() - start)
+    return len(used) - WARM, f"{1e3 * statistics.median(used[WARM:]):.1f}", ""
 
 
-def cpu_seconds(of_workers: bool) -> float:
-    """Return the CPU-seconds of this process, or of the worker processes that it has started."""
-    if not of_workers:
-        return time.process_time()
+def cpu_seconds_of_workers() -> float:
+    """Return the CPU-seconds of the worker processes that this one has started, so far."""
     ticks = 0
     for pid in descendants(os.getpid()):
         try:
@@ -92,7 +110,7 @@ def at_a_time(records: Iterator[Record], number: int) -> tuple[float, float]:
         assert record.status == "ok", record.failure
         start = datetime.fromisoformat(record.started).timestamp()
         spans.append((start, start + record.seconds))
-        marks.append((time.time(), cpu_seconds(of_workers=True)))
+        marks.append((time.time(), cpu_seconds_of_workers()))
     assert len(spans) == number
     (begin, used), (end, used_then) = marks[WARM], marks[-1 - WARM]
     inside = [max(0.0, min(stop, end) - max(start, begin)) for start, stop in spans]
