@@ -180,8 +180,8 @@ def lost_worker(number: int, steps: int) -> str:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--cells", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=6000)
     asked = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1"})
     print(f"load {os.getloadavg()[0]:.1f}\n")

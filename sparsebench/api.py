@@ -131,7 +131,9 @@ def execute(
     limits = Limits.given(timeout, memory_limit, choice.in_processes)
     store.check_writable(folder)
     with choice.connected(device) if plan.todo else nullcontext() as there:
-        workers = runs.workers_for(plan, device, choice.jobs) if there is None else there.slots()
+        workers = (
+            runs.workers_for(plan, device, choice.jobs) if there is None else there.slots() or jobs or 1
+        )  # none may have come yet
         if on_plan is not None:
             on_plan(plan, workers)
         runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0, limits, on_stop, there)

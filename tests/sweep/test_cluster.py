@@ -4,16 +4,19 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from processes import processes_of
 
+from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
-from sparsebench.sweep import engine
+from sparsebench.sweep import engine, store
 from sparsebench.sweep.engine import cluster as clusters
 from sparsebench.sweep.expand import Request, expand
 from sparsebench.sweep.job import Job
@@ -22,6 +25,7 @@ from sparsebench.sweep.record import Record
 distributed = pytest.importorskip("distributed")
 
 THEORY = "theory:steps=40,test=20,tokens=20"
+LONG = "theory:steps=2000,test=20,tokens=20,lr=1e-9"
 QUIET = {"processes": True, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50, "host": "127.0.0.1"}
 
 
@@ -89,7 +93,7 @@ def test_limits_hold_on_the_workers(tmp_path: Path, samples: Path, cluster: clus
 
 @pytest.mark.slow
 def test_a_killed_worker_costs_no_record(tmp_path: Path, cluster: clusters.Cluster) -> None:
-    jobs = theory_jobs(task="theory:steps=300,test=20,tokens=20,lr=1e-9", seeds=6)
+    jobs = theory_jobs(task=LONG, seeds=6)
     pids = list(cluster.client.run(os.getpid).values())
     found = []
     for record in cluster.records(jobs, tmp_path, {}):
@@ -145,12 +149,25 @@ def test_cells_that_start_from_others_find_their_weights(tmp_path: Path, cluster
 
 @pytest.mark.slow
 def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster: clusters.Cluster) -> None:
-    stop, jobs, found = engine.Stop(), theory_jobs(seeds=20), []
+    stop, jobs, found = engine.Stop(), theory_jobs(task=LONG, seeds=10), []
     for record in cluster.records(jobs, tmp_path, {}, stop=stop):
         found.append(record)
+        assert len(cluster.client.futures) <= clusters.LEAST < len(jobs)
         stop.ask()
-    assert 0 < len(found) <= clusters.LEAST < len(jobs)
+    assert 0 < len(found) < 6, "each worker was at one, and may have begun the next"
     assert {record.status for record in found} == {"ok"}
+
+
+@pytest.mark.slow
+def test_the_command_makes_a_board_on_a_cluster(tmp_path: Path, dask: Any, samples: Path) -> None:
+    words = [
+        "run", "--engine", "dask", "--address", dask.scheduler_address, "--task", THEORY, "--n-train", "4", "--seeds",
+        "1", "--plugin", str(samples / "raises.py"), "--out", str(tmp_path),
+    ]  # fmt: skip
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1, "one of the strategies fails"
+    assert "5 of 5 cells to run" in result.output and (tmp_path / "leaderboard.md").exists()
+    assert Counter(r.status for r in store.read(tmp_path).values()) == {"ok": 4, "failed": 1}
 
 
 def test_a_worker_of_another_version_is_refused_by_name(

@@ -7,9 +7,10 @@ import json
 import logging
 import secrets
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ class Cluster:
             )  # fmt: skip
             run = _Run(self, setting.model_dump_json(), Queue(jobs, most_together(self.device)), out, on_begin)
             if stop is not None:
-                stop.tell(run.queue.close)
+                stop.tell(run.begin_no_more)
             yield from run.records()
 
 
@@ -92,8 +93,9 @@ class _Run:
 
     Attributes:
         open: the jobs of each task that is with the scheduler, by its key.
-        lost: how often a worker was lost with them, by the first cell's id.
-        begun: how often a task was begun.
+        begun: when each was begun; several times if workers are lost.
+        dropped: tasks that nobody waits for any more.
+        lost: how many workers were lost with jobs, by the first one's cell.
     """
 
     def __init__(
@@ -105,7 +107,8 @@ class _Run:
         self.on_begin = on_begin
         self.open: dict[str, list[Job]] = {}
         self.futures: dict[str, Any] = {}
-        self.begun: Counter[str] = Counter()
+        self.begun: defaultdict[str, list[datetime]] = defaultdict(list)
+        self.dropped: set[str] = set()
         self.lost: Counter[str] = Counter()
         self.coming = as_completed(with_results=True, raise_errors=False, loop=self.client.loop)
         self.most, self.counted = LEAST, -COUNT
@@ -154,17 +157,34 @@ class _Run:
         if cells:
             self.on_begin(cells)
             return
-        self.begun[key] += 1
-        if self.begun[key] > TRIES and key in self.futures:
-            cancel = partial(self.client.cancel, [self.futures[key]], force=True, asynchronous=True)
-            self.client.loop.add_callback(cancel)  # this is the loop's thread
+        self.begun[key].append(datetime.now(UTC))
+        if len(self.begun[key]) > TRIES:
+            self._cancel([key])
+
+    def _cancel(self, keys: Sequence[str]) -> None:
+        """Take tasks back from the scheduler; in the client's own thread."""
+        futures = [self.futures[key] for key in keys if key in self.futures]
+        self.client.loop.add_callback(partial(self.client.cancel, futures, force=True, asynchronous=True))
+
+    def begin_no_more(self) -> None:
+        """Let what was begun come to its end, and take back the rest."""
+        self.queue.close()
+
+        def drop() -> None:
+            waiting = [key for key in list(self.futures) if not self.begun.get(key)]
+            self.dropped.update(waiting)
+            self._cancel(waiting)
+
+        self.client.loop.add_callback(drop)
 
     def _records_of(self, future: Any, result: Any) -> Iterator[Record]:
         """Yield what a task has come to."""
         key, status = future.key, future.status
-        jobs, begun = self.open.pop(key), self.begun.pop(key, 0)
+        jobs, begun = self.open.pop(key), self.begun.pop(key, [])
         del self.futures[key]
         future.release()
+        if key in self.dropped and status != "finished":
+            return
         if status == "finished":
             answer = remote.Answer.model_validate_json(result)
             if answer.refused:
@@ -175,34 +195,40 @@ class _Run:
             records = list(answer.records)
         elif status == "error" and not self._was_lost(result):
             raise UserError(f"a worker of the cluster cannot run cells: {_told(result)}")
-        elif status != "error" and begun <= TRIES:
+        elif status != "error" and len(begun) <= TRIES:
             raise UserError("the scheduler is lost, or has dropped a cell", next_step="the same command goes on")
         else:
-            records = self._after_a_loss(jobs, begun)
-        yield from records
-        for job in jobs if records else ():
-            self.queue.done(job)
+            records = []
+        left = {job.cell.id: job for job in jobs}
+        missing = left.keys() - {record.cell_id for record in records}
+        if missing:
+            records += self._after_a_loss([left[cell] for cell in left if cell in missing], begun)
+        for record in records:
+            yield record
+            self.queue.done(left[record.cell_id])
 
     def _was_lost(self, result: Any) -> bool:
         from distributed.scheduler import KilledWorker
 
         return isinstance(result[1] if isinstance(result, tuple) else result, KilledWorker)
 
-    def _after_a_loss(self, jobs: list[Job], begun: int) -> list[Record]:
+    def _after_a_loss(self, jobs: list[Job], begun: Sequence[datetime]) -> list[Record]:
         """Return records that say `crashed` if too many workers were lost with the jobs, else give them out again."""
-        first = jobs[0].cell.id
-        self.lost[first] += max(1, begun)  # at least 1: schedulers blame a cell that only waits for a lost worker too
+        first, now = jobs[0].cell.id, datetime.now(UTC)
+        self.lost[first] += max(1, len(begun))  # schedulers blame a cell that only waits for a lost worker too
         if self.lost[first] < TRIES:
             self._submit(jobs)
             return []
         failure = Failure(reason=f"{TRIES} workers of the cluster were lost with this cell", kind="crashed")
-        return [job.record_of_failure("crashed", failure) for job in jobs]
+        since = begun[-1] if begun else now
+        seconds = (now - since).total_seconds()
+        return [job.record_of_failure("crashed", failure, since.isoformat(), seconds) for job in jobs]
 
     def _asked(self, question: Callable[[], Any]) -> Any:
         """Return what the scheduler answers."""
         try:
             return question()
-        except (OSError, TimeoutError) as error:
+        except Exception as error:  # a client that has lost its scheduler raises this and that
             raise UserError(f"the scheduler is lost: {error}", next_step="the same command goes on") from error
 
     def _say(self, note: str) -> None:
