@@ -225,7 +225,7 @@ def _seed(seed: int, device: str) -> None:
     """Seed torch's own generators, of the CPU and of CUDA if that is used.
 
     torch.manual_seed does so for every kind of device, and notes it down for those that are not in use yet, each time
-    with a stack trace: a third of the time of a small cell, and a list without end.
+    with a stack trace, in a list without end.
     """
     torch.default_generator.manual_seed(seed)
     if device != "cpu":

@@ -108,9 +108,10 @@ def answer(setting: str, question: str) -> str:
         return state is not None and state.state == "executing"
 
     def begins(cells: Sequence[str]) -> None:
-        dask.log_event(topic(setting), {"task": task, "cells": list(cells)})
+        if cells:
+            dask.log_event(topic(setting), {"task": task, "cells": list(cells)})
 
-    begins(())
+    dask.log_event(topic(setting), {"task": task, "cells": []})
     jobs = Question.model_validate_json(question).jobs
     try:
         with _PLACING:
