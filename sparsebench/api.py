@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sparsebench.plugin.registry import Registry
     from sparsebench.sweep.cell import Where
+    from sparsebench.sweep.engine.choice import Engine
     from sparsebench.sweep.record import Record
     from sparsebench.sweep.run import Plan, Rerun
 
@@ -43,6 +46,10 @@ def run(
     timeout: float | str | None = None,
     memory_limit: float | str | None = None,
     observe: Sequence[str] | str = (),
+    shard: str | None = None,
+    engine: Engine = "local",
+    address: str | None = None,
+    cluster: str | os.PathLike[str] | None = None,
     on_record: Callable[[Record], None] | None = None,
 ) -> pd.DataFrame:
     """Run what is missing and return the leaderboard of the request, one row a strategy and budget.
@@ -62,7 +69,8 @@ def run(
         plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights, images=images,
         backgrounds=backgrounds, pretrain_images=pretrain_images, data_root=data_root, download=download,
         device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=out, rerun=rerun, jobs=jobs,
-        checkpoint=checkpoint, timeout=timeout, memory_limit=memory_limit, observe=observe, on_record=on_record,
+        checkpoint=checkpoint, timeout=timeout, memory_limit=memory_limit, observe=observe, shard=shard, engine=engine,
+        address=address, cluster=cluster, on_record=on_record,
     )  # fmt: skip
     rows = build(finished)
     return pd.DataFrame(rows, columns=columns_of(rows))
@@ -93,6 +101,10 @@ def execute(
     checkpoint: float | None,
     timeout: float | str | None,
     memory_limit: float | str | None,
+    shard: str | None,
+    engine: Engine,
+    address: str | None,
+    cluster: str | os.PathLike[str] | None,
     observe: Sequence[str] | str = (),
     on_record: Callable[[Record], None] | None = None,
     on_plan: Callable[[Plan, int], None] | None = None,
@@ -109,27 +121,66 @@ def execute(
     from sparsebench.sweep import run as runs
     from sparsebench.sweep import store
     from sparsebench.sweep.engine import Limits
-    from sparsebench.sweep.expand import Request
+    from sparsebench.sweep.engine.choice import Choice
 
     folder, registry = Path(out), Registry()
+    choice = Choice.given(engine, address, cluster, jobs)
+    device = choice.resolve_device(device)
+    plan = plan_of(
+        registry, plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights,
+        images=images, backgrounds=backgrounds, pretrain_images=pretrain_images, data_root=data_root, download=download,
+        seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=folder, rerun=rerun, shard=shard,
+    )  # fmt: skip
+    limits = Limits.given(timeout, memory_limit, choice.in_processes)
+    store.check_writable(folder)
+    attach(_several(observe), registry, folder)
+    with choice.connected(device) if plan.todo else nullcontext() as there:
+        workers = (
+            runs.workers_for(plan, device, choice.jobs) if there is None else there.slots() or jobs or 1
+        )  # none may have come yet
+        if on_plan is not None:
+            on_plan(plan, workers)
+        runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0, limits, on_stop, there)
+    known = _finished(folder, plan)
+    publish([known[job.cell.id] for job in plan.whole if job.cell.id in known], folder)
+    return [known[job.cell.id] for job in plan.jobs]
+
+
+def plan_of(
+    registry: Registry,
+    *,
+    plugins: Sequence[str] | str,
+    suite: str,
+    tasks: Sequence[str] | str,
+    model: str | None,
+    pretrained: bool,
+    weights: str | os.PathLike[str] | None,
+    images: str | None,
+    backgrounds: str | None,
+    pretrain_images: str | None,
+    data_root: str | os.PathLike[str] | None,
+    download: bool,
+    seeds: int | None,
+    keep: Sequence[float],
+    macs: Sequence[float],
+    n_train: Sequence[int],
+    where: Where,
+    out: str | os.PathLike[str],
+    rerun: Rerun,
+    shard: str | None,
+) -> Plan:
+    """Return what `run` would do; nothing is run and nothing written."""
+    from sparsebench.sweep import run as runs
+    from sparsebench.sweep.expand import Request
+    from sparsebench.sweep.shard import Shard
+
     request = Request(
         plugins=_several(plugins), suite=suite, tasks=_several(tasks), model=model, pretrained=pretrained, seeds=seeds,
         keep=tuple(keep), macs=tuple(macs), n_train=tuple(n_train), where=where,
     )  # fmt: skip
     root, own = (None if path is None else Path(path) for path in (data_root, weights))
     files = runs.Files(images, backgrounds, pretrain_images, root, download, own)
-    device = runs.resolve_device(device)
-    plan = runs.plan(request, files, registry, folder, rerun)
-    workers = runs.workers_for(plan, device, jobs)
-    limits = Limits.given(timeout, memory_limit, workers)
-    store.check_writable(folder)
-    attach(_several(observe), registry, folder)
-    if on_plan is not None:
-        on_plan(plan, workers)
-    runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0, limits, on_stop)
-    finished = _finished(folder, plan)
-    publish(finished, folder)
-    return finished
+    return runs.plan(request, files, registry, Path(out), rerun, None if shard is None else Shard.parse(shard))
 
 
 def refresh(folder: Path) -> bool:
@@ -141,20 +192,20 @@ def refresh(folder: Path) -> bool:
     return there
 
 
-def _finished(folder: Path, plan: Plan) -> list[dict[str, Any]]:
-    """Return the flat records of a plan's cells, in its order."""
+def _finished(folder: Path, plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return the flat records of a plan's cells by hash: of all that were to be run, and of others that are there."""
     from sparsebench.board import flat
     from sparsebench.board.build import METRICS
     from sparsebench.errors import UserError
 
-    wanted = {job.cell.id for job in plan.jobs}
+    wanted = {job.cell.id for job in plan.whole}
     known = {row["cell_id"]: row for row in flat.load(folder, METRICS) if row["cell_id"] in wanted}
-    if lost := wanted - set(known):
+    if lost := {job.cell.id for job in plan.jobs} - set(known):
         raise UserError(
             f"records of {len(lost)} cells in {folder} cannot be read, {min(lost)} among them",
             next_step="remove the lines that the warnings name, and give the same command again",
         )
-    return [known[job.cell.id] for job in plan.jobs]
+    return known
 
 
 def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:

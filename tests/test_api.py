@@ -136,7 +136,7 @@ def test_flat_records_are_in_the_order_of_their_cells(finished: tuple[Path, pd.D
 
 
 def test_the_function_and_the_command_have_the_same_options() -> None:
-    options = {parameter.name for parameter in command.params} - {"form"}
+    options = {parameter.name for parameter in command.params} - {"form", "dry_run"}
     assert options == set(inspect.signature(sparsebench.run).parameters) - {"on_record"}
 
 

@@ -62,6 +62,24 @@ _LIMITS = (
     ),
 )
 
+_DISTRIBUTED = (
+    click.option("--shard", metavar="I/N", help="Only the I-th of N shares of the cells, from 0: for arrays of jobs."),
+    click.option(
+        "--engine",
+        type=click.Choice(["local", "inline", "dask"]),
+        default="local",
+        show_default=True,
+        help="Where cells run: worker processes here, this process, or a Dask cluster.",
+    ),
+    click.option("--address", metavar="tcp://HOST:PORT", help="The Dask scheduler, if there is one."),
+    click.option(
+        "--cluster",
+        type=click.Path(path_type=Path),
+        metavar="FILE.yaml",
+        help="Submit --jobs Dask workers to a batch system: dask-jobqueue's configuration.",
+    ),
+)
+
 _PLUGINS = click.option(
     "--plugin",
     "plugins",
@@ -121,6 +139,13 @@ def limited(command: click.Command) -> click.Command:
     """Give a command that is there the options that say what a cell may take, after its own."""
     for option in _LIMITS:
         option(command)
+    return command
+
+
+def distributed(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that say which machines run the cells."""
+    for option in reversed(_DISTRIBUTED):
+        command = option(command)
     return command
 
 

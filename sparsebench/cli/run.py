@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sparsebench.board.tables import FORMATS
-from sparsebench.cli.options import request
+from sparsebench.cli.options import distributed, request
 from sparsebench.cli.progress import Progress
 
 
@@ -17,6 +17,10 @@ from sparsebench.cli.progress import Progress
 @request
 @click.option("--task", "tasks", multiple=True, metavar="NAME[:PARAM=V...]", help="Only this task. Repeatable.")
 @click.option("--seeds", type=int, help="Repetitions of each cell, in place of the suite's.")
+@distributed
+@click.option(
+    "--dry-run", is_flag=True, help="Say what would be run, and how long that may take; run and write nothing."
+)
 @click.option(
     "--observe",
     multiple=True,
@@ -31,7 +35,7 @@ from sparsebench.cli.progress import Progress
     show_default=True,
     help="How the leaderboard is printed.",
 )
-def run(form: str, out: Path, **options: Any) -> None:
+def run(form: str, dry_run: bool, out: Path, **options: Any) -> None:
     """Run a suite with the strategies named beside the baselines, and print the leaderboard.
 
     What the folder has is not run again: the same command goes on where it was stopped. Leaves with 0 if all is well,
@@ -42,6 +46,11 @@ def run(form: str, out: Path, **options: Any) -> None:
     from sparsebench.board.publish import notes_on
     from sparsebench.board.tables import render
 
+    if dry_run:
+        from sparsebench.cli.dry_run import foreseen
+
+        click.echo(foreseen(out=out, **options))
+        return
     with Progress(out) as progress:
         finished = execute(
             out=out, on_plan=progress.begin, on_record=progress.step, on_stop=progress.stopping, **options

@@ -241,7 +241,7 @@ class _Deep(Model):
 
         law = self.model_dump_json(exclude=set(self.later))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeds.seed_of("init", self.name, law, repetition))
+            torch.default_generator.manual_seed(seeds.seed_of("init", self.name, law, repetition))
             return self._network(self._vit(data.train.inputs.shape[-1], len(data.classes)), data)
 
     def _check_patch(self, task: Task, patch: int) -> None:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical
 
 PACKAGES = ("sparsebench", "torch", "timm", "torchvision", "numpy", "scipy", "scikit-learn", "pillow", "pluggy",
@@ -53,3 +54,10 @@ def gpus() -> list[str]:
 def digest(description: dict[str, str]) -> str:
     """Return the hash by which records name a description."""
     return hashlib.sha256(canonical(description).encode()).hexdigest()[:16]
+
+
+def keep(out: Path, description: dict[str, str]) -> None:
+    """Write a description to a run's folder, unless it is there."""
+    path = out / "environments" / f"{digest(description)}.json"
+    if not path.exists():
+        store.write_whole(path, canonical(description).encode())

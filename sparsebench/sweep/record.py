@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from sparsebench.plugin.origin import Origin
-from sparsebench.sweep.cell import Cell
+from sparsebench.sweep.cell import Cell, Part
 
 Raw = dict[str, Any]
 UPGRADES: tuple[Callable[[Raw], Raw], ...] = ()
@@ -88,6 +88,24 @@ class Head(_Model):
     started: str = ""
 
 
+class Setting(_Model):
+    """What of a cell decides, for the most part, how long it takes."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    task: Part
+    model: Part
+    n_train: int
+
+
+class Past(Head):
+    """What is to be known of a record to tell how long others like it will take; see `Record`."""
+
+    cell: Setting
+    seconds: float = 0.0
+    memory: int = 0
+
+
 class Record(Head):
     """What one cell produced.
 
@@ -98,6 +116,7 @@ class Record(Head):
         environment: hash of the machine and library description beside the records.
         label: the strategy's name, with the parameters that are not its defaults.
         seconds: wall time; as `started` it belongs to the run and not to the cell.
+        memory: the most bytes that the worker process had meanwhile, 0 if unknown; of the run too.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -113,6 +132,7 @@ class Record(Head):
     environment: str = ""
     device: str = ""
     seconds: float = 0.0
+    memory: int = 0
 
 
 class NewerSchemaError(ValueError):

@@ -8,20 +8,24 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparsebench.errors import UserError
 from sparsebench.models import weights
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, environment, store
 from sparsebench.sweep.beat import Beat
-from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.expand import ImageUse, Request, expand, image_uses
+from sparsebench.sweep.expected import Expected
 from sparsebench.sweep.job import Job
-from sparsebench.sweep.record import Head, Record
+from sparsebench.sweep.record import Head, Past, Record
+from sparsebench.sweep.shard import Shard
 from sparsebench.tasks import folder, sources
 from sparsebench.tasks.sources import cache
 from sparsebench.tasks.sources.known import OFFICIAL
+
+if TYPE_CHECKING:
+    from sparsebench.sweep.engine.cluster import Cluster
 
 Rerun = Literal["missing", "failed", "always"]
 RERUN: tuple[Rerun, ...] = ("missing", "failed", "always")
@@ -98,29 +102,43 @@ class Plan:
     """What a run is about to do.
 
     Attributes:
-        jobs: every cell of the request; `todo` those that have no answer yet.
+        jobs: every cell of the request, or of its shard; `todo` those that have no answer yet, the longest first.
+        whole: every cell of the request.
         known: what the store has of every cell.
+        expected: what the cells are expected to take.
         anew: whether trainings that were cut short start again from their beginning.
     """
 
     jobs: list[Job]
     todo: list[Job]
     locations: Mapping[str, Path]
-    known: Mapping[str, Head] = field(default_factory=dict)
+    whole: list[Job]
+    known: Mapping[str, Head]
+    expected: Expected
     anew: bool = False
 
 
-def plan(request: Request, files: Files, registry: Registry, out: Path, rerun: Rerun) -> Plan:
-    """Return the plan of a request. Nothing is written and no network is built."""
+def plan(
+    request: Request, files: Files, registry: Registry, out: Path, rerun: Rerun, shard: Shard | None = None
+) -> Plan:
+    """Return the plan of a request, or of a shard of it. Nothing is written and no network is built.
+
+    A cell that others of a shard start from is run by that shard too if the folder has no weights of it.
+    """
     if rerun not in RERUN:
         raise UserError("rerun", got=f"'{rerun}'", allowed=RERUN)
-    jobs, locations = jobs_of(request, files, registry)
+    whole, locations = jobs_of(request, files, registry)
     known = store.heads(out)
-    todo = [job for job in jobs if rerun == "always" or _is_missing(job, known, rerun)]
-    needed = {first for first in {job.after for job in todo} if first and not store.has_weights(out, first, known)}
-    again = {job.cell.id for job in todo}
-    todo = [job for job in jobs if job.cell.id in again | needed]
-    return Plan(jobs, todo, files.places(todo, locations), known, anew=rerun == "always")
+    jobs = whole if shard is None else [job for job in whole if shard.has(job.cell.id)]
+    again = {job.cell.id for job in jobs if rerun == "always" or _is_missing(job, known, rerun)}
+    starts = {job.after for job in jobs if job.cell.id in again} - {""}
+    needed = {first for first in starts if not store.has_weights(out, first, known)}
+    mine = {job.cell.id for job in jobs} | needed
+    todo = [job for job in whole if job.cell.id in again | needed]
+    expected = Expected(found.item for found in store.scan_all(out, Past)) if todo else Expected()
+    jobs = [job for job in whole if job.cell.id in mine]
+    places = files.places(todo, locations)
+    return Plan(jobs, expected.longest_first(todo), places, whole, known, expected, anew=rerun == "always")
 
 
 def jobs_of(request: Request, files: Files, registry: Registry) -> tuple[list[Job], dict[str, Path]]:
@@ -147,6 +165,7 @@ def execute(
     checkpoint: float = engine.CHECKPOINT,
     limits: engine.Limits | None = None,
     on_stop: Callable[[], None] | None = None,
+    cluster: Cluster | None = None,
 ) -> None:
     """Run what is to do; each record is stored, and on the disk, before the next is waited for.
 
@@ -163,6 +182,7 @@ def execute(
             that says that it was ended before its time.
         limits: of each cell; worker processes only.
         on_stop: called, in a signal handler, at the first Ctrl-C.
+        cluster: whose workers run the cells, in place of this machine's.
 
     Raises:
         UserError: the seconds are negative, or the folder cannot be written.
@@ -174,11 +194,13 @@ def execute(
     if not plan.todo:
         return
     writer = store.Writer(out)
-    described = environment.describe()
-    store.write_whole(out / "environments" / f"{environment.digest(described)}.json", canonical(described).encode())
+    environment.keep(out, environment.describe())
     stop = engine.Stop(on_stop)
     beat = Beat(out, plan.todo, workers)
-    records = _records(plan, registry, out, device, workers, checkpoint, limits, stop, beat.begin)
+    if cluster is not None:
+        records = cluster.records(plan.todo, out, plan.locations, checkpoint, limits, stop, beat.begin)
+    else:
+        records = _records(plan, registry, out, device, workers, checkpoint, limits, stop, beat.begin)
     try:
         with stop.on_interrupt(), beat, closing(records):
             for record in records:

@@ -121,7 +121,7 @@ class _Run:
         if self.failure is not None:
             return
         try:
-            torch.manual_seed(seeds.seed_of("cell", self.job.cell.id))
+            _seed(seeds.seed_of("cell", self.job.cell.id), self.context.device)
             stage()
         except BaseException as error:  # a strategy is a stranger's code and may raise anything
             if isinstance(error, KeyboardInterrupt) and not self.context.alone:
@@ -219,6 +219,17 @@ def _early(cell: Prepared) -> EarlyStopping | None:
         return None
     assert cell.validation is not None and cell.data.validation is not None
     return EarlyStopping(cell.network, cell.in_test, cell.validation, cell.data.validation.groups, cell.recipe)
+
+
+def _seed(seed: int, device: str) -> None:
+    """Seed torch's own generators, of the CPU and of CUDA if that is used.
+
+    torch.manual_seed does so for every kind of device, and notes it down for those that are not in use yet, each time
+    with a stack trace, in a list without end.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device != "cpu":
+        torch.cuda.manual_seed_all(seed)
 
 
 def _device_name(device: str) -> str:

@@ -64,6 +64,8 @@ def checkpoint_path(out: Path, cell_id: str) -> Path:
 def remove_checkpoint(out: Path, cell_id: str) -> None:
     """Remove the checkpoint of a cell, and what a process that was killed left of one."""
     path = checkpoint_path(out, cell_id)
+    if not path.parent.exists():
+        return
     with suppress(OSError):
         for found in (path, *path.parent.glob(f".{path.name}.*.part")):
             found.unlink(missing_ok=True)

@@ -56,6 +56,7 @@ def main(setting: dict[str, Any]) -> None:
     faulthandler.enable()  # a crash says in the log where it was
     line = Line()
 
+    from sparsebench.sweep.engine.memory import forget_peak, peak
     from sparsebench.sweep.health import Health, device_is_lost
     from sparsebench.sweep.prepare import Context
     from sparsebench.sweep.run_cell import run_cells
@@ -65,6 +66,7 @@ def main(setting: dict[str, Any]) -> None:
     context = Context(Path(setting["out"]), setting["device"], locations, setting["checkpoint"], alone=True)
 
     def begin(jobs: Sequence[Job]) -> None:
+        forget_peak()
         _say_where_it_hangs(setting["timeout"])
         line.say(Message(at=tuple(job.cell.id for job in jobs)))
 
@@ -76,6 +78,7 @@ def main(setting: dict[str, Any]) -> None:
             jobs, unfit = JOBS.validate_json(asked), ""
             for done, record in enumerate(run_cells(jobs, registry, context, begin), 1):
                 faulthandler.cancel_dump_traceback_later()
+                record = record.model_copy(update={"memory": peak()})
                 unfit = unfit or health.trouble(record)
                 # Cells that were trained together are all trained by now: what one has left cannot meet another's.
                 now = unfit and (done == len(jobs) or device_is_lost(context.device))

@@ -39,7 +39,7 @@ def test_each_cell_has_one_record_and_the_good_ones_are_as_ever(run: tuple[dict[
     records, out = run
     assert set(records) == {*BAD, *GOOD}
     jobs = expand(Request(tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1), Registry())
-    own = {"started", "seconds"}
+    own = {"started", "seconds", "memory"}
     for record in engine.inline(jobs, Registry(), out / "alone", "cpu", {}):
         assert records[record.label].model_dump(exclude=own) == record.model_dump(exclude=own)
 

@@ -38,7 +38,7 @@ def theory_jobs(*plugins: str, **options: Any) -> list[Job]:
 
 def what_was_measured(record: Record) -> dict[str, Any]:
     """Return the record without what belongs to the run and not to the cell."""
-    return record.model_dump(exclude={"started", "seconds"})
+    return record.model_dump(exclude={"started", "seconds", "memory"})
 
 
 def logs_of(out: Path) -> str:

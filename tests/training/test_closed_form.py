@@ -401,7 +401,7 @@ def what_was_measured(records, out):
     for record in records:
         assert isinstance(record, Record) and record.status == "ok", record.failure
         found[record.cell_id] = (
-            record.model_dump(exclude={"started", "seconds"}), weights_path(out, record.cell_id).read_bytes()
+            record.model_dump(exclude={"started", "seconds", "memory"}), weights_path(out, record.cell_id).read_bytes()
         )  # fmt: skip
     return found
 

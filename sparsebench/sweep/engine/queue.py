@@ -36,13 +36,15 @@ class Queue:
         self.open = {job.cell.id for job in jobs}
         self.changed = threading.Condition()
 
-    def take(self) -> list[Job] | None:
-        """Return the next batch, waiting until one may start; None when there is none left."""
+    def take(self, wait: bool = True) -> list[Job] | None:
+        """Return the next batch; None when there is none left, or, unless one is waited for, none that may start."""
         with self.changed:
             while self.waiting:
                 for position, batch in enumerate(self.waiting):
                     if not any(job.after in self.open for job in batch):
                         return self.waiting.pop(position)
+                if not wait:
+                    return None
                 self.changed.wait()
             return None
 

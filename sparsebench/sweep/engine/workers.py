@@ -69,15 +69,9 @@ def local(
     limits = limits or Limits()
     queue_ = Queue(jobs, most_together(device))
     records: queue.SimpleQueue[Record | BaseException | None] = queue.SimpleQueue()
-    setting = {
-        "out": str(out),
-        "device": device,
-        "checkpoint": checkpoint,
-        "timeout": limits.timeout,
-        "locations": {name: str(path) for name, path in locations.items()},
-    }
+    setting = setting_of(out, locations, checkpoint, limits)
     servers = [
-        _Server(queue_, records, setting, slot, out / "logs" / f"worker-{slot.number}.log", limits, on_begin)
+        _Server(queue_, records, Supervisor(setting, slot, log_of(out, slot.number), limits, on_begin))
         for slot in slots(device, workers, gpus)
     ]
     if stop is not None:
@@ -97,9 +91,20 @@ def local(
     finally:
         queue_.close()
         for server in servers:
-            server.kill()
+            server.supervisor.kill()
         for server in servers:
             server.thread.join()
+
+
+def setting_of(out: Path, locations: Locations, checkpoint: float, limits: Limits) -> dict[str, Any]:
+    """Return what all workers of a run are given."""
+    places = {name: str(path) for name, path in locations.items()}
+    return {"out": str(out), "checkpoint": checkpoint, "timeout": limits.timeout, "locations": places}
+
+
+def log_of(out: Path, worker: int | str) -> Path:
+    """Return where what a worker prints is added."""
+    return out / "logs" / f"worker-{worker}.log"
 
 
 class _End(NamedTuple):
@@ -140,40 +145,33 @@ class _Asked:
         return candidates[0] if len(candidates) == 1 else None
 
 
-class _Server:
-    """The thread that serves one slot: it gives jobs to one worker after another."""
+class Supervisor:
+    """Gives cells to one worker after another, and ends those that go over a limit or are unfit.
+
+    Args:
+        setting: what `worker.main` is given, but for the device.
+        slot: where the workers run.
+        log: where what they print is added.
+        limits: what a cell may take.
+        on_begin: called with the ids of cells that something begins for.
+    """
 
     def __init__(
         self,
-        jobs: Queue,
-        records: queue.SimpleQueue[Any],
         setting: dict[str, Any],
         slot: Slot,
         log: Path,
         limits: Limits,
         on_begin: Callable[[Sequence[str]], None],
     ):
-        self.jobs, self.records, self.log, self.limits, self.on_begin = jobs, records, log, limits, on_begin
+        self.log, self.limits, self.on_begin = log, limits, on_begin
         self.setting, self.slot = setting | {"device": slot.device}, slot
         self.worker: Worker | None = None
         self.stopped = False
         self.lock = threading.Lock()
-        self.thread = threading.Thread(target=self._serve, daemon=True)
 
-    def _serve(self) -> None:
-        try:
-            while not self.stopped and (batch := self.jobs.take()) is not None:
-                for job, record in self._records(batch):
-                    self.records.put(record)
-                    self.jobs.done(job)
-            self._end()
-            self.records.put(None)
-        except BaseException as error:  # handed to the consumer, which raises it
-            self._end()
-            self.records.put(error)
-
-    def _records(self, batch: list[Job]) -> Iterator[tuple[Job, Record]]:
-        """Yield the record of each job.
+    def records(self, batch: list[Job]) -> Iterator[tuple[Job, Record]]:
+        """Yield the record of each job, unless it is killed.
 
         If it does not go well with a worker, the cell that it was at has a record that says so, and what is left of
         the batch is given to the next one. If it was at several, nobody knows whose fault it is: each is given alone.
@@ -203,7 +201,7 @@ class _Server:
         while asked.left:
             heard = self._hear(worker, asked)
             if isinstance(heard, _End):
-                self._end()
+                self.end()
                 return heard
             if heard is None:
                 continue
@@ -212,7 +210,7 @@ class _Server:
             asked.begins(heard.at)
             self.on_begin(heard.at)
             if heard.unfit:
-                self._end()
+                self.end()
                 return None
         return None
 
@@ -223,7 +221,7 @@ class _Server:
             if message is not None and message.record is not None and message.record.cell_id not in asked.left:
                 raise ValueError("it is about another cell")
         except EOFError:
-            return _End("crashed", how_it_left(self._end(PATIENCE)), worker.last_words())
+            return _End("crashed", how_it_left(self.end(PATIENCE)), worker.last_words())
         except ValueError as error:
             return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
         return self._over(worker, asked) if message is None else message
@@ -250,10 +248,10 @@ class _Server:
                     return worker
             except (EOFError, ValueError):
                 pass
-            self._end()
+            self.end()
         raise UserError(f"{TRIES} workers in a row did not start; {self.log} says why")
 
-    def _end(self, patience: float = 0.0) -> int:
+    def end(self, patience: float = 0.0) -> int:
         """End the worker, if there is one and it does not end by itself in time; return how it left."""
         worker = self.worker
         code = 0 if worker is None else worker.end(patience)
@@ -267,3 +265,23 @@ class _Server:
             self.stopped = True
             if self.worker is not None:
                 self.worker.cut()
+
+
+class _Server:
+    """The thread that has one supervisor work through the queue."""
+
+    def __init__(self, jobs: Queue, records: queue.SimpleQueue[Any], supervisor: Supervisor):
+        self.jobs, self.records, self.supervisor = jobs, records, supervisor
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        try:
+            while not self.supervisor.stopped and (batch := self.jobs.take()) is not None:
+                for job, record in self.supervisor.records(batch):
+                    self.records.put(record)
+                    self.jobs.done(job)
+            self.supervisor.end()
+            self.records.put(None)
+        except BaseException as error:  # handed to the consumer, which raises it
+            self.supervisor.end()
+            self.records.put(error)

@@ -1,0 +1,194 @@
+"""What the harness adds to a cell, and what a second worker brings, on this machine and through Dask.
+
+python benchmarks/sweep.py            # three minutes of an idle core pair; prints the tables of RESULTS.md
+
+How many cells are run at a time is read from the records, so other work on the machine slows all cells and does not
+change it; that they do not hinder each other is read from the CPU-seconds that a cell takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from timing import table
+
+from sparsebench.plugin.registry import Registry
+from sparsebench.sweep import engine
+from sparsebench.sweep import run as runs
+from sparsebench.sweep.engine.cluster import Cluster, connected
+from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.job import Job
+from sparsebench.sweep.keeper import descendants
+from sparsebench.sweep.record import Record
+
+TRIVIAL = "theory:steps=1,test=1,tokens=5"
+BUSY = "theory:steps={steps},test=20,tokens=20,lr=1e-9"
+WARM = 4
+"""Records before workers count as warm, and after which the end is not looked at."""
+
+
+def jobs_of(task: str, number: int) -> list[Job]:
+    """Return the dense cells of a task."""
+    jobs = expand(Request(tasks=(task,), n_train=(4,), seeds=number), Registry())
+    return [job for job in jobs if job.label == "dense"]
+
+
+def overhead(number: int) -> str:
+    """Time trivial cells from record to record."""
+    rows: list[tuple[object, ...]] = [("the cells alone", *bare(number), "", "")]
+    for name, workers in (("inline", 0), ("one warm worker", 1)):
+        with tempfile.TemporaryDirectory() as folder:
+            marks: list[tuple[float, float, float, float]] = []
+
+            def note(record: Record, marks: list[tuple[float, float, float, float]] = marks) -> None:
+                now = time.perf_counter(), record.seconds
+                marks.append((*now, time.process_time(), cpu_seconds_of_workers()))
+
+            request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
+            plan = runs.plan(request, runs.Files(), Registry(), Path(folder), "missing")
+            runs.execute(plan, Registry(), Path(folder), "cpu", workers, note)
+        pairs = list(zip(marks[WARM:-1], marks[WARM + 1 :], strict=True))
+        here = statistics.median(then[2] - before[2] for before, then in pairs)
+        there = (marks[-2][3] - marks[WARM][3]) / (len(pairs) - 1)
+        wall = statistics.median(then[0] - before[0] for before, then in pairs)
+        beyond = statistics.median(then[0] - before[0] - then[1] for before, then in pairs)
+        shown = (f"{1e3 * x:.1f}" for x in (here, there, wall, beyond))
+        rows.append((name, len(pairs), *shown))
+    headers = [
+        "engine",
+        "cells",
+        "CPU-ms a cell here",
+        "in the worker",
+        "wall-ms a cell",
+        "of these outside of the cell",
+    ]
+    return table(headers, rows)
+
+
+def bare(number: int) -> tuple[int, str, str]:
+    """Return how many trivial cells were run, without engine and store, and the median of their CPU-ms."""
+    from sparsebench.sweep.prepare import Context
+    from sparsebench.sweep.run_cell import run_cell
+    from sparsebench.sweep.worker import one_thread
+
+    jobs = expand(Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4), Registry())
+    registry, used = Registry(), list[float]()
+    with tempfile.TemporaryDirectory() as folder, one_thread():
+        for job in jobs:
+            start = time.process_time()
+            run_cell(job, registry, Context(Path(folder), "cpu", {}))
+            used.append(time.process_time() - start)
+    return len(used) - WARM, f"{1e3 * statistics.median(used[WARM:]):.1f}", ""
+
+
+def cpu_seconds_of_workers() -> float:
+    """Return the CPU-seconds of the worker processes that this one has started, so far."""
+    ticks = 0
+    for pid in descendants(os.getpid()):
+        try:
+            if b"sparsebench.sweep.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        except OSError:
+            continue
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def at_a_time(records: Iterator[Record], number: int) -> tuple[float, float]:
+    """Return how many cells are run at a time while workers are warm, and CPU-seconds a cell in the same time."""
+    spans, marks = list[tuple[float, float]](), list[tuple[float, float]]()
+    for record in records:
+        assert record.status == "ok", record.failure
+        start = datetime.fromisoformat(record.started).timestamp()
+        spans.append((start, start + record.seconds))
+        marks.append((time.time(), cpu_seconds_of_workers()))
+    assert len(spans) == number
+    (begin, used), (end, used_then) = marks[WARM], marks[-1 - WARM]
+    inside = [max(0.0, min(stop, end) - max(start, begin)) for start, stop in spans]
+    return sum(inside) / (end - begin), (used_then - used) / (number - 1 - 2 * WARM)
+
+
+def second_worker(number: int, steps: int) -> str:
+    """Compare one worker with two."""
+    rows = []
+    jobs = jobs_of(BUSY.format(steps=steps), number)
+    for name, run in (("local", local), ("Dask on loopback", dask)):
+        found = [at_a_time(run(jobs, workers), number) for workers in (1, 2)]
+        (alone, cpu), (both, cpu_then) = found
+        speed = both / alone * cpu / cpu_then
+        rows.append((name, f"{alone:.2f}", f"{both:.2f}", f"{cpu:.2f}", f"{cpu_then:.2f}", f"{speed:.2f}"))
+    headers = ["engine", "cells at a time, 1 worker", "2 workers", "CPU-s a cell, 1 worker", "2 workers", "speed-up"]
+    return table(headers, rows)
+
+
+def local(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
+    """Yield records of worker processes here."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield from engine.local(jobs, workers, Path(folder), "cpu", {})
+
+
+def dask(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
+    """Yield records of Dask workers here."""
+    with tempfile.TemporaryDirectory() as folder, on_loopback(workers, folder) as cluster:
+        yield from cluster.records(jobs, Path(folder) / "out", {})
+
+
+def on_loopback(workers: int, folder: str) -> partial[Cluster]:
+    """Return a cluster of Dask workers on this machine, to be entered."""
+    from contextlib import contextmanager
+
+    from distributed import LocalCluster
+
+    @contextmanager
+    def started() -> Iterator[Cluster]:
+        with (
+            LocalCluster(
+                n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50,
+                local_directory=folder, host="127.0.0.1",
+            ) as here,
+            connected(here.scheduler_address, None, None, "cpu") as cluster,
+        ):  # fmt: skip
+            cluster.client.wait_for_workers(workers)
+            yield cluster
+
+    return started()  # type: ignore[return-value]
+
+
+def lost_worker(number: int, steps: int) -> str:
+    """Kill one of two Dask workers in the middle of a run."""
+    jobs, begun = jobs_of(BUSY.format(steps=steps), number), Counter[str]()
+    with tempfile.TemporaryDirectory() as folder, on_loopback(2, folder) as cluster:
+        pids, found = list(cluster.client.run(os.getpid).values()), list[Record]()
+        for record in cluster.records(jobs, Path(folder) / "out", {}, on_begin=begun.update):
+            found.append(record)
+            if len(found) == number // 2:
+                os.kill(pids[0], signal.SIGKILL)
+    ok = len({record.cell_id for record in found if record.status == "ok"})
+    again = sum(times > 1 for times in begun.values())
+    return table(["cells", "records", "ok", "begun more than once"], [(number, len(found), ok, again)])
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=6000)
+    asked = parser.parse_args()
+    os.environ.update({"OMP_NUM_THREADS": "1"})
+    print(f"load {os.getloadavg()[0]:.1f}\n")
+    for made in (overhead(200), second_worker(asked.cells, asked.steps), lost_worker(asked.cells, asked.steps)):
+        print(made, end="\n\n")
+    print(f"load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What a run would do, in a table."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sparsebench.sweep.expected import Expected
+    from sparsebench.sweep.job import Job
+
+HERE = ("device", "jobs", "checkpoint", "timeout", "memory_limit", "observe", "engine", "address", "cluster")
+"""Options that say how cells are run, and not which."""
+
+
+def foreseen(**options: Any) -> str:
+    """Return the cells to run by task and strategy, and what is expected of them."""
+    from tabulate import tabulate
+
+    from sparsebench.api import plan_of
+    from sparsebench.plugin.registry import Registry
+
+    asked = {name: value for name, value in options.items() if name not in HERE}
+    plan = plan_of(Registry(), **asked | {"download": False})
+    groups: defaultdict[tuple[str, str], list[Job]] = defaultdict(list)
+    for job in plan.todo:
+        groups[job.cell.task.name, job.label].append(job)
+    rows = [
+        {"task": task, "strategy": label, "cells": len(jobs), **_told(jobs, plan.expected)}
+        for (task, label), jobs in sorted(groups.items())
+    ]
+    total = [{"task": "all", "strategy": "", "cells": len(plan.todo), **_told(plan.todo, plan.expected)}]
+    table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
+    return f"{len(plan.todo)} of {len(plan.jobs)} cells to run\n{table}"
+
+
+def _told(jobs: Sequence[Job], expected: Expected) -> dict[str, str]:
+    """Return the hours of one worker and the memory that cells need, as far as like cells have been run."""
+    each = [expected.seconds(job) for job in jobs]
+    known = [seconds for seconds in each if seconds is not None]
+    sizes = [size for job in jobs if (size := expected.memory(job)) is not None]
+    over = "over " if len(known) < len(each) else ""
+    return {
+        "hours": f"{over}{sum(known) / 3600:.2g}" if known or not each else "unknown",
+        "GiB": f"{max(sizes) / 2**30:.2f}" if sizes else "unknown",
+    }

@@ -1,0 +1,75 @@
+"""sparsebench run: shards, engines, and what a run would do."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sparsebench.cli import main
+from sparsebench.sweep import store
+
+SMALL = ("--task", "theory:steps=40,test=20,tokens=20", "--n-train", "4", "--seeds", "1")
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(main, ["run", *map(str, (*SMALL, *words))])
+
+
+def test_shards_of_one_folder_make_the_whole_board(tmp_path: Path) -> None:
+    results = [run("--engine", "inline", "--out", tmp_path, "--shard", f"{index}/2") for index in range(2)]
+    assert [result.exit_code for result in results] == [0, 0]
+    assert {record.label for record in store.read(tmp_path).values()} == {"dense", "random", "oracle", "anti_oracle"}
+    board = (tmp_path / "leaderboard.md").read_text()
+    assert all(label in board for label in ("dense", "random", "oracle", "anti_oracle"))
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(tmp_path: Path) -> None:
+    result = run("--dry-run", "--out", tmp_path / "out", "--shard", "0/1")
+    assert result.exit_code == 0 and "4 of 4 cells to run" in result.output
+    rows = [line.split() for line in result.output.splitlines()]
+    assert ["theory", "anti_oracle", "1", "unknown", "unknown"] in rows
+    assert ["all", "4", "unknown", "unknown"] in rows
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_reckons_from_what_the_folder_has(tmp_path: Path) -> None:
+    assert run("--engine", "inline", "--out", tmp_path).exit_code == 0
+    files = sorted(tmp_path.rglob("*"))
+    per_cell = sorted(record.seconds for record in store.read(tmp_path).values())
+    result = run("--dry-run", "--rerun", "always", "--out", tmp_path)
+    (total,) = (line.split() for line in result.output.splitlines() if line.startswith("all"))
+    assert total[1] == "4" and float(total[2]) == pytest.approx(2 * sum(per_cell[1:3]) / 3600, rel=0.1)
+    assert sorted(tmp_path.rglob("*")) == files
+    assert "0 of 4 cells to run" in run("--dry-run", "--out", tmp_path).output
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--shard", "2/2"), "--shard; got '2/2'; allowed: I/N"),
+        (("--engine", "dask"), "allowed: one of --address tcp://HOST:PORT and --cluster FILE.yaml"),
+        (("--engine", "dask", "--address", "x", "--cluster", "y"), "one of --address"),
+        (("--address", "tcp://127.0.0.1:9"), "--address needs --engine dask"),
+        (("--cluster", "slurm.yaml"), "--cluster needs --engine dask"),
+        (("--engine", "dask", "--address", "x", "--jobs", 2), "leave --jobs out"),
+        (("--engine", "dask", "--cluster", "x", "--jobs", 0), "got --jobs 0; leave --jobs out"),
+        (("--engine", "inline", "--jobs", 2), "got --jobs 2; leave --jobs out"),
+        (("--engine", "inline", "--timeout", 2), "--timeout needs a worker process"),
+        (("--engine", "dask", "--address", "x", "--device", "cuda:1"), "allowed: cpu or cuda with --engine dask"),
+    ],
+)
+def test_what_does_not_go_together_leaves_with_2_and_one_line(
+    tmp_path: Path, words: tuple[object, ...], says: str
+) -> None:
+    result = run(*words, "--out", tmp_path)
+    assert result.exit_code == 2 and says in result.output and len(result.output.splitlines()) == 1
+
+
+def test_without_the_extra_one_line_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['distributed'] = None; from sparsebench.cli import run_cli; run_cli()"
+    words = ["run", *SMALL, "--engine", "dask", "--address", "tcp://127.0.0.1:9", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "Error: Dask is not installed; pip install 'sparsebench[cluster]'\n"
