@@ -67,9 +67,9 @@ class Cluster:
     ) -> Generator[Record, None, None]:
         """Yield the record of each job as it comes; see `local`.
 
-        A cell whose Dask worker is lost is given to another, and after three has a record that says `crashed`. Where the
-        scheduler's own setting, `allowed-failures`, lets it begin on a fourth, it is ended there at once. At most a few
-        cells for each worker are with the scheduler at a time, whatever there is to do.
+        A cell whose Dask worker is lost is given to another, and after three has a record that says `crashed`. Where
+        the scheduler's own setting, `allowed-failures`, lets it begin on a fourth, it is ended there at once. At most a
+        few cells for each worker are with the scheduler at a time, whatever there is to do.
 
         Raises:
             UserError: a worker is not fit for the run, or the scheduler is lost.
