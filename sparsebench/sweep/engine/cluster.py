@@ -254,6 +254,7 @@ def connected(address: str | None, file: Path | None, workers: int | None, devic
         from distributed import Client
     except ImportError as error:
         raise UserError("Dask is not installed", next_step="pip install 'sparsebench[cluster]'") from error
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # its import has set it to tell each connection
     with ExitStack() as stack:
         where: Any = address if file is None else stack.enter_context(batch_system.started(file, workers))
         try:
