@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -116,7 +118,7 @@ def test_a_cell_with_which_workers_are_lost_is_tried_three_times(
     bad = found.pop("ends_its_machine")
     assert bad.status == "crashed" and bad.failure is not None and "3 workers" in bad.failure.reason
     assert {record.status for record in found.values()} == {"ok"}
-    assert noted.read_text().count("begun") == 3
+    assert 3 <= noted.read_text().count("begun") <= 4, "this scheduler gives it to a fourth, where it is ended"
 
 
 @pytest.mark.slow
@@ -168,6 +170,26 @@ def test_the_command_makes_a_board_on_a_cluster(tmp_path: Path, dask: Any, sampl
     assert result.exit_code == 1, "one of the strategies fails"
     assert "5 of 5 cells to run" in result.output and (tmp_path / "leaderboard.md").exists()
     assert Counter(r.status for r in store.read(tmp_path).values()) == {"ok": 4, "failed": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [(signal.SIGINT, signal.SIGINT), (signal.SIGKILL,)], ids=["interrupts", "kill"])
+def test_what_the_workers_run_ends_with_a_command_that_is_ended(
+    tmp_path: Path, dask: Any, samples: Path, signals: tuple[signal.Signals, ...]
+) -> None:
+    command = [
+        sys.executable, "-m", "sparsebench", "run", "--engine", "dask", "--address", dask.scheduler_address, "--task",
+        THEORY, "--n-train", "4", "--seeds", "1", "--plugin", str(samples / "sleeps.py"), "--out", str(tmp_path),
+    ]  # fmt: skip
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    soon(lambda: any(b"asleep" in log.read_bytes() for log in tmp_path.glob("logs/*")), 120)
+    for number in signals:
+        run.send_signal(number)
+        time.sleep(0.5)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == (130 if len(signals) == 2 else -9)
+    assert len(signals) == 1 or ("the same command goes on" in said and "Traceback" not in said)
+    soon(lambda: not processes_of(tmp_path, b"sparsebench.sweep.worker"))
 
 
 def test_a_worker_of_another_version_is_refused_by_name(

@@ -9,6 +9,8 @@ from typing import Any
 
 from sparsebench.errors import UserError, unknown
 
+TRIES = 3
+"""Workers that may be lost with a cell."""
 SYSTEMS = {
     "slurm": "SLURMCluster", "pbs": "PBSCluster", "sge": "SGECluster", "lsf": "LSFCluster", "oar": "OARCluster",
     "moab": "MoabCluster", "htcondor": "HTCondorCluster", "local": "LocalCluster",
@@ -29,13 +31,15 @@ def started(file: Path, workers: int | None) -> Iterator[Any]:
     """
     name, options = read(file)
     try:
+        import dask
         import dask_jobqueue.local
     except ImportError as error:
         raise UserError("dask-jobqueue is not installed", next_step="pip install 'sparsebench[cluster]'") from error
     scheduler = {"dashboard_address": ":0"} | (options.pop("scheduler_options", None) or {})  # any port that is free
     module = dask_jobqueue.local if name == "local" else dask_jobqueue
     try:
-        cluster = getattr(module, SYSTEMS[name])(scheduler_options=scheduler, **options)
+        with dask.config.set({"distributed.scheduler.allowed-failures": TRIES - 1}):
+            cluster = getattr(module, SYSTEMS[name])(scheduler_options=scheduler, **options)
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise UserError(f"{file}: {' '.join(str(error).split())[:300]}") from error
     with cluster:

@@ -19,6 +19,7 @@ from sparsebench import __version__
 from sparsebench.errors import UserError
 from sparsebench.sweep import environment, store
 from sparsebench.sweep.engine import batch_system, remote
+from sparsebench.sweep.engine.batch_system import TRIES
 from sparsebench.sweep.engine.limits import CHECKPOINT, Limits
 from sparsebench.sweep.engine.queue import Queue, most_together
 from sparsebench.sweep.engine.stop import Stop
@@ -30,8 +31,6 @@ log = logging.getLogger(__name__)
 
 CONNECT = 5.0
 """Seconds in which a scheduler must answer."""
-TRIES = 3
-"""Workers that may be lost with a cell."""
 LEAST, EACH = 16, 2
 """Cells that are with the scheduler at a time: at least, and for each that can run at once."""
 COUNT = 2.0
@@ -68,8 +67,9 @@ class Cluster:
     ) -> Generator[Record, None, None]:
         """Yield the record of each job as it comes; see `local`.
 
-        A cell whose Dask worker is lost is given to another, and after three has a record that says `crashed`. At most
-        a few cells for each worker are with the scheduler at a time, whatever there is to do.
+        A cell whose Dask worker is lost is given to another, and after three has a record that says `crashed`. Where
+        the scheduler's own setting, `allowed-failures`, lets it begin on a fourth, it is ended there at once. At most a
+        few cells for each worker are with the scheduler at a time, whatever there is to do.
 
         Raises:
             UserError: a worker is not fit for the run, or the scheduler is lost.
@@ -254,6 +254,7 @@ def connected(address: str | None, file: Path | None, workers: int | None, devic
         from distributed import Client
     except ImportError as error:
         raise UserError("Dask is not installed", next_step="pip install 'sparsebench[cluster]'") from error
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # its import has set it to tell each connection
     with ExitStack() as stack:
         where: Any = address if file is None else stack.enter_context(batch_system.started(file, workers))
         try:
