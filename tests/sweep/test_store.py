@@ -1,8 +1,10 @@
+import errno
 import json
 import logging
 import os
 import resource
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from sparsebench.errors import UserError
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical
-from sparsebench.sweep.record import SCHEMA, Failure, Metric, Outcomes, Record, TokenStep, pack
+from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, TokenStep, pack
 
 Make = Callable[..., Record]
 
@@ -177,15 +179,6 @@ def test_a_broken_line_is_named_and_the_others_survive(
     assert f"{path.name} line 2 " in message
 
 
-def test_a_record_of_another_schema_is_left_out(
-    tmp_path: Path, make_record: Make, heard: pytest.LogCaptureFixture
-) -> None:
-    path = write(tmp_path, make_record())
-    path.write_bytes(line_of(make_record().model_copy(update={"schema_version": SCHEMA + 1})) + b"\n")
-    assert store.read(tmp_path) == {}
-    assert str(SCHEMA + 1) in heard.messages[0] and "line 1" in heard.messages[0]
-
-
 def test_a_record_whose_cell_has_another_hash_is_left_out(
     tmp_path: Path, make_record: Make, heard: pytest.LogCaptureFixture
 ) -> None:
@@ -247,6 +240,54 @@ def test_a_full_disk_costs_the_record_that_was_written_and_no_other(tmp_path: Pa
     writer.append(make_record(repetition=2))
     writer.close()
     assert set(store.read(tmp_path)) == {make_record(repetition=k).cell_id for k in (0, 2)}
+
+
+def test_a_line_that_could_not_be_taken_back_stays_the_last_of_its_segment(
+    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, real = store.Writer(tmp_path), os.write
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError("no answer from the server")
+
+    writer.append(make_record())
+    with monkeypatch.context() as patched, pytest.raises(UserError, match="recorded before is safe"):
+        patched.setattr(os, "write", lambda file, line: real(file, line[:-1]))
+        patched.setattr(os, "ftruncate", refuse)
+        writer.append(make_record(repetition=1))
+    writer.append(make_record(repetition=2))
+    writer.close()
+    assert set(store.read(tmp_path)) == {make_record(repetition=k).cell_id for k in (0, 2)}
+
+
+def test_a_record_that_did_not_reach_the_disk_is_taken_back(
+    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = store.Writer(tmp_path)
+    writer.append(make_record())
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(UserError, match="No space left"):
+        patched.setattr(os, "fsync", full)  # where network file systems say it
+        writer.append(make_record(repetition=1))
+    assert list(store.read(tmp_path)) == [make_record().cell_id]
+
+
+def test_a_folder_that_cannot_be_synced_is_no_mistake(
+    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def only_files(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    write(tmp_path, make_record())
+    assert list(store.read(tmp_path)) == [make_record().cell_id]
 
 
 def test_a_short_write_is_taken_back(tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,108 @@
+"""sparsebench export, merge, and leaderboard of folders that older versions wrote."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sparsebench.board import compact
+from sparsebench.cli import main
+from sparsebench.sweep import store
+from sparsebench.sweep.record import SCHEMA
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
+
+
+def call(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    shutil.copytree(GOLDEN / "records", tmp_path / "out" / "records")
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["export", "OUT"], ["export", "OUT", "--format", "parquet", "-o", "NEW"], ["merge", "OUT", "-o", "NEW"],
+     ["leaderboard", "OUT"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_works_on_records_imports_no_torch(out: Path, tmp_path: Path, arguments: list[str]) -> None:
+    pytest.importorskip("pyarrow")
+    given = [{"OUT": str(out), "NEW": str(tmp_path / "new")}.get(a, a) for a in arguments]
+    code = f"""
+import sys
+from sparsebench.board import compact
+from sparsebench.cli import main
+compact.UNREAD = 1
+try:
+    main({given!r})
+except SystemExit as leave:
+    assert not leave.code, leave.code
+assert not {{'torch', 'timm', 'torchvision', 'matplotlib'}} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert compact.path_of(out).exists() == (arguments[0] != "merge")
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_file_and_standard_output_get_the_same(out: Path, tmp_path: Path, form: str) -> None:
+    shown = call("export", out, "--format", form)
+    written = call("export", out, "--format", form, "-o", tmp_path / "new")
+    assert shown.exit_code == written.exit_code == 0 and written.stdout == ""
+    assert shown.stdout_bytes == (tmp_path / "new").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["export", "OUT", "-o", "OLD"], "OLD is there and is not written over; give another -o"),
+        (["export", "OUT", "--format", "parquet"], "parquet is not for standard output; give -o FILE"),
+        (["export", "NONE", "-o", "NEW"], "no records in NONE; run `sparsebench run --out` with this folder first"),
+        (["merge", "OUT", "NONE", "-o", "NEW"], "no records in NONE"),
+        (["merge", "OUT", "-o", "OUT"], "OUT is there and is not written over; give another -o"),
+    ],
+)
+def test_mistakes_are_one_line_and_change_nothing(tmp_path: Path, out: Path, arguments: list[str], said: str) -> None:
+    places = {"OUT": out, "NONE": tmp_path / "none", "NEW": tmp_path / "new", "OLD": tmp_path / "old"}
+    (tmp_path / "old").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    result = call(*(places.get(a, a) for a in arguments))
+    for word, path in places.items():
+        said = said.replace(word, str(path))
+    assert (result.exit_code, result.stderr) == (2, f"Error: {said}\n")
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "old").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["leaderboard", "OUT"], ["export", "OUT"], ["merge", "OUT", "-o", "NEW"],
+     ["run", "--out", "OUT", "--task", "theory", "--rerun", "always"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_records_of_a_newer_version_stop_every_command(out: Path, tmp_path: Path, arguments: list[str]) -> None:
+    path = store.segments(out)[0]
+    raw = json.loads(path.read_bytes().splitlines()[0]) | {"schema_version": SCHEMA + 1}
+    path.write_text(json.dumps(raw) + "\n")
+    before = {path: path.read_bytes() for path in store.segments(out)}
+    result = call(*({"OUT": out, "NEW": tmp_path / "new"}.get(a, a) for a in arguments))
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert f"{path} line 1 has schema version {SCHEMA + 1}" in result.stderr and "upgrade sparsebench" in result.stderr
+    assert {path: path.read_bytes() for path in store.segments(out)} == before
+
+
+def test_boards_of_a_cache_and_of_records_are_the_same(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    expected = [call("leaderboard", out, "--format", form).stdout for form in ("md", "json")]
+    monkeypatch.setattr(compact, "UNREAD", 1)
+    for _ in range(2):
+        assert [call("leaderboard", out, "--format", form).stdout for form in ("md", "json")] == expected
+    assert compact.path_of(out).exists() and "dense" in expected[0]
