@@ -47,6 +47,7 @@ class Health:
         self.variables = list(os.environ)  # importing scikit-learn, say, adds some
         self.ordinary = ORDINARY | ({"RuntimeError"} if device == "cpu" else set())
         self.before, self.threads = self._state(), set(threading.enumerate())
+        self.processes = {os.getpid(), *descendants(keeper)}
         self.held = held([os.getpid()])
 
     def trouble(self, record: Record) -> str:
@@ -58,7 +59,7 @@ class Health:
             return f"a cell has changed {', '.join(changed)}"
         if [t for t in threading.enumerate() if t not in self.threads and not isinstance(t, threading._DummyThread)]:
             return "a cell has left threads"
-        if set(descendants(self.keeper)) - {os.getpid()}:
+        if set(descendants(self.keeper)) - self.processes:
             return "a cell has left processes"
         return "a cell has left memory that is not free" if self._grown() else ""
 
