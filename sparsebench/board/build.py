@@ -112,8 +112,7 @@ def other_settings(records: Iterable[Flat]) -> dict[str, int]:
 def _settings(good: Sequence[Flat]) -> dict[tuple[str, str, int], list[Flat]]:
     """Return the records of each task, model and size; tasks with a success criterion have all sizes together."""
     settings = defaultdict(list)
-    # Sums of floating-point numbers depend on their order, and the board must not.
-    for row in sorted(good, key=lambda r: (r["strategy"], r["budget"], r["n_train"], r["repetition"], r["cell_id"])):
+    for row in good:
         settings[_setting(row)].append(row)
     return settings
 
@@ -124,17 +123,16 @@ def _setting(row: Flat) -> tuple[str, str, int]:
 
 def _board(main: Sequence[Flat], trials: Sequence[Flat], spurious: Sequence[Flat]) -> list[Row]:
     """Return one row a strategy and budget: accuracy and cost from `main`, the other columns from their tasks."""
-    entries = sorted({(r["strategy"], r["kind"], r["budget"]) for part in (main, trials, spurious) for r in part})
-    largest = max((r["n_train"] for r in main), default=0)
-    main = [r for r in main if r["n_train"] == largest]
     grouped = [_grouped(part) for part in (main, trials, spurious)]
-    dense = [[r for r in part if r["strategy"] == DENSE] for part in (main, trials, spurious)]
+    largest = max((r["n_train"] for r in main), default=0)
+    grouped[0] = {entry: [r for r in part if r["n_train"] == largest] for entry, part in grouped[0].items()}
+    dense = [[r for entry, own in part.items() if entry[0] == DENSE for r in own] for part in grouped]
     dense_trials = _trials(dense[1])
     rows = []
-    for strategy, kind, budget in entries:
+    for entry in sorted({entry for part in grouped for entry in part}):
         row: Row = dict.fromkeys(COLUMNS)
-        row |= {"strategy": strategy, "kind": kind, "budget": budget}
-        mine = [part.get((strategy, budget), []) for part in grouped]
+        row |= dict(zip(("strategy", "kind", "budget"), entry, strict=True))
+        mine = [part.get(entry, []) for part in grouped]
         row |= _main_columns(mine[0], dense[0])
         row |= _trial_columns(mine[1], dense_trials) | _spurious_columns(mine[2], dense[2])
         row["n_seeds"] = min(_seeds(part) for part in mine if part)
@@ -142,12 +140,17 @@ def _board(main: Sequence[Flat], trials: Sequence[Flat], spurious: Sequence[Flat
     return rows
 
 
-def _grouped(rows: Iterable[Flat]) -> dict[tuple[str, str], list[Flat]]:
-    """Return the rows of each strategy and budget."""
+def _grouped(rows: Iterable[Flat]) -> dict[tuple[str, str, str], list[Flat]]:
+    """Return the rows of each strategy, kind and budget.
+
+    They are in one order: sums of floating-point numbers depend on it, and the board must not.
+    """
     grouped = defaultdict(list)
     for row in rows:
-        grouped[row["strategy"], row["budget"]].append(row)
-    return grouped
+        grouped[row["strategy"], row["kind"], row["budget"]].append(row)
+    for own in grouped.values():
+        own.sort(key=lambda r: (r["n_train"], r["repetition"], r["cell_id"]))
+    return dict(sorted(grouped.items()))
 
 
 def _seeds(rows: Sequence[Flat]) -> int:
