@@ -64,7 +64,7 @@ def flatten(record: Record) -> dict[str, Any]:
 
 def _has(row: Flat, metric: str) -> bool:
     value = row.get(metric)
-    return value is not None and not (isinstance(value, float) and math.isnan(value))
+    return value is not None and value == value  # NaN is not
 
 
 def build(records: Iterable[Flat], by: str | None = None) -> list[Row]:
@@ -120,33 +120,37 @@ def _weight(key: tuple[str, str, int], rows: Sequence[Flat]) -> tuple[int, int, 
 
 def other_settings(records: Iterable[Flat]) -> dict[str, int]:
     """Return for each task how many settings (data, model, size) a board over all tasks leaves out."""
-    tasks = [key[0] for key in _settings([r for r in records if r["status"] == "ok"]) if key[0] != PRETRAINING]
+    settings = {_setting(r) for r in records if r["status"] == "ok"}
+    tasks = [key[0] for key in settings if key[0] != PRETRAINING]
     return {task: tasks.count(task) - 1 for task in sorted(set(tasks)) if tasks.count(task) > 1}
 
 
 def _settings(good: Sequence[Flat]) -> dict[tuple[str, str, int], list[Flat]]:
     """Return the records of each task, model and size; tasks with a success criterion have all sizes together."""
     settings = defaultdict(list)
-    # Sums of floating-point numbers depend on their order, and the board must not.
-    for row in sorted(good, key=lambda r: (r["strategy"], r["budget"], r["n_train"], r["repetition"], r["cell_id"])):
-        settings[(row["task"], row["setting"], 0 if _has(row, "success") else row["n_train"])].append(row)
+    for row in good:
+        settings[_setting(row)].append(row)
     return settings
+
+
+def _setting(row: Flat) -> tuple[str, str, int]:
+    return row["task"], row["setting"], 0 if _has(row, "success") else row["n_train"]
 
 
 def _board(main: Sequence[Flat], trials: Sequence[Flat], spurious: Sequence[Flat]) -> list[Row]:
     """Return one row a strategy and budget: accuracy and cost from `main`, the other columns from their tasks."""
-    entries = sorted({(r["strategy"], r["kind"], r["budget"]) for part in (main, trials, spurious) for r in part})
-    largest = max((r["n_train"] for r in main), default=0)
-    main = [r for r in main if r["n_train"] == largest]
     grouped = [_grouped(part) for part in (main, trials, spurious)]
-    dense = [[r for r in part if r["strategy"] == DENSE] for part in (main, trials, spurious)]
+    largest = max((r["n_train"] for r in main), default=0)
+    grouped[0] = {entry: [r for r in part if r["n_train"] == largest] for entry, part in grouped[0].items()}
+    dense = [[r for entry, own in part.items() if entry[0] == DENSE for r in own] for part in grouped]
+    dense_trials = _trials(dense[1])
     rows = []
-    for strategy, kind, budget in entries:
+    for entry in sorted({entry for part in grouped for entry in part}):
         row: Row = dict.fromkeys(COLUMNS)
-        row |= {"strategy": strategy, "kind": kind, "budget": budget}
-        mine = [part.get((strategy, budget), []) for part in grouped]
+        row |= dict(zip(("strategy", "kind", "budget"), entry, strict=True))
+        mine = [part.get(entry, []) for part in grouped]
         row |= _main_columns(mine[0], dense[0])
-        row |= _trial_columns(mine[1], dense[1]) | _spurious_columns(mine[2], dense[2])
+        row |= _trial_columns(mine[1], dense_trials) | _spurious_columns(mine[2], dense[2])
         row["n_seeds"] = min(_seeds(part) for part in mine if part)
         row[CHECKS] = _common({r.get(CHECKS, UNCHECKED) for part in mine for r in part})
         rows.append(row)
@@ -158,12 +162,17 @@ def _common(badges: set[str]) -> str:
     return badges.pop() if len(badges) == 1 else SEVERAL
 
 
-def _grouped(rows: Iterable[Flat]) -> dict[tuple[str, str], list[Flat]]:
-    """Return the rows of each strategy and budget."""
+def _grouped(rows: Iterable[Flat]) -> dict[tuple[str, str, str], list[Flat]]:
+    """Return the rows of each strategy, kind and budget.
+
+    They are in one order: sums of floating-point numbers depend on it, and the board must not.
+    """
     grouped = defaultdict(list)
     for row in rows:
-        grouped[row["strategy"], row["budget"]].append(row)
-    return grouped
+        grouped[row["strategy"], row["kind"], row["budget"]].append(row)
+    for own in grouped.values():
+        own.sort(key=lambda r: (r["n_train"], r["repetition"], r["cell_id"]))
+    return dict(sorted(grouped.items()))
 
 
 def _seeds(rows: Sequence[Flat]) -> int:
@@ -200,18 +209,17 @@ def _main_columns(mine: Sequence[Flat], dense: Sequence[Flat]) -> Row:
 def _trials(rows: Iterable[Flat]) -> dict[int, dict[int, float]]:
     trials: dict[int, dict[int, float]] = defaultdict(dict)
     for r in rows:
-        if _has(r, "success"):
-            trials[r["repetition"]][r["n_train"]] = r["success"]
+        if (success := r.get("success")) is not None and success == success:  # not NaN
+            trials[r["repetition"]][r["n_train"]] = success
     return trials
 
 
-def _trial_columns(mine: Sequence[Flat], dense: Sequence[Flat]) -> Row:
+def _trial_columns(mine: Sequence[Flat], dense: Mapping[int, Mapping[int, float]]) -> Row:
     if not (trials := _trials(mine)):
         return {}
     value, low, high = sample_complexity(trials)
-    known = _trials(dense)
-    shared = set(trials) & set(known)
-    own, other = (n50({seed: t[seed] for seed in shared}) for t in (trials, known))
+    shared = set(trials) & set(dense)
+    own, other = (n50({seed: t[seed] for seed in shared}) for t in (trials, dense))
     ratio = own / other if math.isfinite(other) else None
     named = {"": value, "_low": low, "_high": high, "_ratio": ratio}
     return {f"sample_complexity{end}": _reached(number) for end, number in named.items()}

@@ -242,10 +242,11 @@ def _selected(rows: pa.Table, metrics: Collection[str] | None) -> pa.Table:
 def rows(table: pa.Table) -> Iterator[Row]:
     """Yield the rows of a table; equal texts share one object."""
     shared: dict[str, str] = {}
+    names = table.column_names
     for batch in table.to_batches(max_chunksize=BATCH):
         columns = [_values(column, shared) for column in batch.columns]
         for values in zip(*columns, strict=True):
-            yield dict(zip(table.column_names, values, strict=True))
+            yield dict(zip(names, values, strict=True))
 
 
 def _values(column: pa.Array, shared: dict[str, str]) -> Iterable[Any]:
