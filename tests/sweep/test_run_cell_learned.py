@@ -51,7 +51,7 @@ def test_what_is_learned_is_trained_and_kept_with_the_networks_weights(jobs: lis
     assert record.metrics["selection_auroc"].value is not None
 
 
-class Killed(BaseException):
+class Killed(KeyboardInterrupt):
     """As good as a signal: nobody handles it."""
 
 
