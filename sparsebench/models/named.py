@@ -15,8 +15,8 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor
 
 from sparsebench.errors import UserError, unknown
+from sparsebench.models.anatomy import refuse
 from sparsebench.models.base import HEADS
-from sparsebench.models.deep import refuse
 
 GIVE_A_FILE = "or give --weights FILE.safetensors"
 

@@ -14,7 +14,8 @@ from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import BlockCost, PositionalCost, ShallowCost, Step, TwoLayerCost, VitCost, scoring_of
 from sparsebench.models.acting import Actor
-from sparsebench.models.deep import DeepViT, vit_cost
+from sparsebench.models.anatomy import vit_cost
+from sparsebench.models.deep import DeepViT
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.plans import Keep
 from sparsebench.strategy import Habits

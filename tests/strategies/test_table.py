@@ -12,7 +12,8 @@ from sparsebench.budget import FULL, Budget, counted, schedule_of, solve, stages
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import VitCost
 from sparsebench.models.acting import Actor
-from sparsebench.models.deep import DeepViT, vit_cost
+from sparsebench.models.anatomy import vit_cost
+from sparsebench.models.deep import DeepViT
 from sparsebench.strategy import Strategy
 from sparsebench.training.evaluate import patches_in
 

@@ -9,7 +9,7 @@ from merging import cosine, mean, mean_keys, merged, view
 from sparsebench_plugins.tome import ToMe
 
 from sparsebench.budget import Budget, solve, stages
-from sparsebench.models.deep import vit_cost
+from sparsebench.models.anatomy import vit_cost
 from sparsebench.tokens import sizes_after
 
 
