@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from sparsebench.sweep.engine.cluster import Cluster
 
 Rerun = Literal["missing", "failed", "always"]
+HISTORY = 10_000
+"""Records that are looked at to tell how long cells will take: a large store is not read twice for that."""
 RERUN: tuple[Rerun, ...] = ("missing", "failed", "always")
 MOST_WORKERS = 16
 CUT_SHORT = ("crashed", "timeout", "oom")
@@ -135,7 +138,8 @@ def plan(
     needed = {first for first in starts if not store.has_weights(out, first, known)}
     mine = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in again | needed]
-    expected = Expected(found.item for found in store.scan_all(out, Past)) if todo else Expected()
+    history = islice(store.scan_all(out, Past), HISTORY if todo else 0)
+    expected = Expected(found.item for found in history)
     jobs = [job for job in whole if job.cell.id in mine]
     places = files.places(todo, locations)
     return Plan(jobs, expected.longest_first(todo), places, whole, known, expected, anew=rerun == "always")
