@@ -41,7 +41,7 @@ def test_a_process_that_is_as_it_was_takes_another_cell(ok: Record) -> None:
 
 CHANGES: dict[str, Callable[[], Any]] = {
     "default dtype": lambda: set_to(torch.float64, torch.get_default_dtype, torch.set_default_dtype),
-    "number of threads": lambda: set_to(2, torch.get_num_threads, torch.set_num_threads),
+    "number of threads": lambda: set_to(torch.get_num_threads() + 1, torch.get_num_threads, torch.set_num_threads),
     "gradient mode": lambda: set_to(False, torch.is_grad_enabled, torch.set_grad_enabled),
     "precision": lambda: set_to("medium", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "working directory": lambda: set_to("/", os.getcwd, os.chdir),
