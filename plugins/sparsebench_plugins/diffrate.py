@@ -17,9 +17,8 @@ class DiffRate(Strategy):
     token is the plain mean of its members; a merged token's size is multiplied by its cosine (at least 0) before it is
     added. Attention after it weighs tokens by their sizes. In every block.
 
-    The published method searches how many are dropped and merged in each block, by gradients through the number that
-    is kept. That is left out: the budget gives the numbers, and one share for all blocks divides them; one half is
-    this project's.
+    The published method searches how many are dropped and merged in each block, which `diffrate_search` does. Here the
+    budget gives the numbers, and one share for all blocks divides them; one half is this project's.
     """
 
     name: ClassVar[str] = "diffrate"

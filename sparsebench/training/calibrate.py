@@ -52,19 +52,22 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> Calibration:
         return _mean_macs(network, actor, samples, rows) / dense
 
     shape = actor.budget.model_dump(exclude={"macs", "keep_rate", "per_block"})
-    low, high, first, best = 0.0, 1.0, np.nan, (np.inf, target)
+    low, high, first, best = 0.0, 1.0, np.nan, (np.inf, target, np.nan)
     for attempt in range(TRIES):
         macs = target if attempt == 0 else (low + high) / 2
         ratio = spent(macs)
-        if actor.acts and abs(ratio - target) < best[0]:
-            best = abs(ratio - target), macs
-        if (actor.acts and abs(ratio - target) <= NEAR * target) or ratio == first:
+        off = abs(ratio - target) if actor.acts else np.inf
+        if attempt == 0 or off < best[0]:
+            best = off, macs, ratio
+        if off <= NEAR * target or ratio == first:
             break  # it is near, or does not follow the counts
         first = ratio if attempt == 0 else first
         # Where it does not act it is the dense network, and what it spends is too much.
         low, high = (macs, high) if actor.acts and ratio < target else (low, macs)
-    ratio = spent(best[1])
-    return Calibration(Budget(macs=best[1], **shape), ratio, len(rows))
+    _, macs, ratio = best
+    taken = Budget(macs=macs, **shape)
+    actor.spend(taken)
+    return Calibration(taken, ratio, len(rows))
 
 
 @torch.no_grad()
