@@ -118,8 +118,8 @@ def execute(
     from sparsebench.board.publish import publish
     from sparsebench.observe.attach import attach
     from sparsebench.plugin.registry import Registry
+    from sparsebench.sweep import described, store
     from sparsebench.sweep import run as runs
-    from sparsebench.sweep import store
     from sparsebench.sweep.engine import Limits
     from sparsebench.sweep.engine.choice import Choice
 
@@ -133,6 +133,7 @@ def execute(
     )  # fmt: skip
     limits = Limits.given(timeout, memory_limit, choice.in_processes)
     store.check_writable(folder)
+    described.keep_suite(folder, plan.suite, plan.whole)
     attach(_several(observe), registry, folder)
     with choice.connected(device) if plan.todo else nullcontext() as there:
         workers = (

@@ -10,7 +10,8 @@ def env() -> None:
     """Show the machine and the libraries that records are made with."""
     from tabulate import tabulate
 
-    from sparsebench.sweep.environment import describe, digest, gpus
+    from sparsebench.sweep.cell import digest
+    from sparsebench.sweep.environment import describe, gpus
 
     found = describe()
     rows = [*found.items(), ("CUDA devices", ", ".join(gpus()) or "none"), ("hash", digest(found))]

@@ -13,15 +13,15 @@ def group_accuracies(correct: np.ndarray, groups: np.ndarray, number: int) -> np
         return hits / counts
 
 
-def summary(correct: np.ndarray, groups: np.ndarray, train_groups: np.ndarray, number: int) -> dict[str, float]:
+def summary(correct: np.ndarray, groups: np.ndarray, train_sizes: np.ndarray) -> dict[str, float]:
     """Return both averages, the worst group and the gap.
 
-    `average_test` weights groups as the test set has them, `average_train` as the training set does. The gap is
-    `average_test` minus the worst group's accuracy.
+    `average_test` weights groups as the test set has them, `average_train` as the training set does, of which
+    `train_sizes` says how many samples each group has. The gap is `average_test` minus the worst group's accuracy.
     """
-    accuracies = group_accuracies(correct, groups, number)
+    accuracies = group_accuracies(correct, groups, len(train_sizes))
     there = ~np.isnan(accuracies)
-    weights = np.bincount(train_groups, minlength=number)[there]
+    weights = train_sizes[there]
     average, worst = float(np.mean(correct)), float(accuracies[there].min())
     return {
         "average_test": average,

@@ -53,7 +53,7 @@ class Cell(BaseModel):
     @cached_property
     def id(self) -> str:
         """Sixteen hexadecimal digits of the SHA-256 of the canonical JSON."""
-        return hashlib.sha256(canonical(self.model_dump(mode="json")).encode()).hexdigest()[:16]
+        return digest(self.model_dump(mode="json"))
 
     def __copy__(self) -> Cell:
         copy = super().__copy__()
@@ -64,3 +64,8 @@ class Cell(BaseModel):
 def canonical(value: object) -> str:
     """Return JSON with sorted keys, no spaces, and no NaN or infinity."""
     return _ENCODER.encode(value)
+
+
+def digest(value: object) -> str:
+    """Return sixteen hexadecimal digits of the SHA-256 of a value's canonical JSON."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]

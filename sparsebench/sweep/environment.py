@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import sys
@@ -10,9 +9,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-from sparsebench.sweep import store
-from sparsebench.sweep.cell import canonical
-
+FOLDER = "environments"
 PACKAGES = ("sparsebench", "torch", "timm", "torchvision", "numpy", "scipy", "scikit-learn", "pillow", "pluggy",
             "pydantic", "numba", "llvmlite")  # fmt: skip
 
@@ -49,15 +46,3 @@ def gpus() -> list[str]:
     import torch
 
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-
-
-def digest(description: dict[str, str]) -> str:
-    """Return the hash by which records name a description."""
-    return hashlib.sha256(canonical(description).encode()).hexdigest()[:16]
-
-
-def keep(out: Path, description: dict[str, str]) -> None:
-    """Write a description to a run's folder, unless it is there."""
-    path = out / "environments" / f"{digest(description)}.json"
-    if not path.exists():
-        store.write_whole(path, canonical(description).encode())

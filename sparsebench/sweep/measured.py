@@ -6,15 +6,15 @@ from typing import cast
 
 import numpy as np
 import torch
-from scipy.stats import binomtest
 
 from sparsebench.errors import DivergedError
 from sparsebench.measure import groups, selection
+from sparsebench.measure.scores import Items, Score, scores, share
 from sparsebench.measure.spuriosity import token_spuriosity
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Network, Watchable
 from sparsebench.sweep.prepare import Prepared
-from sparsebench.sweep.record import Metric, Outcomes, TokenStep, pack
+from sparsebench.sweep.record import Metric, Outcomes, TokenStep, pack, pack_reals
 from sparsebench.tasks.base import Data, Mask, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
 from sparsebench.training.calibrate import calibrate
@@ -24,8 +24,6 @@ from sparsebench.training.steps import Samples
 from sparsebench.training.watch import Watch
 
 SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
-TOP_5_FROM = 10
-"""With fewer classes it says little that the label is among the five that the network finds likeliest."""
 
 
 class Result:
@@ -43,14 +41,10 @@ class Result:
         value = None if value is None or np.isnan(value) else float(value)
         self.metrics[name] = Metric(value=value, unit=unit, n=n)
 
-    def add_share(self, name: str, outcomes: np.ndarray) -> None:
-        """Add the share of true outcomes, with its Wilson interval over the items."""
-        n, hits = len(outcomes), int(outcomes.sum())
-        if n == 0:
-            self.add(name, None, "fraction", 0)
-            return
-        low, high = binomtest(hits, n).proportion_ci(method="wilson")
-        self.metrics[name] = Metric(value=hits / n, unit="fraction", n=n, low=low, high=high, method="Wilson 95 %")
+    def add_score(self, score: Score) -> None:
+        """Add what is known from outcomes."""
+        name, *own = score
+        self.metrics[name] = Metric(**dict(zip(Score._fields[1:], own, strict=True)))
 
 
 def measure(result: Result, cell: Prepared, trained: dict[str, float]) -> None:
@@ -123,7 +117,7 @@ def _add_validation(result: Result, cell: Prepared) -> None:
     if split is None or cell.validation is None:
         return
     correct = evaluate(cell.network, cell.in_test, cell.validation, cell.recipe).predicted == split.labels
-    result.add_share("validation_accuracy", correct)
+    result.add_score(share("validation_accuracy", correct))
     if len(cell.data.group_names) > 1:
         worst = np.nanmin(groups.group_accuracies(correct, split.groups, len(cell.data.group_names)))
         result.add("validation_worst_group_accuracy", float(worst), "fraction", len(correct))
@@ -131,26 +125,18 @@ def _add_validation(result: Result, cell: Prepared) -> None:
 
 def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation) -> None:
     """Add accuracy, loss, success and group metrics, and each item's outcome."""
-    test = data.test
-    n, correct = len(test.labels), evaluation.predicted == test.labels
-    accuracy = float(correct.mean())
-    result.add_share("accuracy", correct)
-    if len(data.classes) >= TOP_5_FROM:
-        result.add_share("accuracy_top5", evaluation.rank < 5)
-    result.add("test_loss", evaluation.loss, "loss", n)
-    success = task.success(evaluation.loss, accuracy)
+    test, groups_ = data.test, data.group_names
+    items = Items(evaluation.predicted, test.labels, test.groups, evaluation.rank, evaluation.losses)
+    sizes = np.bincount(data.train.groups, minlength=len(groups_))
+    for score in scores(items, len(data.classes), groups_, sizes.tolist()):
+        result.add_score(score)
+    success = task.success(items.loss, items.accuracy)
     if success is not None:
         result.add("success", float(success), "0 or 1", 1)
-    if len(data.group_names) > 1:
-        sizes = np.bincount(data.train.groups, minlength=len(data.group_names))
-        for number, name in enumerate(data.group_names):
-            result.add_share(f"accuracy: {name}", correct[test.groups == number])
-            result.add(f"train_samples: {name}", sizes[number], "samples", len(data.train.groups))
-        for name, value in groups.summary(correct, test.groups, data.train.groups, len(data.group_names)).items():
-            result.add(name, value, "fraction", n)
     result.outcomes = Outcomes(
-        n=n, predicted=pack(evaluation.predicted), label=pack(test.labels), group=pack(test.groups)
-    )
+        n=len(test.labels), predicted=pack(items.predicted), label=pack(items.labels), group=pack(items.groups),
+        rank=pack(items.ranks), loss=pack_reals(items.losses),
+    )  # fmt: skip
 
 
 def _add_selection(result: Result, evaluation: Evaluation, samples: Samples, mask: Mask, depth: int) -> None:

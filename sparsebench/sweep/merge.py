@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparsebench.errors import UserError
-from sparsebench.sweep import store
+from sparsebench.sweep import described, environment, store
 from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.record import Record
 
 log = logging.getLogger(__name__)
 
-BESIDE = ("environments", "checks")
+BESIDE = (environment.FOLDER, "checks", described.STRATEGIES, described.SUITES)
 """Folders whose .json files belong to records and are named after what they say."""
 
 

@@ -14,7 +14,15 @@ from sparsebench.plugin.origin import Origin
 from sparsebench.sweep.cell import Cell, Part
 
 Raw = dict[str, Any]
-UPGRADES: tuple[Callable[[Raw], Raw], ...] = ()
+
+
+def _with_ranks(raw: Raw) -> Raw:
+    """Schema 1 did not say what rank the own class had, nor the loss."""
+    outcomes = raw.get("outcomes")
+    return raw | {"outcomes": outcomes | {"rank": "", "loss": ""}} if isinstance(outcomes, dict) else raw
+
+
+UPGRADES: tuple[Callable[[Raw], Raw], ...] = (_with_ranks,)
 """The function at i makes a raw record of schema i + 1 one of schema i + 2; a field more or less is a schema more."""
 SCHEMA = 1 + len(UPGRADES)
 Status = Literal["ok", "failed", "oom", "timeout", "crashed", "unsupported", "skipped"]
@@ -62,12 +70,18 @@ class Failure(_Model):
 
 
 class Outcomes(_Model):
-    """What came out for each test item, packed: class numbers as zlib-compressed 16-bit integers in base 64."""
+    """What came out for each of n test items, packed; see `measure.scores.Items`.
+
+    Numbers are zlib-compressed 16-bit integers in base 64, losses 32-bit floating-point numbers. `rank` and `loss` are
+    "" in what schema 1 had.
+    """
 
     n: int
     predicted: str
     label: str
     group: str
+    rank: str
+    loss: str
 
 
 class Head(_Model):
@@ -160,15 +174,36 @@ def pack(numbers: np.ndarray) -> str:
     """Return (n,) numbers from 0 to 65535 as a short text; ValueError for any other."""
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < 2**16):
         raise ValueError("outcomes must lie in 0..65535")
-    return base64.b64encode(zlib.compress(numbers.astype("<u2").tobytes(), 9)).decode()
+    return _packed(numbers.astype("<u2"))
+
+
+def pack_reals(numbers: np.ndarray) -> str:
+    """Return (n,) numbers in single precision as a short text; ValueError for any that is not finite."""
+    if not np.isfinite(numbers).all():
+        raise ValueError("losses must be finite")
+    return _packed(numbers.astype("<f4"))
+
+
+def _packed(numbers: np.ndarray) -> str:
+    return base64.b64encode(zlib.compress(numbers.tobytes(), 9)).decode()
 
 
 def unpack(text: str, n: int) -> np.ndarray:
     """Return the (n,) numbers of a packed text; ValueError if there are more or fewer."""
+    return _unpacked(text, n, "<u2").astype(np.int64)
+
+
+def unpack_reals(text: str, n: int) -> np.ndarray:
+    """Return the (n,) numbers in single precision of a packed text; ValueError if there are more or fewer."""
+    return _unpacked(text, n, "<f4")
+
+
+def _unpacked(text: str, n: int, kind: str) -> np.ndarray:
+    size = np.dtype(kind).itemsize * n
     try:
-        bounded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 2 * n + 2)
+        bounded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)
     except zlib.error as error:
         raise ValueError(f"packed outcomes are corrupt ({error})") from error
-    if len(bounded) != 2 * n:
+    if len(bounded) != size:
         raise ValueError(f"packed outcomes do not hold {n} numbers")
-    return np.frombuffer(bounded, "<u2").astype(np.int64)
+    return np.frombuffer(bounded, kind)

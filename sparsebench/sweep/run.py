@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from sparsebench.errors import UserError
 from sparsebench.models import weights
 from sparsebench.plugin.registry import Registry
-from sparsebench.sweep import engine, environment, store
+from sparsebench.sweep import described, engine, environment, store
 from sparsebench.sweep.beat import Beat
 from sparsebench.sweep.expand import ImageUse, Request, expand, image_uses
 from sparsebench.sweep.expected import Expected
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Head, Past, Record
 from sparsebench.sweep.shard import Shard
+from sparsebench.sweep.suite import Suite, load
 from sparsebench.tasks import folder, sources
 from sparsebench.tasks.sources import cache
 from sparsebench.tasks.sources.known import OFFICIAL
@@ -109,6 +110,7 @@ class Plan:
         whole: every cell of the request.
         known: what the store has of every cell.
         expected: what the cells are expected to take.
+        suite: the request's.
         anew: whether trainings that were cut short start again from their beginning.
     """
 
@@ -118,6 +120,7 @@ class Plan:
     whole: list[Job]
     known: Mapping[str, Head]
     expected: Expected
+    suite: Suite
     anew: bool = False
 
 
@@ -142,7 +145,8 @@ def plan(
     expected = Expected(found.item for found in history)
     jobs = [job for job in whole if job.cell.id in mine]
     places = files.places(todo, locations)
-    return Plan(jobs, expected.longest_first(todo), places, whole, known, expected, anew=rerun == "always")
+    ordered, suite = expected.longest_first(todo), load(request.suite)
+    return Plan(jobs, ordered, places, whole, known, expected, suite, anew=rerun == "always")
 
 
 def jobs_of(request: Request, files: Files, registry: Registry) -> tuple[list[Job], dict[str, Path]]:
@@ -194,11 +198,12 @@ def execute(
     """
     if not checkpoint >= 0:
         raise UserError("--checkpoint", got=checkpoint, allowed="seconds, or 0 for never")
+    described.keep_strategies(out, registry, plan.jobs)
     _clear_checkpoints(plan, out)
     if not plan.todo:
         return
     writer = store.Writer(out)
-    environment.keep(out, environment.describe())
+    store.keep(out / environment.FOLDER, environment.describe())
     stop = engine.Stop(on_stop)
     beat = Beat(out, plan.todo, workers)
     if cluster is not None:

@@ -18,6 +18,7 @@ from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import environment, store
+from sparsebench.sweep.cell import digest
 from sparsebench.sweep.checkpoint import Checkpoint
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.measured import Result, add_watched, measure
@@ -208,7 +209,7 @@ class _Run:
             cell=job.cell, cell_id=job.cell.id, status=self.status, metrics=result.metrics,
             trajectory=result.trajectory, samples=result.samples, outcomes=result.outcomes, notes=result.notes,
             origin=job.origin, kind=job.kind, label=job.label,
-            environment=environment.digest(environment.describe()), device=_device_name(self.context.device),
+            environment=digest(environment.describe()), device=_device_name(self.context.device),
             started=self.started, seconds=round(seconds, 3),
         )  # fmt: skip
 

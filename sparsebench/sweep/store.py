@@ -1,7 +1,7 @@
 """The store: append-only JSON lines, one new segment a writer, read as the union of all segments.
 
 OUT/records/<utc>-<host>-<pid>-<random>.jsonl      one record a line, one fsynced write a record
-OUT/environments/<hash>.json                        machine and libraries, once each
+OUT/environments/<hash>.json                        machine and libraries, once each; see `described` for what else
 OUT/weights/<cell id>.safetensors                   weights that other cells start from
 OUT/checkpoints/<cell id>.safetensors               a training under way, until its record is there
 OUT/underway/<host>-<pid>.json                      how far a run is, until it is over
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import BinaryIO, Generic, NamedTuple, TypeVar
 
 from sparsebench.errors import UserError
-from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.cell import canonical, digest
 from sparsebench.sweep.record import SCHEMA, Head, NewerSchemaError, Record, upgraded
 
 log = logging.getLogger(__name__)
@@ -338,3 +338,10 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is there either whole or not at all; see `whole_file`."""
     with whole_file(path) as file:
         file.write(content)
+
+
+def keep(folder: Path, value: object) -> None:
+    """Write a value to the file of a folder that is named after it, unless it is there."""
+    path = folder / f"{digest(value)}.json"
+    if not path.exists():
+        write_whole(path, canonical(value).encode())

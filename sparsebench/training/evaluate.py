@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsebench.measure.cost import Step, mean_step
+from sparsebench.measure.scores import mean_loss
 from sparsebench.models.acting import Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
@@ -47,7 +48,7 @@ class Evaluation:
 
     Attributes:
         predicted: (n,) class numbers.
-        loss: mean loss.
+        losses: (n,) of each sample, in single precision.
         kept: (n, N) which input patches were still there at the end.
         scores: (n, N) of the strategy's first decision; constant where it made none; `kept` where it gave no scores.
         choices: what was chosen in each block in which the strategy acted.
@@ -58,7 +59,7 @@ class Evaluation:
     """
 
     predicted: np.ndarray
-    loss: float
+    losses: np.ndarray
     kept: np.ndarray
     scores: np.ndarray
     choices: list[Choice]
@@ -66,6 +67,11 @@ class Evaluation:
     macs: np.ndarray
     rank: np.ndarray
     batch: int
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return mean_loss(self.losses)
 
 
 def first_batch(network: Network, samples: Samples) -> int:
@@ -108,7 +114,7 @@ def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: R
     for rows in samples.items.split(batch):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
         predicted.append(predictions(recipe, outputs))
-        loss.append(losses(recipe, outputs, samples.labels[rows]).double())
+        loss.append(losses(recipe, outputs, samples.labels[rows]).float())
         rank.append(ranks(recipe, outputs, samples.labels[rows]))
         if acting is None:
             kept.append(torch.ones(len(rows), N, dtype=torch.bool, device=rows.device))
@@ -121,7 +127,7 @@ def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: R
         chosen.append(list(_chosen(acting, N)))
     return Evaluation(
         torch.cat(predicted).cpu().numpy(),
-        float(torch.cat(loss).mean()),
+        torch.cat(loss).cpu().numpy(),
         torch.cat(kept).cpu().numpy(),
         torch.cat(scores).cpu().numpy(),
         [_joined(parts) for parts in zip(*chosen, strict=True) if any(part.made for part in parts)],

@@ -8,7 +8,20 @@ from pydantic import ValidationError
 
 from sparsebench.budget import Budget
 from sparsebench.sweep.cell import Cell, Part
-from sparsebench.sweep.record import SCHEMA, Failure, Metric, Origin, Outcomes, Record, TokenStep, pack, unpack
+from sparsebench.sweep.record import (
+    SCHEMA,
+    Failure,
+    Metric,
+    Origin,
+    Outcomes,
+    Record,
+    TokenStep,
+    pack,
+    pack_reals,
+    unpack,
+    unpack_reals,
+    upgraded,
+)
 
 CELL = Cell(
     task=Part(name="theory"), model=Part(name="shallow"), strategy=Part(name="random"), budget=Budget(macs=0.5),
@@ -25,7 +38,12 @@ def record(**changes):
         "trajectory": (TokenStep(tokens_in=50, tokens_out=25, early=True, scoring=""),),
         "samples": {"seconds": (0.1, 0.2)},
         "outcomes": Outcomes(
-            n=3, predicted=pack(np.array([0, 1, 1])), label=pack(np.zeros(3)), group=pack(np.zeros(3))
+            n=3,
+            predicted=pack(np.array([0, 1, 1])),
+            label=pack(np.zeros(3)),
+            group=pack(np.zeros(3)),
+            rank=pack(np.array([0, 1, 3])),
+            loss=pack_reals(np.array([0.5, 0.1, 2.0])),
         ),
         "notes": {"attention": "class"},
         "origin": Origin(plugin="random", distribution="sparsebench", version="0.1.0", sha256="ab"),
@@ -76,6 +94,29 @@ def test_a_record_cannot_be_changed():
 def test_what_is_packed_comes_out_again(numbers):
     found = unpack(pack(np.array(numbers, dtype=np.int64)), len(numbers))
     assert found.tolist() == numbers and found.dtype == np.int64
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=200))
+def test_losses_come_out_again_to_the_bit(numbers):
+    found = unpack_reals(pack_reals(np.array(numbers, dtype=np.float32)), len(numbers))
+    assert found.tolist() == numbers
+
+
+def test_a_loss_that_is_no_number_is_a_value_error():
+    with pytest.raises(ValueError, match="finite"):
+        pack_reals(np.array([0.1, np.nan]))
+    with pytest.raises(ValueError, match="do not hold 3 numbers"):
+        unpack_reals(pack_reals(np.arange(4.0)), 3)
+
+
+def test_a_record_of_schema_1_has_neither_ranks_nor_losses():
+    old = json.loads(record().model_dump_json()) | {"schema_version": 1}
+    del old["outcomes"]["rank"], old["outcomes"]["loss"]
+    found = Record.model_validate(upgraded(old))
+    assert found.outcomes is not None and (found.outcomes.rank, found.outcomes.loss) == ("", "")
+    assert found == record(outcomes=found.outcomes)
+    failed = old | {"status": "failed", "outcomes": None}
+    assert Record.model_validate(upgraded(failed)).outcomes is None
 
 
 def test_class_numbers_pack_small():

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sparsebench.errors import UserError
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical
-from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, TokenStep, pack
+from sparsebench.sweep.record import Failure, Metric, Outcomes, Record, TokenStep, pack, pack_reals
 
 Make = Callable[..., Record]
 
@@ -60,7 +60,10 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path, make_record: Make
     record = make_record(
         trajectory=(TokenStep(tokens_in=20, tokens_out=9.5, early=True, scoring="received"),),
         samples={"seconds_per_batch": (0.1, 1 / 3, 1e-9)},
-        outcomes=Outcomes(n=20, predicted=pack(numbers), label=pack(numbers), group=pack(numbers * 0)),
+        outcomes=Outcomes(
+            n=20, predicted=pack(numbers), label=pack(numbers), group=pack(numbers * 0), rank=pack(numbers),
+            loss=pack_reals(numbers / 7),
+        ),
         notes={"attention": "class", "text": 'line\nbreak, "quotes", \u2028 and ü'},
         environment="e", device="cpu", seconds=0.125,
     )  # fmt: skip

@@ -191,7 +191,7 @@ class _Run:
                 raise UserError(f"the cluster is not fit for this run: {answer.refused}")
             if answer.note:
                 self._say(answer.note)
-            environment.keep(self.out, answer.environment)
+            store.keep(self.out / environment.FOLDER, answer.environment)
             records = list(answer.records)
         elif status == "error" and not self._was_lost(result):
             raise UserError(f"a worker of the cluster cannot run cells: {_told(result)}")

@@ -1,0 +1,96 @@
+"""What test items' outcomes say: accuracy, loss, groups. A record's own outcomes give its metrics again to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import binomtest
+
+from sparsebench.measure import groups as by_group
+
+TOP_5_FROM = 10
+"""With fewer classes it says little that the label is among the five that the network finds likeliest."""
+WILSON = "Wilson 95 %"
+
+
+@dataclass(frozen=True)
+class Items:
+    """What came out for n test items, each (n,).
+
+    Attributes:
+        predicted, labels, groups: numbers of classes and of groups.
+        ranks: how many classes come before the item's own; 0 where that is the predicted one.
+        losses: in single precision.
+    """
+
+    predicted: np.ndarray
+    labels: np.ndarray
+    groups: np.ndarray
+    ranks: np.ndarray
+    losses: np.ndarray
+
+    @property
+    def correct(self) -> np.ndarray:
+        """(n,) booleans."""
+        return self.predicted == self.labels
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return mean_loss(self.losses)
+
+    @property
+    def accuracy(self) -> float:
+        """The share that is predicted rightly."""
+        return float(self.correct.mean())
+
+
+class Score(NamedTuple):
+    """One number, None where there is nothing to measure, and its interval if it is a share."""
+
+    name: str
+    value: float | None
+    unit: str
+    n: int
+    low: float | None = None
+    high: float | None = None
+    method: str = ""
+
+
+def mean_loss(losses: np.ndarray) -> float:
+    """Return the mean of (n,) losses."""
+    return float(losses.mean(dtype=np.float64))
+
+
+def share(name: str, outcomes: np.ndarray) -> Score:
+    """Return the share of true outcomes, with its Wilson interval over the items."""
+    n, hits = len(outcomes), int(outcomes.sum())
+    if n == 0:
+        return Score(name, None, "fraction", 0)
+    low, high = binomtest(hits, n).proportion_ci(method="wilson")
+    return Score(name, hits / n, "fraction", n, float(low), float(high), WILSON)
+
+
+def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: Sequence[int]) -> Iterator[Score]:
+    """Yield what is known from the outcomes alone.
+
+    Args:
+        items: the outcomes.
+        classes: how many there are.
+        group_names: of the groups, in order of their numbers; one where the task has none.
+        train_sizes: how many training samples each group has.
+    """
+    n, correct = len(items.labels), items.correct
+    yield share("accuracy", correct)
+    if classes >= TOP_5_FROM:
+        yield share("accuracy_top5", items.ranks < 5)
+    yield Score("test_loss", items.loss, "loss", n)
+    if len(group_names) > 1:
+        for number, name in enumerate(group_names):
+            yield share(f"accuracy: {name}", correct[items.groups == number])
+            yield Score(f"train_samples: {name}", float(train_sizes[number]), "samples", int(sum(train_sizes)))
+        for name, value in by_group.summary(correct, items.groups, np.asarray(train_sizes)).items():
+            yield Score(name, value, "fraction", n)

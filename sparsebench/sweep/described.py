@@ -1,0 +1,106 @@
+"""What lies beside records: what their strategies are, and which suites they answer.
+
+OUT/strategies/<hash>.json      one for each source of a strategy
+OUT/suites/<hash>.json          one for each suite, as it was asked for
+
+Each file is named after what it says, and no record hangs on it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sparsebench.plugin.registry import Registry
+from sparsebench.strategy import Kind, Site
+from sparsebench.sweep import store
+from sparsebench.sweep.cell import Cell, digest
+from sparsebench.sweep.job import Job
+from sparsebench.sweep.suite import Suite
+
+log = logging.getLogger(__name__)
+
+STRATEGIES, SUITES = "strategies", "suites"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Described(_Model):
+    """A strategy as its class describes it; `sha256` is that of its source. See `Strategy`."""
+
+    name: str
+    sha256: str
+    kind: Kind
+    site: Site
+    trained: bool
+    adaptive: bool
+    citation: str
+    bibtex: str
+
+
+class Asked(_Model):
+    """A suite as it was asked for.
+
+    Attributes:
+        name, version: the suite's.
+        settings: the hashes of what every strategy of it is measured on, see `setting_of`, sorted.
+    """
+
+    name: str
+    version: int
+    settings: tuple[str, ...]
+
+    @property
+    def sha256(self) -> str:
+        """The hash that two runs share if they asked for the same."""
+        return digest(self.model_dump(mode="json"))
+
+
+T = TypeVar("T", Described, Asked)
+
+
+def setting_of(cell: Cell) -> str:
+    """Return the hash of a cell's task, model, number of training samples and repetition."""
+    return digest(cell.model_dump(mode="json", include={"task", "model", "n_train", "repetition"}))
+
+
+def keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
+    """Write what the strategies of jobs are, unless it is there; of those that could not be loaded nothing."""
+    there = {(job.cell.strategy.name, job.origin.sha256) for job in jobs if job.failure is None}
+    for name, sha256 in sorted(there):
+        cls = registry.strategy(name).cls
+        store.keep(out / STRATEGIES, Described(
+            name=name, sha256=sha256, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
+            citation=cls.citation, bibtex=cls.bibtex,
+        ).model_dump(mode="json"))  # fmt: skip
+
+
+def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
+    """Write which suite was asked for, unless it is there."""
+    settings = {setting_of(job.cell) for job in jobs if not job.keep_weights}
+    asked = Asked(name=suite.name, version=suite.version, settings=tuple(sorted(settings)))
+    store.keep(out / SUITES, asked.model_dump(mode="json"))
+
+
+def strategies(out: Path) -> dict[tuple[str, str], Described]:
+    """Return what is known of the strategies of a run's folder, by name and hash of the source."""
+    return {(found.name, found.sha256): found for found in _read(out / STRATEGIES, Described)}
+
+
+def suites(out: Path) -> list[Asked]:
+    """Return the suites that a run's folder answers, by name and version."""
+    return sorted(_read(out / SUITES, Asked), key=lambda asked: (asked.name, asked.version, asked.settings))
+
+
+def _read(folder: Path, kind: type[T]) -> Iterator[T]:
+    for path in sorted(folder.glob("*.json")):
+        try:
+            yield kind.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            log.warning("%s is left out: %s", path, str(error).splitlines()[0])

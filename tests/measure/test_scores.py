@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from sparsebench.measure.scores import Items, scores, share
+
+
+def items(n: int, classes: int, groups: int, seed: int = 0) -> Items:
+    rng = np.random.default_rng(seed)
+    labels, ranks = rng.integers(0, classes, n), rng.integers(0, classes, n)
+    predicted = np.where(ranks == 0, labels, (labels + ranks) % classes)
+    return Items(predicted, labels, rng.integers(0, groups, n), ranks, rng.random(n).astype(np.float32))
+
+
+@given(st.integers(1, 60), st.sampled_from([2, 10]), st.integers(1, 4), st.integers(0, 9))
+def test_scores_are_counted_item_by_item(n: int, classes: int, groups: int, seed: int) -> None:
+    one, names, sizes = items(n, classes, groups, seed), [f"g{k}" for k in range(groups)], list(range(1, groups + 1))
+    found = {score.name: score for score in scores(one, classes, names, sizes)}
+    hits = [p == label for p, label in zip(one.predicted, one.labels, strict=True)]
+    assert found["accuracy"].value == sum(hits) / n and found["accuracy"].n == n
+    assert found["test_loss"].value == pytest.approx(sum(map(float, one.losses)) / n)
+    assert ("accuracy_top5" in found) == (classes >= 10)
+    if classes >= 10:
+        assert found["accuracy_top5"].value == sum(rank < 5 for rank in one.ranks) / n
+    assert ("spurious_gap" in found) == (groups > 1)
+    if groups > 1:
+        own = [[h for h, g in zip(hits, one.groups, strict=True) if g == k] for k in range(groups)]
+        worst = min(sum(some) / len(some) for some in own if some)
+        assert found["worst_group_accuracy"].value == pytest.approx(worst)
+        assert found["spurious_gap"].value == pytest.approx(sum(hits) / n - worst)
+        assert found["train_samples: g1"].value == 2
+        assert [found[f"accuracy: {name}"].n for name in names] == [len(some) for some in own]
+
+
+def test_a_share_has_its_wilson_interval_and_none_of_nothing() -> None:
+    found = share("accuracy", np.array([True, True, False]))
+    low, high = binomtest(2, 3).proportion_ci(method="wilson")
+    assert found == ("accuracy", 2 / 3, "fraction", 3, low, high, "Wilson 95 %")
+    assert share("accuracy", np.empty(0, bool)) == ("accuracy", None, "fraction", 0, None, None, "")

@@ -1,0 +1,54 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from sparsebench import api
+from sparsebench.plugin.registry import Registry
+from sparsebench.sweep import described
+from sparsebench.sweep.merge import merge
+
+SMALL = {"tasks": "theory:steps=2,test=4", "n_train": (4,), "jobs": 0}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("described") / "out"
+    api.run("attn_topk", seeds=2, out=folder, **SMALL)
+    return folder
+
+
+def test_a_run_says_what_its_strategies_are(out: Path) -> None:
+    found = described.strategies(out)
+    registry = Registry()
+    for name in ("attn_topk", "dense", "random", "oracle"):
+        shipped = registry.strategy(name)
+        one = found[name, shipped.origin.sha256]
+        assert (one.kind, one.site, one.trained) == (shipped.cls.kind, shipped.cls.site, shipped.cls.trained)
+        assert (one.citation, one.bibtex) == (shipped.cls.citation, shipped.cls.bibtex)
+
+
+def test_a_run_says_which_suite_it_answers_and_another_extent_is_another(out: Path, tmp_path: Path) -> None:
+    (asked,) = described.suites(out)
+    assert (asked.name, asked.version, len(asked.settings)) == ("quick", 1, 2)
+    api.run("noise", seeds=2, out=out, **SMALL)
+    assert described.suites(out) == [asked]  # whatever the strategies
+    api.run("attn_topk", seeds=1, out=tmp_path / "less", **SMALL)
+    (less,) = described.suites(tmp_path / "less")
+    assert less.sha256 != asked.sha256 and set(less.settings) < set(asked.settings)
+
+
+def test_what_is_said_of_strategies_and_suites_is_merged(out: Path, tmp_path: Path) -> None:
+    merge([out], tmp_path / "merged")
+    assert described.strategies(tmp_path / "merged") == described.strategies(out)
+    assert described.suites(tmp_path / "merged") == described.suites(out)
+
+
+def test_what_cannot_be_read_is_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / described.SUITES
+    folder.mkdir()
+    (folder / "a.json").write_text("{")
+    (folder / "b.json").write_text(json.dumps({"name": "x", "version": 1, "settings": ["a"], "more": 1}))
+    (folder / "c.json").write_text(json.dumps({"name": "x", "version": 1, "settings": ["a"]}))
+    assert [asked.settings for asked in described.suites(tmp_path)] == [("a",)]
+    assert caplog.text.count("is left out") == 2
