@@ -1,0 +1,92 @@
+"""The columns of a leaderboard: what each holds, in which unit, and how it is shown."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
+
+Shown = Literal["text", "fraction", "signed", "samples", "ratio", "speed", "count"]
+
+
+class Column(NamedTuple):
+    """One column as people see it.
+
+    Attributes:
+        key: its value's key in a row.
+        heading: what tables call it.
+        shown: as which kind of number, or as text.
+        what: one sentence, with the unit.
+        interval: whether KEY_low and KEY_high are its 95 % interval; None where there is none.
+        task: which task it is of in a board over all tasks, or "".
+    """
+
+    key: str
+    heading: str
+    shown: Shown
+    what: str
+    interval: bool = False
+    task: str = ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys in a row that it joins: value, low and high."""
+        return (self.key, *(f"{self.key}{end}" for end in ("_low", "_high") if self.interval))
+
+
+BY_TASK = (
+    Column("task", "task", "text", "name of the task"),
+    Column("model", "model", "text", "name of the model"),
+    Column("n_train", "N", "count", "training samples; where trials of several sizes were made the largest"),
+)
+"""The first columns of a board with a row a task and model."""
+COLUMNS = (
+    Column("rank", "rank", "text", "ranks by accuracy that the strategy may have: those above are told to be better"),
+    Column("strategy", "strategy", "text", "name, with the parameters that are not its defaults"),
+    Column("kind", "kind", "text", "baseline, deployable, or oracle: one that sees which tokens matter"),
+    Column("trained", "trained", "text", "whether it has parameters that are trained with the network"),
+    Column("budget", "budget", "text", "what was asked for: a share of the dense MACs or a keep rate, and in which blocks"),
+    Column("macs_ratio", "MACs / dense", "fraction", "realised MACs as a share of the dense ones"),
+    Column("accuracy", "accuracy", "fraction", "test accuracy, mean over seeds", True, "composite"),
+    Column("accuracy_delta", "acc. - dense", "signed", "difference of accuracy to dense, seed by seed", True, "composite"),
+    Column("pareto", "Pareto", "text", "yes: nothing that may be deployed has more accuracy for at most its MACs", False,
+           "composite"),
+    Column("sample_complexity", "N50", "samples", "training samples for half of the trials to succeed", True, "theory"),
+    Column("sample_complexity_ratio", "N50 / dense", "ratio", "N50 divided by that of dense", True, "theory"),
+    Column("spurious_gap", "gap", "fraction", "average minus worst-group accuracy", False, "spurious"),
+    Column("spurious_gap_reduction", "gap reduction", "signed", "gap of dense minus its own, seed by seed", True,
+           "spurious"),
+    Column("worst_group_accuracy", "worst group", "fraction", "smallest accuracy of a group", False, "spurious"),
+    Column("selection_auroc", "AUROC", "fraction", "how well removed and kept tokens are told apart by relevance", False,
+           "composite"),
+    Column("images_per_s", "images/s", "speed", "median speed of the test on its device", False, "composite"),
+    Column("device", "device", "text", "cpu or the name of the GPU, where images/s were measured", False, "composite"),
+    Column("pareto_speed", "Pareto, speed", "text",
+           "yes: on this device nothing that may be deployed has more accuracy at no less speed", False, "composite"),
+    Column("n_seeds", "seeds", "count", "repetitions"),
+)  # fmt: skip
+CHECKS = Column("checks", "checks", "text", "what `sparsebench check` found of this source, in this version")
+VERIFIED = Column("verified", "verified", "text", "what `sparsebench verify` found of the submission: its badge")
+"""Columns of rows of which there is something to say."""
+
+
+def keys_of(columns: tuple[Column, ...]) -> list[str]:
+    """Return the keys that columns have in a row, in order."""
+    return [key for column in columns for key in column.keys]
+
+
+def text_of(row: dict[str, Any], column: Column) -> str:
+    """Return how people see a row's value of a column, its interval behind it; "-" where there is none."""
+    value, *interval = (_number(row[key], column.shown) for key in column.keys)
+    if not interval or row[column.keys[1]] is None or interval == [NOT_REACHED] * 2:
+        return value
+    return f"{value} [{interval[0]}, {interval[1]}]"
+
+
+def _number(value: Any, shown: Shown) -> str:
+    if value is None or value in ("", NOT_RANKED):
+        return "-"
+    if not isinstance(value, float):
+        return str(value)
+    form = {"signed": "+.3f", "samples": ".3g", "ratio": ".3g", "speed": ",.0f", "count": "g"}
+    return format(value, form.get(shown, ".3f"))
