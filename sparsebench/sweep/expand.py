@@ -20,6 +20,8 @@ from sparsebench.sweep.suite import Suite, SuiteTask, load
 from sparsebench.tasks.base import Locations, Task
 
 SHAPE_KEYS = ("schedule", "gamma", "convention")
+ALL = "all"
+"""In place of a strategy's name: every one that is installed."""
 BUDGET_KEYS = (*AMOUNTS, *SHAPE_KEYS)
 """Parameters of a plugin's specification that are its budget's: how much, and how that is spread over the blocks."""
 WEIGHTS_SEED = 0
@@ -299,8 +301,10 @@ def _placed(budget: Budget, strategy: Strategy, blocks: tuple[int, ...] | None) 
 
 
 def _named(text: str, registry: Registry) -> list[Spec]:
-    """Return the specifications of a plugin argument: one, or one for each strategy of a file."""
+    """Return the specifications of a plugin argument: one, one for each strategy of a file, or of `ALL` there are."""
     spec = parse(text)
+    if spec.name == ALL:
+        return [Spec(found.cls.name, spec.params) for found in registry.strategies()]
     if not spec.name.endswith(".py"):
         return [spec]
     return [Spec(name, spec.params) for name in registry.load_file(Path(spec.name))]
