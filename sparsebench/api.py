@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,6 +64,7 @@ def run(
     import pandas as pd
 
     from sparsebench.board.build import build, columns_of
+    from sparsebench.board.columns import keys_of
 
     finished = execute(
         plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights, images=images,
@@ -73,7 +74,7 @@ def run(
         address=address, cluster=cluster, on_record=on_record,
     )  # fmt: skip
     rows = build(finished)
-    return pd.DataFrame(rows, columns=columns_of(rows))
+    return pd.DataFrame(rows, columns=keys_of(columns_of(rows)))
 
 
 def execute(
@@ -109,7 +110,7 @@ def execute(
     on_record: Callable[[Record], None] | None = None,
     on_plan: Callable[[Plan, int], None] | None = None,
     on_stop: Callable[[], None] | None = None,
-) -> list[dict[str, Any]]:
+) -> pd.DataFrame:
     """Run what is missing, write the leaderboard, and return the request's records, flat; see `run`.
 
     `on_plan` is called with the plan and the number of workers before the first cell starts, `on_stop` at the first
@@ -143,8 +144,8 @@ def execute(
             on_plan(plan, workers)
         runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0, limits, on_stop, there)
     known = _finished(folder, plan)
-    publish([known[job.cell.id] for job in plan.whole if job.cell.id in known], folder)
-    return [known[job.cell.id] for job in plan.jobs]
+    publish(known, folder)
+    return known[known["cell_id"].isin([job.cell.id for job in plan.jobs])]
 
 
 def plan_of(
@@ -186,22 +187,24 @@ def plan_of(
 
 def refresh(folder: Path) -> bool:
     """Write the leaderboard of a run's folder again, from all its records, where it has one; return whether it has."""
+    from sparsebench.board import flat
+    from sparsebench.board.entries import METRICS
     from sparsebench.board.publish import publish
 
     if there := (folder / "leaderboard.csv").exists():
-        publish(load_flat(folder), folder)
+        publish(flat.frame(folder, METRICS), folder)
     return there
 
 
-def _finished(folder: Path, plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return the flat records of a plan's cells by hash: of all that were to be run, and of others that are there."""
+def _finished(folder: Path, plan: Plan) -> pd.DataFrame:
+    """Return the flat records of a plan's cells: of all that were to be run, and of others that are there."""
     from sparsebench.board import flat
-    from sparsebench.board.build import METRICS
+    from sparsebench.board.entries import METRICS
     from sparsebench.errors import UserError
 
-    wanted = {job.cell.id for job in plan.whole}
-    known = {row["cell_id"]: row for row in flat.load(folder, METRICS) if row["cell_id"] in wanted}
-    if lost := {job.cell.id for job in plan.jobs} - set(known):
+    known = flat.frame(folder, METRICS)
+    known = known[known["cell_id"].isin([job.cell.id for job in plan.whole])]
+    if lost := {job.cell.id for job in plan.jobs} - set(known["cell_id"]):
         raise UserError(
             f"records of {len(lost)} cells in {folder} cannot be read, {min(lost)} among them",
             next_step="remove the lines that the warnings name, and give the same command again",
@@ -215,20 +218,9 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         UserError: the folder holds no records.
     """
-    import pandas as pd
-
-    return pd.DataFrame(load_flat(Path(path)))
-
-
-def load_flat(folder: Path, metrics: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """Return the records of a run's folder, flat, in the order of their cells' hashes; of all metrics, or those named.
-
-    Raises:
-        UserError: the folder holds no records.
-    """
     from sparsebench.board import flat
 
-    return list(flat.load(folder, metrics))
+    return flat.frame(Path(path))
 
 
 def leaderboard(records: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
@@ -239,10 +231,11 @@ def leaderboard(records: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from sparsebench.board.build import BY_TASK, COLUMNS, build, columns_of
+    from sparsebench.board.build import build, columns_of
+    from sparsebench.board.columns import BY_TASK, keys_of
 
-    rows = build(records.to_dict("records"), by)
-    return pd.DataFrame(rows, columns=columns_of(rows) if rows else [*(BY_TASK if by else ()), *COLUMNS])
+    rows = build(records, by)
+    return pd.DataFrame(rows, columns=keys_of([*(BY_TASK if by and not rows else ()), *columns_of(rows)]))
 
 
 def _several(given: Sequence[str] | str) -> tuple[str, ...]:

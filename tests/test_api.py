@@ -8,8 +8,7 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 import sparsebench
-from sparsebench.api import load_flat
-from sparsebench.board.build import BY_TASK, COLUMNS
+from sparsebench.board.columns import BY_TASK, COLUMNS, keys_of
 from sparsebench.cli.run import run as command
 from sparsebench.sweep.record import Record
 
@@ -31,7 +30,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFra
 
 def test_a_run_returns_the_leaderboard(finished: tuple[Path, pd.DataFrame, list[Record]]) -> None:
     table = finished[1]
-    assert list(table.columns) == list(COLUMNS)
+    assert list(table.columns) == keys_of(COLUMNS)
     assert set(table["strategy"]) == {"dense", "random", "oracle", "anti_oracle", "attn_topk", "norm"}
     ranks = [rank for rank in table["rank"] if rank != "not ranked"]
     assert ranks == sorted(ranks) and list(table["kind"][-2:]) == ["oracle", "oracle"]
@@ -86,7 +85,7 @@ def test_records_of_tasks_with_other_metrics_stand_side_by_side(
     records = sparsebench.load_records(tmp_path)
     assert records.loc[records["task"] == "theory", "spurious_gap"].isna().all()
     table = sparsebench.leaderboard(records, by="task")
-    assert list(table.columns) == [*BY_TASK, *COLUMNS] and set(table["task"]) == {"theory", "spurious"}
+    assert list(table.columns) == keys_of([*BY_TASK, *COLUMNS]) and set(table["task"]) == {"theory", "spurious"}
 
 
 def test_a_run_of_what_is_there_runs_nothing_and_returns_the_same(
@@ -131,7 +130,7 @@ def test_a_board_by_anything_else_is_a_user_error(finished: tuple[Path, pd.DataF
 
 
 def test_flat_records_are_in_the_order_of_their_cells(finished: tuple[Path, pd.DataFrame, list[Record]]) -> None:
-    ids = [row["cell_id"] for row in load_flat(finished[0])]
+    ids = list(sparsebench.load_records(finished[0])["cell_id"])
     assert ids == sorted(ids) and len(set(ids)) == len(ids)
 
 

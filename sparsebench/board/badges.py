@@ -28,6 +28,9 @@ class Badges:
         for report in reports:
             self._reports.setdefault(report.label, []).append(report)
 
+    def __bool__(self) -> bool:
+        return bool(self._reports)
+
     def marked(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield flat records with the badge of their strategy, and what there is to say of that."""
         found: dict[tuple[str, str], tuple[str, str]] = {}

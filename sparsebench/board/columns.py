@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
@@ -71,7 +72,7 @@ VERIFIED = Column("verified", "verified", "text", "what `sparsebench verify` fou
 """Columns of rows of which there is something to say."""
 
 
-def keys_of(columns: tuple[Column, ...]) -> list[str]:
+def keys_of(columns: Sequence[Column]) -> list[str]:
     """Return the keys that columns have in a row, in order."""
     return [key for column in columns for key in column.keys]
 

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsebench import budget
-from sparsebench.board import build
+from sparsebench.board import rows as flat_rows
+from sparsebench.board.rows import Row, row_of
 from sparsebench.errors import UserError
 from sparsebench.sweep import cell, record, store
 from sparsebench.sweep.record import Record
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
@@ -34,17 +36,9 @@ UNREAD = 32 * 2**20
 BATCH = 20_000
 MANIFEST, UNIT = b"sparsebench", b"unit"
 SEGMENT, CHECKSUM = "segment", "checksum"
-PLAIN = ("cell_id", "started")
+PLAIN = ("cell_id", "started", "test_predictions")
 """Columns of texts that are all different; of others each text is stored once."""
 Key = list[int]
-Row = dict[str, Any]
-
-
-def row_of(record: Record) -> Row:
-    """Return what a record is about, flat, without its metrics: `build.flatten`, and where its strategy comes from."""
-    about = {name: value for name, value in build.flatten(record).items() if name not in record.metrics}
-    origin = {name: getattr(record.origin, name) for name in ("plugin", "distribution", "version", "sha256")}
-    return about | origin | {"environment": record.environment}
 
 
 def worth(out: Path) -> bool:
@@ -114,7 +108,7 @@ def _is_much(keys: dict[str, Key], manifest: dict[str, Any]) -> bool:
 def _code() -> str:
     """Return a hash of what makes rows of records: those of another version are not taken."""
     return (
-        "-".join(store.content_hash(Path(str(m.__file__)))[:16] for m in (build, budget, cell, record, store))
+        "-".join(store.content_hash(Path(str(m.__file__)))[:16] for m in (flat_rows, budget, cell, record, store))
         + (store.content_hash(Path(__file__))[:16])
     )
 
@@ -237,6 +231,16 @@ def _selected(rows: pa.Table, metrics: Collection[str] | None) -> pa.Table:
     names = sorted(set(rows.column_names) - set(about))
     own = [name for name in about if name not in (SEGMENT, CHECKSUM)]
     return rows.select(own + [name for name in names if metrics is None or name in metrics])
+
+
+def frame(table: pa.Table) -> pd.DataFrame:
+    """Return a table as pandas has it; texts that are all different stay where they are."""
+    import pandas as pd
+    import pyarrow as pa
+
+    plain = pa.string()
+    found: pd.DataFrame = table.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind == plain else None)
+    return found
 
 
 def rows(table: pa.Table) -> Iterator[Row]:

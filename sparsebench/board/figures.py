@@ -6,7 +6,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from sparsebench.board.build import NOT_REACHED, Row
+from sparsebench.board.board import Row
+from sparsebench.board.columns import NOT_REACHED
 
 COLOURS = {"baseline": "#6b7280", "deployable": "#2563eb", "oracle": "#d97706"}
 

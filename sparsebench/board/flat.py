@@ -1,4 +1,4 @@
-"""Records as flat rows: what boards and exports are made of."""
+"""The flat rows of a run's folder: one by one, or as a table."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from sparsebench.board import compact
-from sparsebench.board.badges import Badges
+from sparsebench.board.badges import CHECKS, REMARK, UNCHECKED, Badges
+from sparsebench.board.entries import TRAINED
+from sparsebench.board.rows import Row, row_of
 from sparsebench.errors import UserError
-from sparsebench.sweep import store
+from sparsebench.sweep import described, store
 from sparsebench.sweep.record import Record
 from sparsebench.testing import stored
-
-Row = dict[str, Any]
 
 
 def load(out: Path, metrics: Collection[str] | None = None) -> Iterator[Row]:
     """Yield the records of a run's folder, flat, in the order of their cells' hashes.
 
-    All rows have the same keys: what `compact.row_of` says of a record, then the metrics by name, those of `metrics`
+    All rows have the same keys: what `rows.row_of` says of a record, then the metrics by name, those of `metrics`
     or all, None for what a record has not; then, where outcomes of checks are stored, its badge. Where pyarrow is
     there, large stores are read from a cache of them.
 
@@ -35,6 +37,29 @@ def load(out: Path, metrics: Collection[str] | None = None) -> Iterator[Row]:
     yield from rows
 
 
+def frame(out: Path, metrics: Collection[str] | None = None) -> pd.DataFrame:
+    """Return the rows of `load` as a table, with a column that says whether their strategy is trained.
+
+    Columns of texts that are all different, such as predictions, are read as they are looked at where there is a cache.
+
+    Raises:
+        UserError: as `load`.
+    """
+    table = compact.table(out, metrics) if compact.worth(out) else None
+    found = pd.DataFrame(list(_from_records(out, metrics))) if table is None else compact.frame(table)
+    if found.empty:
+        raise nothing(out)
+    badges, known = Badges(stored.read(out)), described.strategies(out)
+    labels = found[["strategy", "sha256"]].drop_duplicates()
+    said = []
+    for label, sha256 in labels.itertuples(index=False):
+        about = known.get((label.partition("(")[0], sha256))
+        trained = "" if about is None else "yes" if about.trained else "no"
+        said.append((*(badges.of(label, sha256) if badges else (UNCHECKED, "")), trained))
+    labels[[CHECKS, REMARK, TRAINED]] = said
+    return found.merge(labels, on=["strategy", "sha256"], how="left")
+
+
 def nothing(out: Path) -> UserError:
     """Return the error for a folder without records."""
     return UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
@@ -43,8 +68,7 @@ def nothing(out: Path) -> UserError:
 def _from_records(out: Path, metrics: Collection[str] | None) -> Iterator[Row]:
     shared: dict[Any, Any] = {}
     found = (
-        (found.claim, _slim(compact.row_of(found.item), found.item, metrics, shared))
-        for found in store.scan_all(out, Record)
+        (found.claim, _slim(row_of(found.item), found.item, metrics, shared)) for found in store.scan_all(out, Record)
     )
     with store.uncollected():
         newest = store.newest(found)

@@ -15,10 +15,11 @@ from sparsebench.board.tables import FORMATS
 @click.option("--by", type=click.Choice(["task"]), help="A row a task and model as well.")
 def leaderboard(folder: Path, form: str, by: str | None) -> None:
     """Print the leaderboard of a run's FOLDER, from its records alone."""
-    from sparsebench.api import load_flat
-    from sparsebench.board.build import METRICS, build
-    from sparsebench.board.publish import notes_on
+    from sparsebench.board import flat
+    from sparsebench.board.build import build
+    from sparsebench.board.entries import METRICS
+    from sparsebench.board.notes import notes_on
     from sparsebench.board.tables import render
 
-    flat = load_flat(folder, METRICS)
-    click.echo(render(build(flat, by), form, notes_on(flat)), nl=False)
+    records = flat.frame(folder, METRICS)
+    click.echo(render(build(records, by), form, notes_on(records)), nl=False)

@@ -43,7 +43,7 @@ def run(form: str, dry_run: bool, out: Path, **options: Any) -> None:
     """
     from sparsebench.api import execute
     from sparsebench.board.build import build
-    from sparsebench.board.publish import notes_on
+    from sparsebench.board.notes import notes_on
     from sparsebench.board.tables import render
 
     if dry_run:
@@ -57,4 +57,4 @@ def run(form: str, dry_run: bool, out: Path, **options: Any) -> None:
         )
     click.echo(render(build(finished), form, notes_on(finished)), nl=False)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png", err=True)
-    sys.exit(int(any(row["status"] not in ("ok", "unsupported", "skipped") for row in finished)))
+    sys.exit(int(not finished["status"].isin(("ok", "unsupported", "skipped")).all()))

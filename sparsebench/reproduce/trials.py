@@ -17,7 +17,6 @@ from sparsebench.board.statistics import (
     complete,
     half_success,
     mean_interval,
-    sample_complexity,
 )
 from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.verdicts import interval
@@ -128,7 +127,10 @@ class Grid:
 
         NaN without a complete repetition.
         """
-        return sample_complexity(self.trials)
+        if not len(self.wins):
+            return float("nan"), None, None
+        value = float(half_success(self.sizes, self.rates[None])[0])
+        return (value, None, None) if len(self.wins) < 2 else (value, *quantiles(self.resampled()))
 
     @property
     def n95(self) -> float:

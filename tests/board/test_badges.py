@@ -11,8 +11,10 @@ import pytest
 
 import sparsebench
 from sparsebench.board.badges import CHANGED, SEVERAL, UNCHECKED, Badges
-from sparsebench.board.build import COLUMNS, build, columns_of, flatten, remarks
-from sparsebench.board.publish import notes_on
+from sparsebench.board.build import build, columns_of
+from sparsebench.board.columns import CHECKS, COLUMNS
+from sparsebench.board.notes import notes_on, remarks
+from sparsebench.board.rows import flatten
 from sparsebench.board.tables import FORMATS, LEGEND_OF_CHECKS, render
 from sparsebench.budget import Budget
 from sparsebench.plugin.origin import Origin
@@ -115,7 +117,7 @@ def test_rows_have_the_badge_that_all_their_records_have(by: str | None) -> None
 def test_where_no_row_has_an_outcome_there_is_no_column(form: str, by: str | None) -> None:
     for flat in (flat_of([record("mine")]), flat_of([record("other")], report())):
         rows = build(flat, by)
-        assert set(columns_of(rows)) >= set(COLUMNS) and "checks" not in columns_of(rows)
+        assert set(columns_of(rows)) >= set(COLUMNS) and CHECKS not in columns_of(rows)
         text = render(rows, form, notes_on(flat))
         assert "checks" not in text and LEGEND_OF_CHECKS not in text
 

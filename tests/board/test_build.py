@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparsebench.board.build import BY_TASK, COLUMNS, Row, build, cautions, failures, flatten, other_settings
+from sparsebench.board import columns
+from sparsebench.board.board import Row
+from sparsebench.board.build import build
+from sparsebench.board.columns import keys_of
+from sparsebench.board.notes import cautions, failures, other_settings
+from sparsebench.board.rows import flatten
 from sparsebench.board.statistics import sample_complexity
 from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError
@@ -15,6 +20,7 @@ from sparsebench.plugin.origin import Origin
 from sparsebench.sweep.cell import Cell, Part
 from sparsebench.sweep.record import Failure, Metric, Record
 
+COLUMNS, BY_TASK = keys_of(columns.COLUMNS), keys_of(columns.BY_TASK)
 KINDS = {"dense": "baseline", "random": "baseline", "oracle": "oracle", "anti_oracle": "oracle"}
 Flat = dict[str, Any]
 
@@ -72,10 +78,12 @@ WHOLE = [
 
 def test_the_columns_are_these_in_this_order() -> None:
     assert list(COLUMNS) == [
-        "rank", "strategy", "kind", "budget", "macs_ratio", "accuracy", "accuracy_low", "accuracy_high",
-        "accuracy_delta", "sample_complexity", "sample_complexity_low", "sample_complexity_high",
-        "sample_complexity_ratio", "spurious_gap", "spurious_gap_reduction", "spurious_gap_reduction_low",
-        "spurious_gap_reduction_high", "worst_group_accuracy", "selection_auroc", "images_per_s", "n_seeds",
+        "rank", "strategy", "kind", "trained", "budget", "macs_ratio", "accuracy", "accuracy_low", "accuracy_high",
+        "accuracy_delta", "accuracy_delta_low", "accuracy_delta_high", "pareto", "sample_complexity",
+        "sample_complexity_low", "sample_complexity_high", "sample_complexity_ratio", "sample_complexity_ratio_low",
+        "sample_complexity_ratio_high", "spurious_gap", "spurious_gap_reduction", "spurious_gap_reduction_low",
+        "spurious_gap_reduction_high", "worst_group_accuracy", "selection_auroc", "images_per_s", "device",
+        "pareto_speed", "n_seeds",
     ]  # fmt: skip
     assert all(list(row) == list(COLUMNS) for row in build(WHOLE))
     assert all(list(row) == [*BY_TASK, *COLUMNS] for row in build(WHOLE, "task"))
@@ -134,7 +142,7 @@ def test_without_a_finite_number_for_dense_there_is_no_ratio() -> None:
 def test_ranks_go_by_accuracy_and_oracles_are_last_and_not_ranked() -> None:
     rows = build(WHOLE)
     assert [(row["rank"], row["strategy"]) for row in rows] == [
-        (1, "mine"), (2, "dense"), (3, "random"), ("not ranked", "oracle")
+        ("1-2", "mine"), ("1-2", "dense"), ("3", "random"), ("not ranked", "oracle")
     ]  # fmt: skip
 
 
@@ -143,9 +151,9 @@ def test_a_strategy_without_accuracy_is_not_ranked_and_stands_before_the_oracles
     assert [(row["rank"], row["strategy"]) for row in rows[-2:]] == [("not ranked", "late"), ("not ranked", "oracle")]
 
 
-def test_equal_accuracies_share_a_rank_and_the_next_is_skipped() -> None:
+def test_equal_accuracies_share_their_ranks() -> None:
     rows = build([r for name, x in zip("abcd", (0.7, 0.9, 0.7, 0.5), strict=True) for r in seeded(name, [x, x])])
-    assert [(row["rank"], row["strategy"]) for row in rows] == [(1, "b"), (2, "a"), (2, "c"), (4, "d")]
+    assert [(row["rank"], row["strategy"]) for row in rows] == [("1", "b"), ("2-3", "a"), ("2-3", "c"), ("4", "d")]
 
 
 @pytest.mark.parametrize("by", [None, "task"])
@@ -196,8 +204,9 @@ def test_the_number_of_seeds_is_the_smallest_of_the_tasks() -> None:
 
 def test_only_what_is_ok_counts() -> None:
     bad = [flat("mine", seed, status=status, accuracy=0.0) for seed, status in enumerate(("failed", "crashed", "oom"))]
-    numbers = [{k: v for k, v in row.items() if k != "rank"} for row in build([*WHOLE, *bad])]
-    whole = {row["strategy"]: {k: v for k, v in row.items() if k != "rank"} for row in build(WHOLE)}
+    among = ("rank", "pareto", "pareto_speed")  # places among those that are ranked
+    numbers = [{k: v for k, v in row.items() if k not in among} for row in build([*WHOLE, *bad])]
+    whole = {row["strategy"]: {k: v for k, v in row.items() if k not in among} for row in build(WHOLE)}
     assert sorted(numbers, key=str) == sorted(whole.values(), key=str)
     assert build([*WHOLE, flat("broken", 0, status="failed")]) == build(WHOLE)
     assert build([flat("broken", 0, status="failed")]) == build([]) == []
@@ -205,7 +214,7 @@ def test_only_what_is_ok_counts() -> None:
 
 def test_a_strategy_of_which_a_cell_failed_is_not_ranked() -> None:
     rows = build([*WHOLE, flat("mine", 9, status="failed")])
-    assert row_of(rows, "mine")["rank"] == "not ranked" and row_of(rows, "dense")["rank"] == 1
+    assert row_of(rows, "mine")["rank"] == "not ranked" and row_of(rows, "dense")["rank"] == "1"
 
 
 def test_failures_are_counted_by_their_reason() -> None:
@@ -258,7 +267,10 @@ def test_budgets_have_a_row_each_and_share_the_baseline() -> None:
 
 def test_a_board_of_theory_alone_ranks_by_its_largest_size() -> None:
     rows = build([*trials("dense", "011", "001"), *trials("mine", "110", "110")])
-    assert [(row["rank"], row["strategy"], row["accuracy"]) for row in rows] == [(1, "dense", 1.0), (2, "mine", 0.5)]
+    assert [(row["rank"], row["strategy"], row["accuracy"]) for row in rows] == [
+        ("1", "dense", 1.0),
+        ("2", "mine", 0.5),
+    ]
 
 
 def test_a_board_by_task_has_the_columns_of_each_task() -> None:
@@ -268,7 +280,7 @@ def test_a_board_by_task_has_the_columns_of_each_task() -> None:
     assert mine["composite"]["spurious_gap"] is None and mine["composite"]["sample_complexity"] is None
     assert mine["spurious"]["spurious_gap_reduction"] == pytest.approx(0.1) and mine["spurious"]["accuracy"] == 0.9
     assert mine["theory"]["sample_complexity"] is not None and mine["theory"]["n_train"] == 16
-    assert [row["rank"] for row in rows if row["task"] == "spurious"] == [1, 1, 1, "not ranked"]
+    assert [row["rank"] for row in rows if row["task"] == "spurious"] == ["1-3", "1-3", "1-3", "not ranked"]
 
 
 def test_a_board_by_anything_else_is_refused() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from sparsebench.board import compact, flat
-from sparsebench.board.build import METRICS, build
+from sparsebench.board.build import build
+from sparsebench.board.entries import METRICS
 from sparsebench.errors import UserError
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical

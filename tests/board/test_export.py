@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sparsebench.board import compact, export, flat
+from sparsebench.board import export, flat
+from sparsebench.board.rows import row_of
 from sparsebench.errors import UserError
 from sparsebench.sweep import store
 
@@ -70,7 +71,7 @@ def test_every_column_is_described() -> None:
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| `")]
     cells = {row[1]: row[2] for row in rows}
     for record in store.read(GOLDEN).values():
-        assert all(f"`{name}`" in cells for name in compact.row_of(record))
+        assert all(f"`{name}`" in cells for name in row_of(record))
         for name, metric in record.metrics.items():
             name = name.split(": ")[0] + ": GROUP" if ": " in name else name
             assert cells[f"`{name}`"] == metric.unit, name

@@ -1,0 +1,168 @@
+"""Flat records by what they measured: settings of a task, and in each the strategies at their budgets."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from sparsebench.board.badges import CHECKS, UNCHECKED
+from sparsebench.board.paired import Contender
+from sparsebench.board.rows import OUTCOMES
+from sparsebench.sweep.record import unpack
+
+DENSE = "dense"
+PRETRAINING = "plain"
+METRICS = (
+    "accuracy", "success", "fitted", "macs_ratio", "macs_ratio_planned", "spurious_gap", "worst_group_accuracy",
+    "selection_auroc", "images_per_s",
+)  # fmt: skip
+"""The metrics that the board reads."""
+TRAINED = "trained"
+ABOUT = ("cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device")
+Key = tuple[str, str, str]
+"""Strategy, kind and budget of an entry."""
+
+
+def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return flat records as a table with all columns that the board reads, in the order of size, seed and cell.
+
+    Sums of floating-point numbers depend on their order, and the board must not.
+    """
+    frame = records if isinstance(records, pd.DataFrame) else pd.DataFrame(list(records))
+    lacking: dict[str, Any] = {name: "" for name in (*ABOUT, TRAINED, *OUTCOMES[1:]) if name not in frame}
+    lacking |= {name: 0 for name in ("n_train", "repetition", OUTCOMES[0]) if name not in frame}
+    numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in (*METRICS, "macs_ratio_asked")}
+    frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
+    if not frame["cell_id"].is_monotonic_increasing:
+        frame = frame.sort_values("cell_id", kind="stable")
+    return frame.iloc[np.lexsort((frame["repetition"], frame["n_train"]))]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The records of one strategy at one budget in one setting, in the order of size, seed and cell.
+
+    Attributes:
+        frame: all records; `places` which of its rows are this entry's.
+    """
+
+    frame: pd.DataFrame
+    places: np.ndarray
+
+    def column(self, name: str) -> np.ndarray:
+        """Return the values of a column, one a record."""
+        return self.frame[name].take(self.places).to_numpy()
+
+    @property
+    def size(self) -> int:
+        """How many records there are."""
+        return len(self.places)
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """The number of training samples of each record."""
+        return self.column("n_train")
+
+    @cached_property
+    def repetitions(self) -> np.ndarray:
+        """The repetition of each record."""
+        return self.column("repetition")
+
+    def at(self, n_train: int) -> Entry:
+        """Return the part of it with that number of training samples."""
+        return Entry(self.frame, self.places[self.sizes == n_train])
+
+    def by_seed(self, metric: str) -> dict[int, float]:
+        """Return a metric by repetition, where it was measured."""
+        values = self.column(metric)
+        there = ~np.isnan(values)
+        return dict(zip(self.repetitions[there].tolist(), values[there].tolist(), strict=True))
+
+    @cached_property
+    def trials(self) -> dict[int, dict[int, float]]:
+        """The successes by repetition and number of training samples; empty where the task has no criterion."""
+        found: dict[int, dict[int, float]] = defaultdict(dict)
+        values = self.column("success")
+        for seed, n, value in zip(self.repetitions.tolist(), self.sizes.tolist(), values.tolist(), strict=True):
+            if value == value:  # not NaN
+                found[seed][n] = value
+        return dict(found)
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices that it ran on."""
+        return sorted(set(self.column("device")))
+
+    @property
+    def badges(self) -> set[str]:
+        """What checks found of its strategy."""
+        return set(self.column(CHECKS))
+
+    @property
+    def trained(self) -> str:
+        """Whether the strategy is trained: yes, no, or "" where it is not known."""
+        words = set(self.column(TRAINED))
+        return words.pop() if len(words) == 1 else ""
+
+    def contender(self) -> Contender:
+        """Return what it is compared by: the accuracy of each seed, and which test items it got right."""
+        hits = {}
+        outcomes = zip(self.repetitions.tolist(), *(self.column(name) for name in OUTCOMES), strict=True)
+        for seed, n, labels, predictions in outcomes:
+            if predictions:
+                hits[seed] = labels, unpack(predictions, n) == unpack(labels, n)
+        return Contender(self.by_seed("accuracy"), hits)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The records of one task with all its parameters, one model, and one size unless sizes are compared.
+
+    Attributes:
+        n_train: 0 where the task has a success criterion: then all sizes are together.
+        entries: by strategy, kind and budget, sorted.
+    """
+
+    task: str
+    setting: str
+    n_train: int
+    entries: dict[Key, Entry]
+
+    @cached_property
+    def model(self) -> str:
+        """The model's name."""
+        return str(next(iter(self.entries.values())).column("model")[0])
+
+    @cached_property
+    def records(self) -> int:
+        """How many records there are."""
+        return sum(entry.size for entry in self.entries.values())
+
+    @cached_property
+    def largest(self) -> int:
+        """The largest number of training samples."""
+        return int(max(entry.sizes.max() for entry in self.entries.values()))
+
+    @cached_property
+    def has_trials(self) -> bool:
+        """Whether the task has a success criterion."""
+        return any(entry.trials for entry in self.entries.values())
+
+
+def settings_of(frame: pd.DataFrame) -> list[Setting]:
+    """Return the settings of the records that are ok, by task, setting and size; the frame is that of `frame_of`."""
+    ok = (frame["status"] == "ok").to_numpy()
+    good = frame.loc[ok] if not ok.all() else frame
+    n = np.where(good["success"].isna(), good["n_train"], 0)
+    keys = [good[name] for name in ("task", "setting", "strategy", "kind", "budget")]
+    grouped = good.groupby([*keys[:2], n, *keys[2:]], sort=False, observed=True).indices if len(good) else {}
+    settings: dict[tuple[str, str, int], dict[Key, Entry]] = defaultdict(dict)
+    for (task, setting, size, *own), places in sorted(grouped.items()):
+        settings[task, setting, int(size)][tuple(own)] = Entry(good, places)
+    return [Setting(*key, entries) for key, entries in settings.items()]

@@ -1,0 +1,99 @@
+"""What a reader of a board must know besides its numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from sparsebench.board.badges import REMARK
+from sparsebench.board.build import Flats, contest
+from sparsebench.board.entries import PRETRAINING, frame_of, settings_of
+
+TOLERANCE = 0.02
+"""How far realised MACs may be from those asked for, and from planned ones, before the board says so."""
+
+
+def notes_on(records: Flats) -> list[str]:
+    """Return what is left out, what can be told apart, what failed, and what checks found, a line each."""
+    frame = frame_of(records)
+    more = [
+        f"{task}: {n} other setting{'s' if n > 1 else ''} (data, model or size) not shown; see them with --by task"
+        for task, n in other_settings(frame).items()
+    ]
+    return more + detectable(frame) + cautions(frame) + failures(frame) + remarks(frame)
+
+
+def other_settings(records: Flats) -> dict[str, int]:
+    """Return for each task how many settings (data, model, size) a board over all tasks leaves out."""
+    tasks = [one.task for one in settings_of(frame_of(records)) if one.task != PRETRAINING]
+    return {task: tasks.count(task) - 1 for task in sorted(set(tasks)) if tasks.count(task) > 1}
+
+
+def detectable(records: Flats) -> list[str]:
+    """Return the difference in accuracy that the board would find: the median over the pairs that are ranked."""
+    rows, pairs = contest(records)
+    least = pairs.least[np.triu_indices(len(rows), 1)]
+    if np.isnan(least).all():
+        return []
+    seeds = pairs.n_seeds[np.triu_indices(len(rows), 1)]
+    return [
+        f"with {seeds.min()} seeds a difference in accuracy of {np.nanmedian(least):.3f} (median over pairs) would be "
+        "found in 4 of 5 such comparisons of two; a smaller one that is not told may be there all the same"
+    ]
+
+
+def failures(records: Flats) -> list[str]:
+    """Return one line for each strategy, task and reason of the cells that have no result."""
+    frame = frame_of(records)
+    bad = frame[frame["status"] != "ok"]
+    counted = bad.groupby(["strategy", "task", "status", "reason"], observed=True).size()
+    return [
+        f"{strategy} on {task}: {n} cell{'s' if n > 1 else ''} {status}: {reason}"
+        for (strategy, task, status, reason), n in sorted(counted.items())
+    ]
+
+
+def remarks(records: Flats) -> list[str]:
+    """Return one line for each strategy of whose conformance checks there is something to say."""
+    frame = frame_of(records)
+    if REMARK not in frame:
+        return []
+    said = frame[["strategy", REMARK]].drop_duplicates()
+    return [f"{strategy}: checks: {remark}" for strategy, remark in sorted(said.itertuples(index=False)) if remark]
+
+
+def cautions(records: Flats) -> list[str]:
+    """Return what hangs over the numbers: unfinished training, missed budgets, mixed devices."""
+    frame = frame_of(records)
+    good = frame[frame["status"] == "ok"]
+    trials = good[good["success"].notna()]["strategy"].value_counts()
+    unfitted = good[(good["success"] == 0) & (good["fitted"] == 0)]["strategy"].value_counts()
+    lines = [
+        f"{strategy}: {n} of {trials[strategy]} trials reached the step limit before they fitted their training samples"
+        for strategy, n in sorted(unfitted.items())
+        if n
+    ]
+    devices = sorted(good["device"].unique())
+    return lines + _missed(good) + (
+        [f"made on several devices, whose images/s do not compare: {', '.join(devices)}"] * (len(devices) > 1)
+    )  # fmt: skip
+
+
+def _missed(good: pd.DataFrame) -> list[str]:
+    """Return a line for each strategy, budget and task whose realised MACs are not those asked for, or planned.
+
+    A plan misses what was asked for where no token counts cost that: merging pairs in few places, or few tokens.
+    Of several the one that is farthest off is named.
+    """
+    parts = []
+    for what, metric in (("asked for", "macs_ratio_asked"), ("planned", "macs_ratio_planned")):
+        columns = {"wanted": good[metric], "off": (good["macs_ratio"] / good[metric] - 1).abs(), "what": what}
+        every = good[["strategy", "budget", "task", "macs_ratio"]].assign(**columns)
+        parts.append(every[every["off"] > TOLERANCE])
+    off = pd.concat(parts).sort_values(["off", "macs_ratio", "what"], kind="stable")
+    worst = off.drop_duplicates(["strategy", "budget", "task"], keep="last")
+    return [
+        f"{row.strategy}, {row.budget}, on {row.task}: realised MACs {row.macs_ratio:.3f} of dense, "
+        f"{row.what} {row.wanted:.3f}"
+        for row in worst.sort_values(["strategy", "budget", "task"]).itertuples()
+    ]

@@ -1,0 +1,49 @@
+"""A record as one flat row: what boards and exports are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.record import Record
+
+Row = dict[str, Any]
+
+OUTCOMES = ("test_items", "test_labels", "test_predictions")
+"""Columns of the test's outcomes: how many, and the labels and predictions as a record packs them."""
+
+
+def row_of(record: Record) -> Row:
+    """Return what a record is about, without its metrics."""
+    cell, origin, outcomes = record.cell, record.origin, record.outcomes
+    return {
+        "cell_id": record.cell_id,
+        "status": record.status,
+        "reason": record.failure.reason if record.failure else "",
+        "task": cell.task.name,
+        "model": cell.model.name,
+        "strategy": record.label,
+        "kind": record.kind,
+        "budget": cell.budget.label
+        + {"both": "", "train": ", in training only", "test": ", in the test only"}[cell.where],
+        "n_train": cell.n_train,
+        "repetition": cell.repetition,
+        "macs_ratio_asked": None if cell.where == "train" else cell.budget.macs,
+        "setting": canonical([{"name": part.name, "params": part.params} for part in (cell.task, cell.model)]),
+        "device": record.device,
+        "started": record.started,
+        "seconds": record.seconds,
+        "plugin": origin.plugin,
+        "distribution": origin.distribution,
+        "version": origin.version,
+        "sha256": origin.sha256,
+        "environment": record.environment,
+        "test_items": outcomes.n if outcomes else 0,
+        "test_labels": outcomes.label if outcomes else "",
+        "test_predictions": outcomes.predicted if outcomes else "",
+    }
+
+
+def flatten(record: Record) -> Row:
+    """Return a record as one flat row: what it is about, then each metric's value under its name."""
+    return row_of(record) | {name: metric.value for name, metric in record.metrics.items()}
