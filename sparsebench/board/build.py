@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sparsebench.board.badges import CHECKS, SEVERAL, UNCHECKED
 from sparsebench.board.board import Row
 from sparsebench.board.columns import NOT_RANKED, NOT_REACHED
 from sparsebench.board.entries import DENSE, PRETRAINING, Entry, Key, Setting, frame_of, settings_of
-from sparsebench.board.statistics import complete, mean_interval, n50_ratio, sample_complexity
+from sparsebench.board.statistics import mean_interval, n50_ratio, sample_complexity
 from sparsebench.errors import UserError
 
 Flats = Iterable[Mapping[str, Any]]
@@ -23,8 +24,35 @@ MAIN, TRIALS, SPURIOUS = ("composite", "spurious"), ("theory",), ("spurious",)
 """The tasks that a board over all tasks takes its columns from: accuracy and cost, sample complexity, gaps."""
 
 
+@dataclass(frozen=True)
+class Contest:
+    """The ranked rows of one task, and how they compare pair by pair."""
+
+    task: str
+    rows: list[Row]
+    pairs: paired.Pairs
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A leaderboard's rows, ranked ones first and oracles last, and what their ranks come from.
+
+    Attributes:
+        rows: see `columns_of` for their columns.
+        contests: of the main task of a board over all tasks, or of each.
+    """
+
+    rows: list[Row]
+    contests: list[Contest]
+
+
 def build(records: Flats, by: str | None = None) -> list[Row]:
-    """Return the leaderboard's rows, ranked ones first and oracles last; see `columns_of` for their columns.
+    """Return the leaderboard's rows; see `judge`."""
+    return judge(records, by).rows
+
+
+def judge(records: Flats, by: str | None = None) -> Judged:
+    """Return the leaderboard of records.
 
     Args:
         records: flat records, a mapping or a row each; only those that are ok count.
@@ -37,17 +65,12 @@ def build(records: Flats, by: str | None = None) -> list[Row]:
         raise UserError("--by", got=f"'{by}'", allowed="task")
     frame = frame_of(records)
     settings, lossy = settings_of(frame), _lossy(frame)
-    rows = _over_all(settings, lossy)[0] if by is None else _by_task(settings, lossy)
+    parts = [_over_all(settings, lossy)] if by is None else _by_task(settings, lossy)
+    rows = [row for part in parts for row in part.rows]
     if all(row[CHECKS] == UNCHECKED for row in rows):
         for row in rows:
             del row[CHECKS]
-    return rows
-
-
-def contest(records: Flats) -> tuple[list[Row], paired.Pairs]:
-    """Return the ranked rows of the board over all tasks, and how they compare pair by pair in its main setting."""
-    frame = frame_of(records)
-    return _over_all(settings_of(frame), _lossy(frame))[1:]
+    return Judged(rows, [contest for part in parts for contest in part.contests])
 
 
 def _lossy(frame: pd.DataFrame) -> set[tuple[str, str]]:
@@ -63,12 +86,8 @@ def columns_of(rows: Sequence[Row]) -> list[columns.Column]:
     return [*first, *columns.COLUMNS, *(one for one in (columns.CHECKS, columns.VERIFIED) if one.key in there)]
 
 
-_Contest = tuple[list[Row], list[Row], paired.Pairs]
-"""All rows, the ranked ones, and how these compare."""
-
-
-def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -> _Contest:
-    """Return the rows over all tasks: of each task its setting with the most records, then the largest size.
+def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -> Judged:
+    """Return the board over all tasks: of each task its setting with the most records, then the largest size.
 
     Never the latest: the same cells must give the same board.
     """
@@ -84,12 +103,12 @@ def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -
     return _ranked(_rows(main, first(TRIALS, trials=True), tasks.get("spurious", main)), main, lossy)
 
 
-def _by_task(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -> list[Row]:
-    rows = []
+def _by_task(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -> list[Judged]:
+    found = []
     for one in settings:
         own = {"task": one.task, "model": one.model, "n_train": one.largest}
-        rows += [own | row for row in _ranked(_rows(one, one, one), one, lossy)[0]]
-    return rows
+        found.append(_ranked([own | row for row in _rows(one, one, one)], one, lossy))
+    return found
 
 
 def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None) -> list[Row]:
@@ -120,7 +139,7 @@ def _common(words: set[str], otherwise: str) -> str:
 
 def _seeds(entry: Entry) -> int:
     """Return how many repetitions there are; of trials only the complete ones count."""
-    return len(complete(entry.trials)) if entry.trials else len(set(entry.repetitions.tolist()))
+    return len(set(entry.repetitions.tolist())) if entry.trials is None else len(entry.trials.seeds)
 
 
 def _main_columns(mine: Entry | None) -> Row:
@@ -140,10 +159,10 @@ def _main_columns(mine: Entry | None) -> Row:
 
 
 def _trial_columns(mine: Entry | None, dense: Entry | None) -> Row:
-    if mine is None or not mine.trials:
+    if mine is None or mine.trials is None:
         return {}
     named = {"sample_complexity": sample_complexity(mine.trials)}
-    if dense is not None and math.isfinite(sample_complexity(dense.trials)[0]):
+    if dense is not None and dense.trials is not None and math.isfinite(dense.trials.n50):
         named["sample_complexity_ratio"] = n50_ratio(mine.trials, dense.trials)
     return {
         f"{name}{end}": _reached(number)
@@ -175,20 +194,19 @@ def _spurious_columns(mine: Entry | None, dense: Entry | None) -> Row:
     return row
 
 
-def _ranked(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, str]]) -> _Contest:
+def _ranked(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, str]]) -> Judged:
     """Add ranks, differences to dense and the Pareto fronts, and return the rows in order.
 
     Oracles know the answer and are not ranked, nor is a strategy whose cells failed in part: what is left of it is no
     fair sample.
     """
-    able = [row for row in rows if row["accuracy"] is not None]
-    entries = {} if main is None else main.entries
-    contenders = {_key(row): entries[_key(row)].at(main.largest).contender() for row in able if main is not None}
+    able = [row for row in rows if row["accuracy"] is not None] if main is not None else []
+    every = paired.compare([main.entries[_key(row)].at(main.largest).contender() for row in able if main is not None])
+    _add_differences(able, every)
+    places = [i for i, r in enumerate(able) if r["kind"] != "oracle" and (r["strategy"], r["budget"]) not in lossy]
+    ranked, found = [able[i] for i in places], every.among(places)
     for row in rows:
         row["rank"] = NOT_RANKED
-        row |= _to_dense(_key(row), contenders)
-    ranked = [row for row in able if row["kind"] != "oracle" and (row["strategy"], row["budget"]) not in lossy]
-    found = paired.compare([contenders[_key(row)] for row in ranked])
     for row, (first, last) in zip(ranked, found.rank_sets(), strict=True):
         row["rank"] = str(first) if first == last else f"{first}-{last}"
     _mark_fronts(ranked)
@@ -196,23 +214,21 @@ def _ranked(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, 
     def order(row: Row) -> tuple[Any, ...]:
         return row["kind"] == "oracle", row["rank"] == NOT_RANKED, -(row["accuracy"] or 0), *_key(row)
 
-    return sorted(rows, key=order), ranked, found
+    return Judged(sorted(rows, key=order), [] if main is None else [Contest(main.task, ranked, found)])
 
 
 def _key(row: Row) -> Key:
     return row["strategy"], row["kind"], row["budget"]
 
 
-def _to_dense(key: Key, contenders: Mapping[Key, paired.Contender]) -> Row:
-    dense = next((one for other, one in contenders.items() if other[0] == DENSE), None)
-    if dense is None or key not in contenders:
-        return {}
-    pair = paired.compare([contenders[key], dense])
-    mean, half = float(pair.mean[0, 1]) + 0.0, float(pair.half[0, 1])  # no minus zero
-    if math.isnan(mean):
-        return {}
-    ends = (None, None) if math.isnan(half) else (mean - half + 0.0, mean + half)
-    return dict(zip(("accuracy_delta", "accuracy_delta_low", "accuracy_delta_high"), (mean, *ends), strict=True))
+def _add_differences(rows: Sequence[Row], pairs: paired.Pairs) -> None:
+    """Add each row's difference in accuracy to dense, with its interval."""
+    dense = next((i for i, row in enumerate(rows) if row["strategy"] == DENSE), None)
+    if dense is None:
+        return
+    for row, mean, half in zip(rows, pairs.mean[:, dense].tolist(), pairs.half[:, dense].tolist(), strict=True):
+        named = {"": mean, "_low": mean - half, "_high": mean + half}
+        row |= {f"accuracy_delta{end}": None if math.isnan(x) else x + 0.0 for end, x in named.items()}  # no minus zero
 
 
 def _mark_fronts(ranked: Sequence[Row]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+FORMATS = ("table", "md", "csv", "json", "latex")
+"""Of tables, see `tables.render`."""
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
 
 Shown = Literal["text", "fraction", "signed", "samples", "ratio", "speed", "count"]

@@ -13,7 +13,8 @@ import pandas as pd
 
 from sparsebench.board.badges import CHECKS, UNCHECKED
 from sparsebench.board.paired import Contender
-from sparsebench.board.rows import OUTCOMES
+from sparsebench.board.rows import OUTCOMES, PREDICTIONS
+from sparsebench.board.statistics import Successes
 from sparsebench.sweep.record import unpack
 
 DENSE = "dense"
@@ -23,7 +24,7 @@ METRICS = (
     "selection_auroc", "images_per_s",
 )  # fmt: skip
 """The metrics that the board reads."""
-TRAINED = "trained"
+TRAINED, READY = "trained", "ready for the board"
 ABOUT = ("cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device")
 Key = tuple[str, str, str]
 """Strategy, kind and budget of an entry."""
@@ -35,13 +36,32 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     Sums of floating-point numbers depend on their order, and the board must not.
     """
     frame = records if isinstance(records, pd.DataFrame) else pd.DataFrame(list(records))
+    if frame.attrs.get(READY):
+        return frame
     lacking: dict[str, Any] = {name: "" for name in (*ABOUT, TRAINED, *OUTCOMES[1:]) if name not in frame}
     lacking |= {name: 0 for name in ("n_train", "repetition", OUTCOMES[0]) if name not in frame}
     numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in (*METRICS, "macs_ratio_asked")}
     frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
     if not frame["cell_id"].is_monotonic_increasing:
         frame = frame.sort_values("cell_id", kind="stable")
-    return frame.iloc[np.lexsort((frame["repetition"], frame["n_train"]))]
+    frame = frame.iloc[np.lexsort((frame["repetition"], frame["n_train"]))]
+    frame.attrs[READY] = True
+    return frame
+
+
+class Columns:
+    """The columns of all records, as arrays that are made once; predictions stay where they are until looked at."""
+
+    def __init__(self, frame: pd.DataFrame):
+        self.frame = frame
+        self._made: dict[str, Any] = {}
+
+    def take(self, name: str, places: np.ndarray) -> np.ndarray:
+        """Return some values of a column."""
+        if name not in self._made:
+            column = self.frame[name]
+            self._made[name] = column.array if name == PREDICTIONS else column.to_numpy()
+        return np.asarray(self._made[name].take(places))
 
 
 @dataclass(frozen=True)
@@ -49,15 +69,15 @@ class Entry:
     """The records of one strategy at one budget in one setting, in the order of size, seed and cell.
 
     Attributes:
-        frame: all records; `places` which of its rows are this entry's.
+        columns: of all records; `places` which of them are this entry's.
     """
 
-    frame: pd.DataFrame
+    columns: Columns
     places: np.ndarray
 
     def column(self, name: str) -> np.ndarray:
         """Return the values of a column, one a record."""
-        return self.frame[name].take(self.places).to_numpy()
+        return self.columns.take(name, self.places)
 
     @property
     def size(self) -> int:
@@ -76,7 +96,7 @@ class Entry:
 
     def at(self, n_train: int) -> Entry:
         """Return the part of it with that number of training samples."""
-        return Entry(self.frame, self.places[self.sizes == n_train])
+        return Entry(self.columns, self.places[self.sizes == n_train])
 
     def by_seed(self, metric: str) -> dict[int, float]:
         """Return a metric by repetition, where it was measured."""
@@ -85,14 +105,10 @@ class Entry:
         return dict(zip(self.repetitions[there].tolist(), values[there].tolist(), strict=True))
 
     @cached_property
-    def trials(self) -> dict[int, dict[int, float]]:
-        """The successes by repetition and number of training samples; empty where the task has no criterion."""
-        found: dict[int, dict[int, float]] = defaultdict(dict)
+    def trials(self) -> Successes | None:
+        """The successes by repetition and number of training samples; None where the task has no criterion."""
         values = self.column("success")
-        for seed, n, value in zip(self.repetitions.tolist(), self.sizes.tolist(), values.tolist(), strict=True):
-            if value == value:  # not NaN
-                found[seed][n] = value
-        return dict(found)
+        return None if np.isnan(values).all() else Successes.of(self.repetitions, self.sizes, values)
 
     @property
     def devices(self) -> list[str]:
@@ -152,7 +168,7 @@ class Setting:
     @cached_property
     def has_trials(self) -> bool:
         """Whether the task has a success criterion."""
-        return any(entry.trials for entry in self.entries.values())
+        return any(entry.trials is not None for entry in self.entries.values())
 
 
 def settings_of(frame: pd.DataFrame) -> list[Setting]:
@@ -163,6 +179,7 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
     keys = [good[name] for name in ("task", "setting", "strategy", "kind", "budget")]
     grouped = good.groupby([*keys[:2], n, *keys[2:]], sort=False, observed=True).indices if len(good) else {}
     settings: dict[tuple[str, str, int], dict[Key, Entry]] = defaultdict(dict)
+    columns = Columns(good)
     for (task, setting, size, *own), places in sorted(grouped.items()):
-        settings[task, setting, int(size)][tuple(own)] = Entry(good, places)
+        settings[task, setting, int(size)][tuple(own)] = Entry(columns, places)
     return [Setting(*key, entries) for key, entries in settings.items()]

@@ -50,14 +50,15 @@ def frame(out: Path, metrics: Collection[str] | None = None) -> pd.DataFrame:
     if found.empty:
         raise nothing(out)
     badges, known = Badges(stored.read(out)), described.strategies(out)
-    labels = found[["strategy", "sha256"]].drop_duplicates()
+    grouped = found.groupby(["strategy", "sha256"], observed=True, sort=False)
     said = []
-    for label, sha256 in labels.itertuples(index=False):
+    for label, sha256 in grouped.groups:
         about = known.get((label.partition("(")[0], sha256))
         trained = "" if about is None else "yes" if about.trained else "no"
         said.append((*(badges.of(label, sha256) if badges else (UNCHECKED, "")), trained))
-    labels[[CHECKS, REMARK, TRAINED]] = said
-    return found.merge(labels, on=["strategy", "sha256"], how="left")
+    number = grouped.ngroup()
+    named = zip((CHECKS, REMARK, TRAINED), zip(*said, strict=True), strict=True)
+    return found.assign(**{name: pd.Categorical(values).take(number) for name, values in named})
 
 
 def nothing(out: Path) -> UserError:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 import pandas as pd
 
 from sparsebench.board.badges import REMARK
-from sparsebench.board.build import Flats, contest
+from sparsebench.board.build import Contest, Flats
 from sparsebench.board.entries import PRETRAINING, frame_of, settings_of
 
 TOLERANCE = 0.02
 """How far realised MACs may be from those asked for, and from planned ones, before the board says so."""
 
 
-def notes_on(records: Flats) -> list[str]:
+def notes_on(records: Flats, contests: Sequence[Contest] = ()) -> list[str]:
     """Return what is left out, what can be told apart, what failed, and what checks found, a line each."""
     frame = frame_of(records)
     more = [
         f"{task}: {n} other setting{'s' if n > 1 else ''} (data, model or size) not shown; see them with --by task"
         for task, n in other_settings(frame).items()
     ]
-    return more + detectable(frame) + cautions(frame) + failures(frame) + remarks(frame)
+    return more + detectable(contests) + cautions(frame) + failures(frame) + remarks(frame)
 
 
 def other_settings(records: Flats) -> dict[str, int]:
@@ -29,17 +31,19 @@ def other_settings(records: Flats) -> dict[str, int]:
     return {task: tasks.count(task) - 1 for task in sorted(set(tasks)) if tasks.count(task) > 1}
 
 
-def detectable(records: Flats) -> list[str]:
-    """Return the difference in accuracy that the board would find: the median over the pairs that are ranked."""
-    rows, pairs = contest(records)
-    least = pairs.least[np.triu_indices(len(rows), 1)]
-    if np.isnan(least).all():
-        return []
-    seeds = pairs.n_seeds[np.triu_indices(len(rows), 1)]
-    return [
-        f"with {seeds.min()} seeds a difference in accuracy of {np.nanmedian(least):.3f} (median over pairs) would be "
-        "found in 4 of 5 such comparisons of two; a smaller one that is not told may be there all the same"
-    ]
+def detectable(contests: Iterable[Contest]) -> list[str]:
+    """Return the difference in accuracy that each task's comparisons would find: the median over the ranked pairs."""
+    lines = []
+    for one in contests:
+        upper = np.triu_indices(len(one.rows), 1)
+        least, seeds = one.pairs.least[upper], one.pairs.n_seeds[upper]
+        if not np.isnan(least).all():
+            lines.append(
+                f"{one.task}: two strategies that differ by {np.nanmedian(least):.3f} in accuracy (median over pairs) "
+                f"are told apart in 4 of 5 cases, {int(np.median(seeds))} seeds each, if they alone are compared; "
+                "smaller differences may be there and not be told"
+            )
+    return lines
 
 
 def failures(records: Flats) -> list[str]:

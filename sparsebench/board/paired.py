@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from scipy import stats
@@ -61,6 +61,11 @@ class Pairs:
         adjusted[upper] = holm(larger[upper])
         adjusted.T[upper] = adjusted[upper]
         return adjusted
+
+    def among(self, places: Sequence[int]) -> Pairs:
+        """Return the comparisons of some of them with each other."""
+        some = np.ix_(np.array(places, dtype=int), np.array(places, dtype=int))
+        return Pairs(*(getattr(self, each.name)[some] for each in fields(self)))
 
     def better(self) -> np.ndarray:
         """Return (R, R) booleans, which row is told to be better than which column."""

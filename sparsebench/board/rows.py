@@ -9,7 +9,8 @@ from sparsebench.sweep.record import Record
 
 Row = dict[str, Any]
 
-OUTCOMES = ("test_items", "test_labels", "test_predictions")
+PREDICTIONS = "test_predictions"
+OUTCOMES = ("test_items", "test_labels", PREDICTIONS)
 """Columns of the test's outcomes: how many, and the labels and predictions as a record packs them."""
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -43,74 +43,88 @@ def half_success(sizes: np.ndarray, rates: np.ndarray) -> np.ndarray:
     return out
 
 
-def complete(trials: Mapping[int, Mapping[int, float]]) -> dict[int, list[float]]:
-    """Return the successes of each complete repetition, in the order of the sizes that most repetitions have."""
-    sizes = common_sizes(trials)
-    return {seed: [one[n] for n in sizes] for seed, one in sorted(trials.items()) if set(sizes) <= set(one)}
+@dataclass(frozen=True)
+class Successes:
+    """The successes of trials: which repetitions succeeded with how many training samples.
 
-
-def common_sizes(trials: Mapping[int, Mapping[int, float]]) -> list[int]:
-    """Return the sizes that more than half of the repetitions have."""
-    counted = Counter(n for one in trials.values() for n in one)
-    return sorted(n for n, times in counted.items() if 2 * times > len(trials))
-
-
-def n50(trials: Mapping[int, Mapping[int, float]]) -> float:
-    """Return N50 of trials[repetition][n] = success (0 or 1); NaN if there are no complete repetitions."""
-    grid = np.array(list(complete(trials).values()))
-    return _n50(np.array(common_sizes(trials)), grid) if grid.size else float("nan")
-
-
-def _n50(sizes: np.ndarray, grid: np.ndarray) -> float:
-    return float(half_success(sizes, grid.mean(axis=0, keepdims=True))[0])
-
-
-def sample_complexity(
-    trials: Mapping[int, Mapping[int, float]],
-) -> tuple[float, float | None, float | None]:
-    """Return N50 and its 95 % interval, see `n50`, from trials[repetition][n] = success (0 or 1).
-
-    The interval resamples complete repetitions, each with its successes at all sizes (percentile bootstrap, expanded
-    for few repetitions, Hesterberg 2015). "Not reached" is a value like others, the largest.
+    Attributes:
+        sizes: (k,) rising numbers of training samples, those that more than half of the repetitions have.
+        seeds: (r,) the complete repetitions, those that have all these sizes.
+        wins: (r, k) their successes, 0 or 1.
     """
-    grid = np.array(list(complete(trials).values()))
-    if not grid.size:
-        return float("nan"), None, None
-    numbers = np.array(common_sizes(trials))
-    value = _n50(numbers, grid)
-    if len(grid) < 2:
-        return value, None, None
-    return value, *_percentiles(_resampled(numbers, grid), len(grid))
+
+    sizes: np.ndarray
+    seeds: np.ndarray
+    wins: np.ndarray
+
+    @classmethod
+    def of(cls, repetitions: np.ndarray, sizes: np.ndarray, successes: np.ndarray) -> Successes:
+        """Return the grid of n trials, (n,) each; those whose success is NaN are none."""
+        there = ~np.isnan(successes)
+        seeds, row = np.unique(repetitions[there], return_inverse=True)
+        every, column = np.unique(sizes[there], return_inverse=True)
+        table = np.full((len(seeds), len(every)), np.nan)
+        table[row, column] = successes[there]
+        kept = 2 * (~np.isnan(table)).sum(axis=0) > len(seeds)
+        whole = kept.any() & ~np.isnan(table[:, kept]).any(axis=1)
+        return cls(every[kept], seeds[whole], table[np.ix_(whole, kept)])
+
+    @classmethod
+    def of_nested(cls, trials: Mapping[int, Mapping[int, float]]) -> Successes:
+        """Return the grid of trials[repetition][n] = success."""
+        flat = [(seed, n, success) for seed, one in trials.items() for n, success in one.items()]
+        seeds, sizes, successes = zip(*flat, strict=True) if flat else ((), (), ())
+        return cls.of(np.array(seeds, dtype=int), np.array(sizes, dtype=int), np.array(successes, dtype=float))
+
+    @property
+    def n50(self) -> float:
+        """N50, see `half_success`; NaN without a complete repetition."""
+        return float(half_success(self.sizes, self.wins.mean(axis=0)[None])[0]) if self.wins.size else float("nan")
+
+    def among(self, seeds: np.ndarray) -> Successes:
+        """Return the grid of some of its repetitions, sorted."""
+        return Successes(self.sizes, seeds, self.wins[np.searchsorted(self.seeds, seeds)])
+
+    def resampled(self) -> np.ndarray:
+        """Return (RESAMPLES,) N50 of repetitions drawn again; the same draws for as many repetitions."""
+        r = len(self.seeds)
+        return half_success(self.sizes, _drawn(r) @ self.wins / r)  # sums of zeros and ones are exact
 
 
-def n50_ratio(
-    trials: Mapping[int, Mapping[int, float]], other: Mapping[int, Mapping[int, float]]
-) -> tuple[float, float | None, float | None]:
+Interval = tuple[float, float | None, float | None]
+"""A value with the ends of its 95 % interval, if it has one."""
+
+
+def sample_complexity(grid: Successes) -> Interval:
+    """Return N50 and its 95 % interval.
+
+    The interval resamples repetitions, each with its successes at all sizes (percentile bootstrap, expanded for few
+    repetitions, Hesterberg 2015). "Not reached" is a value like others, the largest.
+    """
+    if len(grid.seeds) < 2:
+        return grid.n50, None, None
+    return grid.n50, *_percentiles(grid.resampled(), len(grid.seeds))
+
+
+def n50_ratio(grid: Successes, other: Successes) -> Interval:
     """Return the ratio of two N50 and its 95 % interval, of the repetitions that both have, resampled together.
 
     It is infinite where only the other is reached and 0 where only the first is; where neither is it is 1: nothing
     tells them apart. NaN where they share no complete repetition.
     """
-    own, others = complete(trials), complete(other)
-    shared = sorted(set(own) & set(others))
-    if not shared:
+    shared = np.intersect1d(grid.seeds, other.seeds)
+    if not shared.size:
         return float("nan"), None, None
-    sides = ((trials, own), (other, others))
-    pair = [(np.array(common_sizes(one)), np.array([rows[seed] for seed in shared])) for one, rows in sides]
-    value = float(_ratio(*(np.array([_n50(*one)]) for one in pair))[0])
+    own, others = grid.among(shared), other.among(shared)
+    value = float(_ratio(np.array([own.n50]), np.array([others.n50]))[0])
     if len(shared) < 2:
         return value, None, None
-    return value, *_percentiles(_ratio(*(_resampled(*one) for one in pair)), len(shared))
+    return value, *_percentiles(_ratio(own.resampled(), others.resampled()), len(shared))
 
 
 def _ratio(own: np.ndarray, other: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         return np.where(np.isinf(own) & np.isinf(other), 1.0, own / other)
-
-
-def _resampled(sizes: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Return (RESAMPLES,) N50 of resampled rows of the (repetitions, sizes) grid; equal lengths have equal draws."""
-    return half_success(sizes, _drawn(len(grid)) @ grid / len(grid))  # sums of zeros and ones are exact
 
 
 def _percentiles(resampled: np.ndarray, n: int) -> tuple[float, float]:

@@ -11,10 +11,8 @@ from tabulate import tabulate
 
 from sparsebench.board.board import Row
 from sparsebench.board.build import columns_of
-from sparsebench.board.columns import CHECKS, Column, keys_of, text_of
+from sparsebench.board.columns import CHECKS, FORMATS, Column, keys_of, text_of
 from sparsebench.errors import UserError
-
-FORMATS = ("table", "md", "csv", "json", "latex")
 
 LEGEND = (
     "Accuracy, AUROC and MACs: composite task, where it was run. N50: training samples for half of the trials to "

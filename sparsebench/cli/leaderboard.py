@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sparsebench.board.tables import FORMATS
+from sparsebench.board.columns import FORMATS
 
 
 @click.command()
@@ -16,10 +16,11 @@ from sparsebench.board.tables import FORMATS
 def leaderboard(folder: Path, form: str, by: str | None) -> None:
     """Print the leaderboard of a run's FOLDER, from its records alone."""
     from sparsebench.board import flat
-    from sparsebench.board.build import build
+    from sparsebench.board.build import judge
     from sparsebench.board.entries import METRICS
     from sparsebench.board.notes import notes_on
     from sparsebench.board.tables import render
 
     records = flat.frame(folder, METRICS)
-    click.echo(render(build(records, by), form, notes_on(records)), nl=False)
+    judged = judge(records, by)
+    click.echo(render(judged.rows, form, notes_on(records, judged.contests)), nl=False)

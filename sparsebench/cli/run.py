@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from sparsebench.board.tables import FORMATS
+from sparsebench.board.columns import FORMATS
 from sparsebench.cli.options import distributed, request
 from sparsebench.cli.progress import Progress
 
@@ -42,7 +42,7 @@ def run(form: str, dry_run: bool, out: Path, **options: Any) -> None:
     1 if cells failed, 2 if the command is wrong.
     """
     from sparsebench.api import execute
-    from sparsebench.board.build import build
+    from sparsebench.board.build import judge
     from sparsebench.board.notes import notes_on
     from sparsebench.board.tables import render
 
@@ -55,6 +55,7 @@ def run(form: str, dry_run: bool, out: Path, **options: Any) -> None:
         finished = execute(
             out=out, on_plan=progress.begin, on_record=progress.step, on_stop=progress.stopping, **options
         )
-    click.echo(render(build(finished), form, notes_on(finished)), nl=False)
+    judged = judge(finished)
+    click.echo(render(judged.rows, form, notes_on(finished, judged.contests)), nl=False)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png", err=True)
     sys.exit(int(not finished["status"].isin(("ok", "unsupported", "skipped")).all()))

@@ -13,8 +13,7 @@ import numpy as np
 from sparsebench.board.statistics import (
     LEVEL,
     RESAMPLES,
-    common_sizes,
-    complete,
+    Successes,
     half_success,
     mean_interval,
 )
@@ -106,15 +105,18 @@ class Grid:
         return cls(grid)
 
     @cached_property
+    def _found(self) -> Successes:
+        return Successes.of_nested(self.trials)
+
+    @property
     def sizes(self) -> np.ndarray:
         """The numbers of samples N, rising."""
-        return np.array(common_sizes(self.trials))
+        return self._found.sizes
 
-    @cached_property
+    @property
     def wins(self) -> np.ndarray:
         """(repetitions, sizes), 0 or 1."""
-        rows = list(complete(self.trials).values()) if self.sizes.size else []
-        return np.array(rows, dtype=float).reshape(len(rows), len(self.sizes))
+        return self._found.wins
 
     @property
     def rates(self) -> np.ndarray:

@@ -12,10 +12,10 @@ import pytest
 import sparsebench
 from sparsebench.board.badges import CHANGED, SEVERAL, UNCHECKED, Badges
 from sparsebench.board.build import build, columns_of
-from sparsebench.board.columns import CHECKS, COLUMNS
+from sparsebench.board.columns import CHECKS, COLUMNS, FORMATS
 from sparsebench.board.notes import notes_on, remarks
 from sparsebench.board.rows import flatten
-from sparsebench.board.tables import FORMATS, LEGEND_OF_CHECKS, render
+from sparsebench.board.tables import LEGEND_OF_CHECKS, render
 from sparsebench.budget import Budget
 from sparsebench.plugin.origin import Origin
 from sparsebench.sweep.cell import Cell, Part

@@ -9,16 +9,16 @@ from scipy import stats
 
 from sparsebench.board import columns
 from sparsebench.board.board import Row
-from sparsebench.board.build import build
+from sparsebench.board.build import build, judge
 from sparsebench.board.columns import keys_of
-from sparsebench.board.notes import cautions, failures, other_settings
+from sparsebench.board.notes import cautions, detectable, failures, notes_on, other_settings
 from sparsebench.board.rows import flatten
-from sparsebench.board.statistics import sample_complexity
+from sparsebench.board.statistics import Successes, sample_complexity
 from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError
 from sparsebench.plugin.origin import Origin
 from sparsebench.sweep.cell import Cell, Part
-from sparsebench.sweep.record import Failure, Metric, Record
+from sparsebench.sweep.record import Failure, Metric, Record, pack
 
 COLUMNS, BY_TASK = keys_of(columns.COLUMNS), keys_of(columns.BY_TASK)
 KINDS = {"dense": "baseline", "random": "baseline", "oracle": "oracle", "anti_oracle": "oracle"}
@@ -120,7 +120,8 @@ def test_the_reduction_of_dense_is_zero_without_a_sign() -> None:
 
 def test_the_sample_complexity_is_that_of_the_theory_task() -> None:
     row, dense = row_of(build(WHOLE), "mine"), row_of(build(WHOLE), "dense")
-    value, low, high = sample_complexity({0: {4: 0, 8: 1, 16: 1}, 1: {4: 0, 8: 0, 16: 1}, 2: {4: 1, 8: 1, 16: 1}})
+    mine = {0: {4: 0, 8: 1, 16: 1}, 1: {4: 0, 8: 0, 16: 1}, 2: {4: 1, 8: 1, 16: 1}}
+    value, low, high = sample_complexity(Successes.of_nested(mine))
     assert (row["sample_complexity"], row["sample_complexity_low"], row["sample_complexity_high"]) == (value, low, high)
     assert row["sample_complexity_ratio"] == pytest.approx(value / dense["sample_complexity"])
     assert dense["sample_complexity_ratio"] == 1
@@ -379,3 +380,54 @@ def test_a_budget_that_was_planned_but_not_reached_is_named_with_what_was_asked_
     assert said(made(0.6, 0.6)) == said(made(1.0, 1.0, budget=asked, where="train")) == []
     near, far = made(0.4, 0.4, budget=asked), made(0.5, 0.5, budget=asked)
     assert said(near, far) == said(far, near) == said(far)
+
+
+def test_the_interval_of_the_difference_to_dense_is_students() -> None:
+    row, pairs = row_of(build(WHOLE), "mine"), [0.02, 0.01, 0.05]
+    low, high = stats.t.interval(0.95, 2, loc=np.mean(pairs), scale=stats.sem(pairs))
+    assert (row["accuracy_delta_low"], row["accuracy_delta_high"]) == pytest.approx((low, high))
+
+
+def test_the_ratio_to_dense_has_an_interval() -> None:
+    row = row_of(build(WHOLE), "oracle")
+    assert row["sample_complexity_ratio_low"] <= row["sample_complexity_ratio"] <= row["sample_complexity_ratio_high"]
+
+
+def test_the_pareto_front_has_what_nothing_beats_in_accuracy_and_cost() -> None:
+    cheap = seeded("cheap", [0.8, 0.8], macs_ratio=0.3, images_per_s=50.0)
+    good = seeded("good", [0.9, 0.9], macs_ratio=0.6, images_per_s=100.0)
+    bad = seeded("bad", [0.7, 0.7], macs_ratio=0.4, images_per_s=90.0)
+    gpu = seeded("gpu", [0.6, 0.6], macs_ratio=0.7, images_per_s=9000.0, device="cuda:0 H100")
+    seer = seeded("oracle", [1.0, 1.0], macs_ratio=0.1, images_per_s=999.0)
+    rows = build([*cheap, *good, *bad, *gpu, *seer])
+    found = {row["strategy"]: (row["pareto"], row["pareto_speed"]) for row in rows}
+    assert found == {  # speeds of two devices do not compare
+        "cheap": ("yes", "no"), "good": ("yes", "yes"), "bad": ("no", "no"), "gpu": ("no", "yes"),
+        "oracle": (None, None),
+    }  # fmt: skip
+
+
+def test_outcomes_of_the_test_items_decide_what_seeds_alone_would_tell() -> None:
+    """Two seeds that differ by the same little: Student's t would be sure, the items are not."""
+
+    def outcomes(wrong: int, seed: int) -> Flat:
+        labels = np.arange(40) % 2
+        predicted = labels.copy()
+        predicted[:wrong] ^= 1
+        return {
+            "accuracy": 1 - wrong / 40, "test_items": 40, "test_labels": pack(labels + 10 * seed),
+            "test_predictions": pack(predicted + 10 * seed),
+        }  # fmt: skip
+
+    rows = [flat(name, seed, **outcomes(wrong, seed)) for seed in range(2) for name, wrong in (("a", 3), ("b", 4))]
+    assert {row["rank"] for row in build(rows)} == {"1-2"}
+    alone = [{key: value for key, value in row.items() if "test" not in key} for row in rows]
+    assert [row["rank"] for row in build(alone)] == ["1", "2"]
+
+
+def test_a_note_says_which_differences_would_be_found() -> None:
+    judged = judge(WHOLE)
+    (line,) = detectable(judged.contests)
+    assert line.startswith("composite: two strategies that differ by 0.") and "3 seeds" in line
+    assert line in notes_on(WHOLE, judged.contests)
+    assert detectable(judge(seeded("mine", [0.5])).contests) == []

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sparsebench.board.statistics import half_success, mean_interval, sample_complexity
+from sparsebench.board import statistics
+from sparsebench.board.statistics import Interval, Successes, half_success, mean_interval
 
 INFINITY = float("inf")
 
@@ -70,6 +71,14 @@ def test_it_lies_among_the_sizes_or_is_not_reached(rates: list[float]) -> None:
         assert sizes[0] <= value <= sizes[-1]
 
 
+def sample_complexity(found: dict[int, dict[int, float]]) -> Interval:
+    return statistics.sample_complexity(Successes.of_nested(found))
+
+
+def ratio(own: dict[int, dict[int, float]], other: dict[int, dict[int, float]]) -> Interval:
+    return statistics.n50_ratio(Successes.of_nested(own), Successes.of_nested(other))
+
+
 def trials(*successes: str) -> dict[int, dict[int, float]]:
     """Return trials at sizes 4, 8, 16, ... from one word of 0 and 1 for each repetition."""
     return {k: {4 * 2**j: float(x) for j, x in enumerate(word)} for k, word in enumerate(successes)}
@@ -83,9 +92,49 @@ def test_the_sample_complexity_is_that_of_the_mean_success() -> None:
 
 
 def test_the_interval_resamples_whole_repetitions() -> None:
-    # One in 27 draws takes the best repetition three times, and one the worst: both are more than 2.5 %.
+    # One in 27 draws takes the best repetition three times, and one the worst; farther out there is nothing.
     _, low, high = sample_complexity(trials("011", "001", "111"))
     assert (low, high) == pytest.approx((4, 128**0.5))
+
+
+def test_the_interval_of_many_repetitions_is_that_of_all_resamples_counted_one_by_one() -> None:
+    found = trials(*["0011", "0111", "0001", "0011", "0101", "0011", "1111", "0001"] * 5)
+    wins = np.array([list(one.values()) for one in found.values()])
+    rng = np.random.default_rng(5)
+    rates = np.array([wins[rng.integers(0, 40, 40)].mean(axis=0) for _ in range(20000)])
+    drawn = half_success(np.array([4, 8, 16, 32]), rates)
+    tail = stats.norm.cdf(-stats.t.ppf(0.975, 39) * (40 / 39) ** 0.5)
+    assert sample_complexity(found)[1:] == pytest.approx(tuple(np.quantile(drawn, [tail, 1 - tail])), rel=0.03)
+
+
+def test_the_ratio_of_what_is_not_reached_is_told() -> None:
+    reached, never = trials("011", "001", "011"), trials("000", "000", "000")
+    assert ratio(reached, reached) == (1, 1, 1)
+    assert ratio(never, reached)[0] == INFINITY and ratio(reached, never)[0] == 0
+    assert ratio(never, never) == (1, 1, 1)  # nothing tells them apart
+
+
+def test_the_ratio_is_of_the_repetitions_that_both_have_resampled_together() -> None:
+    own, other = trials("0111", "0011", "0111", "0111"), trials("0011", "0001", "0011", "0011")
+    value, low, high = ratio(own, other)  # each needs half as many as the other does
+    assert (value, low, high) == pytest.approx((0.5, 0.5, 0.5))
+    two = {seed: one for seed, one in other.items() if seed < 2}
+    assert ratio(own, two) == ratio(trials("0111", "0011"), trials("0011", "0001"))
+    assert np.isnan(ratio(own, {9: {4: 1.0}})[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [10, 20, 60])
+def test_intervals_of_n50_cover_it_about_as_often_as_they_say(n: int) -> None:
+    rng, sizes = np.random.default_rng(n), np.array([4, 8, 16, 32, 64, 128, 256])
+    rates = 1 / (1 + np.exp(-1.5 * (np.log2(sizes) - 4.5)))
+    true, covered = half_success(sizes, rates[None])[0], 0
+    for _ in range(600):
+        wins = (rng.random((n, 7)) < rates).astype(float)
+        _, low, high = statistics.sample_complexity(Successes(sizes, np.arange(n), wins))
+        assert low is not None and high is not None
+        covered += low <= true <= high
+    assert 0.92 <= covered / 600 <= 0.995  # grids of few trials have few values
 
 
 def test_trials_that_agree_have_an_interval_of_no_width() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sparsebench.board import columns
-from sparsebench.board.columns import keys_of
-from sparsebench.board.tables import FORMATS, LEGEND, render
+from sparsebench.board.columns import FORMATS, keys_of
+from sparsebench.board.tables import LEGEND, render
 from sparsebench.errors import UserError
 
 COLUMNS, BY_TASK = keys_of(columns.COLUMNS), keys_of(columns.BY_TASK)

@@ -277,7 +277,7 @@ def test_the_other_strategies_are_on_the_board_all_the_same(
 def test_a_plugin_of_twenty_lines_is_on_the_board(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     assert len((SAMPLES / "good.py").read_text().splitlines()) == 20
     row = board_in(finished[0])["norm"]
-    assert row["kind"] == "deployable" and row["budget"] == "macs 0.5" and int(row["rank"]) >= 1
+    assert row["kind"] == "deployable" and row["budget"] == "macs 0.5" and row["rank"] == "1-4"
 
 
 def test_the_board_is_printed_and_written_in_every_form(
@@ -298,7 +298,8 @@ def test_the_board_is_printed_and_written_in_every_form(
 def test_the_board_is_made_again_from_the_records_alone(
     finished: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, form: str
 ) -> None:
-    shutil.copytree(finished[0] / "records", tmp_path / "records")
+    for beside in ("records", "strategies"):
+        shutil.copytree(finished[0] / beside, tmp_path / beside)
     result = call("leaderboard", tmp_path, "--format", form)
     assert result.exit_code == 0
     if form in ("csv", "json", "md"):
@@ -378,7 +379,8 @@ n_train = [20]
     rows = json.loads(result.stdout)
     assert {row["strategy"] for row in rows} == {"dense", "random", "oracle", "anti_oracle", "attn_topk", "norm"}
     for row in rows:
-        assert all(row[column] is not None for column in COLUMNS if column != "sample_complexity_ratio")
+        ranked = {"sample_complexity_ratio"} | ({"pareto", "pareto_speed"} if row["kind"] == "oracle" else set())
+        assert all(row[column.key] is not None for column in COLUMNS if column.key not in ranked)
         assert row["n_seeds"] == 2
 
 
