@@ -9,7 +9,7 @@ FORMATS = ("table", "md", "csv", "json", "latex")
 """Of tables, see `tables.render`."""
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
 
-Shown = Literal["text", "fraction", "signed", "samples", "ratio", "speed", "count"]
+Shown = Literal["text", "fraction", "signed", "samples", "ratio", "speed", "count", "p"]
 
 
 class Column(NamedTuple):
@@ -79,6 +79,11 @@ def keys_of(columns: Sequence[Column]) -> list[str]:
     return [key for column in columns for key in column.keys]
 
 
+def side(column: Column) -> str:
+    """Return on which side of its column a value stands: words on the left, numbers and ranks on the right."""
+    return "left" if column.shown == "text" and column.key != "rank" else "right"
+
+
 def text_of(row: dict[str, Any], column: Column) -> str:
     """Return how people see a row's value of a column, its interval behind it; "-" where there is none."""
     value, *interval = (_number(row[key], column.shown) for key in column.keys)
@@ -92,5 +97,5 @@ def _number(value: Any, shown: Shown) -> str:
         return "-"
     if not isinstance(value, float):
         return str(value)
-    form = {"signed": "+.3f", "samples": ".3g", "ratio": ".3g", "speed": ",.0f", "count": "g"}
+    form = {"signed": "+.3f", "samples": ".3g", "ratio": ".3g", "speed": ",.0f", "count": "g", "p": ".2g"}
     return format(value, form.get(shown, ".3f"))

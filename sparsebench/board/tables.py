@@ -6,12 +6,14 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from typing import Any
 
-from tabulate import tabulate
+from tabulate import SEPARATING_LINE, tabulate
 
+from sparsebench.board import latex
 from sparsebench.board.board import Row
 from sparsebench.board.build import columns_of
-from sparsebench.board.columns import CHECKS, FORMATS, Column, keys_of, text_of
+from sparsebench.board.columns import CHECKS, FORMATS, Column, keys_of, side, text_of
 from sparsebench.errors import UserError
 
 LEGEND = (
@@ -25,8 +27,26 @@ LEGEND_OF_CHECKS = (
 )
 
 
-def render(rows: Sequence[Row], form: str, notes: Sequence[str] = ()) -> str:
-    """Return the leaderboard in one of FORMATS; CSV and JSON have every column, the others join intervals.
+NOT_REACHED_MEANS = (
+    "Not reached: less than half of the trials succeed even with the most training samples that were tried."
+)
+
+
+def render(
+    rows: Sequence[Row],
+    form: str,
+    notes: Sequence[str] = (),
+    columns: Sequence[Column] | None = None,
+    legend: str | None = None,
+) -> str:
+    """Return rows in one of FORMATS; CSV and JSON have every column, the others join intervals.
+
+    Args:
+        rows: the leaderboard's, or another view's.
+        form: one of FORMATS. LaTeX is a `table*` that needs the package booktabs.
+        notes: lines below.
+        columns: of another view; the leaderboard's unless given, but for those that are empty.
+        legend: what is said below the table; the leaderboard's unless given.
 
     Raises:
         UserError: another format.
@@ -36,19 +56,32 @@ def render(rows: Sequence[Row], form: str, notes: Sequence[str] = ()) -> str:
     if form == "json":
         return json.dumps(rows, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     if form == "csv":
-        return _csv(rows)
-    style = {"table": "simple", "md": "pipe", "latex": "latex_booktabs"}[form]
-    columns = shown_columns(rows)
-    body = [[text_of(row, column) for column in columns] for row in rows]
+        return _csv(rows, columns_of(rows) if columns is None else columns)
+    shown = shown_columns(rows) if columns is None else columns
+    if legend is None:
+        legend = f"{LEGEND} {LEGEND_OF_CHECKS}" if CHECKS in shown else LEGEND
+    body = [[text_of(row, column) for column in shown] for row in rows]
+    if any("not reached" in cell for line in body for cell in line):
+        legend = f"{legend} {NOT_REACHED_MEANS}"
+    if form == "latex":
+        body = [[latex.printable(cell) for cell in line] for line in body]
+        return latex.table(shown, _apart(rows, body), legend, notes)
     if form == "md":
         body = [[cell.replace("|", "\\|") for cell in line] for line in body]
-    sides = ["left" if column.shown == "text" and column.key != "rank" else "right" for column in columns]
-    headings = [column.heading for column in columns]
-    text = tabulate(body, headers=headings, tablefmt=style, disable_numparse=True, colalign=sides)
-    legend = f"{LEGEND} {LEGEND_OF_CHECKS}" if CHECKS in columns else LEGEND
-    if form == "latex":
-        return "\n".join([text, *(f"% {note}" for note in (legend, *notes))]) + "\n"
+    lines = body if form == "md" else _apart(rows, body)
+    headings, style = [column.heading for column in shown], {"table": "simple", "md": "pipe"}[form]
+    text = tabulate(lines, headings, style, disable_numparse=True, colalign=[side(column) for column in shown])
     return "\n\n".join([text, legend, *(["\n".join(f"- {note}" for note in notes)] if notes else [])]) + "\n"
+
+
+def _apart(rows: Sequence[Row], body: list[list[str]]) -> list[Any]:
+    """Return the lines of a table with a rule before oracles, which are not ranked, where others are above them."""
+    lines: list[Any] = []
+    for before, row, line in zip((None, *rows), rows, body, strict=False):
+        if before is not None and row.get("kind") == "oracle" != before.get("kind"):
+            lines.append(SEPARATING_LINE)
+        lines.append(line)
+    return lines
 
 
 def shown_columns(rows: Sequence[Row]) -> list[Column]:
@@ -56,9 +89,9 @@ def shown_columns(rows: Sequence[Row]) -> list[Column]:
     return [one for one in columns_of(rows) if not rows or any(row[one.key] not in (None, "") for row in rows)]
 
 
-def _csv(rows: Sequence[Row]) -> str:
+def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, keys_of(columns_of(rows)), lineterminator="\n")
+    writer = csv.DictWriter(out, keys_of(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()

@@ -13,9 +13,16 @@ from sparsebench.board.columns import FORMATS
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
 @click.option("--by", type=click.Choice(["task"]), help="A row a task and model as well.")
-def leaderboard(folder: Path, form: str, by: str | None) -> None:
+@click.option(
+    "--view",
+    type=click.Choice(["board", "pairs", "matched"]),
+    default="board",
+    show_default=True,
+    help="The board; every two strategies compared; or rows of equal MACs and of equal accuracy.",
+)
+def leaderboard(folder: Path, form: str, by: str | None, view: str) -> None:
     """Print the leaderboard of a run's FOLDER, from its records alone."""
-    from sparsebench.board import flat
+    from sparsebench.board import flat, views
     from sparsebench.board.build import judge
     from sparsebench.board.entries import METRICS
     from sparsebench.board.notes import notes_on
@@ -23,4 +30,10 @@ def leaderboard(folder: Path, form: str, by: str | None) -> None:
 
     records = flat.frame(folder, METRICS)
     judged = judge(records, by)
-    click.echo(render(judged.rows, form, notes_on(records, judged.contests)), nl=False)
+    if view == "pairs":
+        text = render(views.pairs(judged.contests), form, (), views.PAIRS, views.LEGEND_OF_PAIRS)
+    elif view == "matched":
+        text = render(views.matched(judged.contests), form, (), views.MATCHED, views.LEGEND_OF_MATCHED)
+    else:
+        text = render(judged.rows, form, notes_on(records, judged.contests))
+    click.echo(text, nl=False)

@@ -13,6 +13,7 @@ import sparsebench
 from sparsebench.board.badges import CHANGED, SEVERAL, UNCHECKED, Badges
 from sparsebench.board.build import build, columns_of
 from sparsebench.board.columns import CHECKS, COLUMNS, FORMATS
+from sparsebench.board.latex import escaped
 from sparsebench.board.notes import notes_on, remarks
 from sparsebench.board.rows import flatten
 from sparsebench.board.tables import LEGEND_OF_CHECKS, render
@@ -134,7 +135,8 @@ def test_every_format_has_the_badge_and_those_for_people_the_failures(form: str)
     elif form == "json":
         assert {row["strategy"]: row["checks"] for row in json.loads(text)} == {"mine": shown, "other": UNCHECKED}
     else:
-        assert shown in text and UNCHECKED in text and LEGEND_OF_CHECKS in text and note in text.replace("\\_", "_")
+        legend = escaped(LEGEND_OF_CHECKS) if form == "latex" else LEGEND_OF_CHECKS
+    assert shown in text and UNCHECKED in text and legend in text and note in text.replace("\\_", "_")
 
 
 def test_a_strategy_whose_cells_all_failed_has_its_remark_once() -> None:

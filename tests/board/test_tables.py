@@ -2,13 +2,17 @@ import csv
 import io
 import json
 import math
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparsebench.board import columns
 from sparsebench.board.columns import FORMATS, keys_of
-from sparsebench.board.tables import LEGEND, render
+from sparsebench.board.latex import escaped
+from sparsebench.board.tables import LEGEND, NOT_REACHED_MEANS, render
 from sparsebench.errors import UserError
 
 COLUMNS, BY_TASK = keys_of(columns.COLUMNS), keys_of(columns.BY_TASK)
@@ -55,7 +59,7 @@ def test_every_format_takes_an_empty_board(form: str) -> None:
 @pytest.mark.parametrize("form", ["table", "md", "latex"])
 def test_what_is_shown_to_people_has_the_legend_and_the_failures(form: str) -> None:
     text = render(ROWS, form, NOTES)
-    assert LEGEND in text and NOTES[0] in text
+    assert (escaped(LEGEND) if form == "latex" else LEGEND) in text and NOTES[0] in text
 
 
 def test_markdown_joins_values_and_intervals() -> None:
@@ -116,14 +120,36 @@ def test_an_empty_csv_has_its_header() -> None:
     assert render([], "csv") == ",".join(COLUMNS) + "\n"
 
 
-def test_latex_is_a_booktabs_table_with_notes_in_comments() -> None:
-    lines = render(ROWS, "latex", NOTES).splitlines()
-    text = "\n".join(lines)
-    for command in (r"\begin{tabular}", r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}"):
+def test_latex_is_a_booktabs_table_with_the_legend_as_its_caption_and_notes_in_comments() -> None:
+    text = render(ROWS, "latex", NOTES)
+    for command in (r"\begin{tabular}", r"\toprule", r"\bottomrule", r"\end{tabular}", r"\begin{table*}", r"\caption{"):
         assert text.count(command) == 1
-    assert r"mine(a\_b=1)" in text
-    after = lines[lines.index(r"\end{tabular}") + 1 :]
-    assert after and all(line.startswith("% ") for line in after)
+    assert r"mine(a\_b=1)" in text and text.count(r"\midrule") == 2  # below the head, and before oracles
+    assert text.splitlines()[-1] == f"% {NOTES[0]}" and "Not reached: less than half" in text
+
+
+@pytest.mark.parametrize("some", [ROWS, BY, []], ids=["all tasks", "by task", "empty"])
+def test_latex_compiles(some: list[dict[str, Any]], tmp_path: Path) -> None:
+    if shutil.which("pdflatex") is None:
+        pytest.skip("pdflatex is not installed")
+    hostile = row(strategy="\\end{table*} $x_1^2$ & 50% ~#{}|<>`\u202e\u4e2d\n" + "x" * 300, budget="\u00e9")
+    table = render([*some, *([hostile] if some is ROWS else [])], "latex", ["a note\nof two lines %"])
+    head = r"\documentclass{article}\usepackage[utf8]{inputenc}\usepackage{booktabs,graphicx}\begin{document}"
+    (tmp_path / "a.tex").write_text(f"{head}\n{table}\\end{{document}}\n")
+    call = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "a.tex"]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "a.pdf").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("form", ["table", "md", "latex"])
+def test_what_not_reached_means_is_said_where_it_is(form: str) -> None:
+    assert NOT_REACHED_MEANS in render(ROWS, form) and NOT_REACHED_MEANS not in render([row(strategy="x")], form)
+
+
+def test_oracles_stand_apart() -> None:
+    lines = render(ROWS, "table").splitlines()
+    assert set(lines[3]) <= {"-", " "} and "oracle" in lines[4]
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -1,0 +1,120 @@
+"""Other looks at a board: pair by pair, at equal cost, and at equal accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from sparsebench.board.board import Row
+from sparsebench.board.build import Contest
+from sparsebench.board.columns import COLUMNS, Column
+from sparsebench.board.entries import DENSE
+from sparsebench.board.notes import TOLERANCE
+
+NEAR = 0.001
+"""How far below dense an accuracy may be that counts as the same: a tenth of a point."""
+PAIRS = (
+    Column("task", "task", "text", "name of the task"),
+    Column("strategy", "strategy", "text", "one of both"),
+    Column("budget", "budget", "text", "and its budget"),
+    Column("other", "against", "text", "the other one"),
+    Column("other_budget", "its budget", "text", "and its budget"),
+    Column("difference", "difference", "signed", "in accuracy, mean over the seeds that both have", True),
+    Column("p", "p", "p", "the larger of the next two, by Holm's method over all pairs of the task"),
+    Column("p_items", "p items", "p", "of McNemar's exact test: would these networks differ on other items?"),
+    Column("p_seeds", "p seeds", "p", "of Student's paired t test: would networks from other seeds differ?"),
+    Column("told", "told apart", "text", "yes where p is 0.05 or less"),
+    Column("n_seeds", "seeds", "count", "repetitions that both have"),
+)
+_SHOWN = {column.key: column for column in COLUMNS}
+MATCHED = (
+    Column("matched", "matched", "text", "what the rows have in common: their cost, or their accuracy"),
+    Column("task", "task", "text", "name of the task"),
+    *(_SHOWN[key] for key in ("rank", "strategy", "kind", "budget", "macs_ratio", "accuracy", "accuracy_delta")),
+)
+LEGEND_OF_PAIRS = (
+    "Differences with 95 % intervals over seeds (and items, where all seeds have the same). p: the larger of p items "
+    "and p seeds, by Holm's method over all pairs."
+)
+LEGEND_OF_MATCHED = (
+    f"At equal cost: rows whose realised MACs are within {TOLERANCE:.0%} of each other, ranked among themselves. At "
+    f"equal accuracy: of each strategy the row of least MACs that is at most {100 * NEAR:g} points below dense; - "
+    "where there is none. Nothing is interpolated."
+)
+
+
+def pairs(contests: Iterable[Contest]) -> list[Row]:
+    """Return a row for each two ranked strategies of each task, see `PAIRS`, the surest differences first."""
+    rows = []
+    for one in contests:
+        found, p = one.pairs, one.pairs.p
+        for i, j in zip(*np.triu_indices(len(one.rows), 1), strict=True):
+            if math.isnan(found.mean[i, j]):
+                continue
+            i, j = (i, j) if found.mean[i, j] >= 0 else (j, i)
+            mine, other, mean, half = one.rows[i], one.rows[j], float(found.mean[i, j]), _or_none(found.half[i, j])
+            ends = (None, None) if half is None else (mean - half, mean + half)
+            rows.append({
+                "task": one.task, "strategy": mine["strategy"], "budget": mine["budget"], "other": other["strategy"],
+                "other_budget": other["budget"], "difference": mean, "difference_low": ends[0],
+                "difference_high": ends[1], "p": _or_none(p[i, j]), "p_items": _or_none(found.p_items[i, j]),
+                "p_seeds": _or_none(found.p_seeds[i, j]), "told": "yes" if p[i, j] <= 0.05 else "no",
+                "n_seeds": int(found.n_seeds[i, j]),
+            })  # fmt: skip
+    names = ("strategy", "budget", "other", "other_budget")
+    return sorted(
+        rows, key=lambda r: (r["task"], 2 if r["p"] is None else r["p"], -r["difference"], *(r[name] for name in names))
+    )
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def matched(contests: Iterable[Contest]) -> list[Row]:
+    """Return the rows of each task at equal cost, then those at equal accuracy; see `MATCHED`."""
+    contests = list(contests)
+    return [row for one in contests for row in (*_at_equal_cost(one), *_at_equal_accuracy(one))]
+
+
+def _at_equal_cost(one: Contest) -> list[Row]:
+    rows = []
+    for places in _alike([row["macs_ratio"] for row in one.rows]):
+        cost = float(np.mean([one.rows[i]["macs_ratio"] for i in places]))
+        for place, (first, last) in zip(places, one.pairs.among(places).rank_sets(), strict=True):
+            rank = str(first) if first == last else f"{first}-{last}"
+            rows.append(_matched_row(one, one.rows[place], f"at {cost:.2f} of dense MACs", rank))
+    return sorted(rows, key=lambda row: (row["matched"], -row["accuracy"], row["strategy"], row["budget"]))
+
+
+def _alike(costs: Sequence[float | None]) -> list[list[int]]:
+    """Return the places of costs that lie within the tolerance of the smallest of them, two or more each."""
+    groups: list[list[int]] = []
+    for place in sorted((i for i, cost in enumerate(costs) if cost is not None), key=lambda i: (costs[i], i)):
+        cost, first = costs[place], costs[groups[-1][0]] if groups else None
+        if first is not None and cost is not None and cost <= first * (1 + TOLERANCE):
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return [group for group in groups if len(group) > 1]
+
+
+def _at_equal_accuracy(one: Contest) -> list[Row]:
+    dense = next((row for row in one.rows if row["strategy"] == DENSE), None)
+    if dense is None:
+        return []
+    found = []
+    for name in sorted({row["strategy"] for row in one.rows} - {DENSE}):
+        own = [row for row in one.rows if row["strategy"] == name and row["macs_ratio"] is not None]
+        good = [row for row in own if row["accuracy"] >= dense["accuracy"] - NEAR]
+        best = min(good, key=lambda row: (row["macs_ratio"], row["budget"]), default=None)
+        none = {column.key: None for column in COLUMNS} | {"strategy": name, "kind": own[0]["kind"] if own else ""}
+        found.append(_matched_row(one, best or none, "at dense accuracy", ""))
+    return sorted(found, key=lambda row: (row["macs_ratio"] or math.inf, row["strategy"]))
+
+
+def _matched_row(one: Contest, row: Row, matched: str, rank: str) -> Row:
+    keys = [key for column in MATCHED for key in column.keys]
+    return {key: row.get(key) for key in keys} | {"matched": matched, "task": one.task, "rank": rank}
