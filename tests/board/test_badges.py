@@ -129,14 +129,14 @@ def test_every_format_has_the_badge_and_those_for_people_the_failures(form: str)
     rows, note = build(flat), "mine: checks: fails required plans_are_legal"
     text = render(rows, form, notes_on(flat))
     shown = "fails 1 of 3 required"
+    legend = escaped(LEGEND_OF_CHECKS) if form == "latex" else LEGEND_OF_CHECKS
     if form == "csv":
         found = {row["strategy"]: row["checks"] for row in csv.DictReader(io.StringIO(text))}
         assert found == {"mine": shown, "other": UNCHECKED} and text.splitlines()[0].endswith(",n_seeds,checks")
     elif form == "json":
         assert {row["strategy"]: row["checks"] for row in json.loads(text)} == {"mine": shown, "other": UNCHECKED}
     else:
-        legend = escaped(LEGEND_OF_CHECKS) if form == "latex" else LEGEND_OF_CHECKS
-    assert shown in text and UNCHECKED in text and legend in text and note in text.replace("\\_", "_")
+        assert shown in text and UNCHECKED in text and legend in text and note in text.replace("\\_", "_")
 
 
 def test_a_strategy_whose_cells_all_failed_has_its_remark_once() -> None:
