@@ -196,11 +196,11 @@ def refresh(folder: Path) -> bool:
 def _finished(folder: Path, plan: Plan) -> dict[str, dict[str, Any]]:
     """Return the flat records of a plan's cells by hash: of all that were to be run, and of others that are there."""
     from sparsebench.board import flat
-    from sparsebench.board.build import METRICS
+    from sparsebench.board.gather import WANTED
     from sparsebench.errors import UserError
 
     wanted = {job.cell.id for job in plan.whole}
-    known = {row["cell_id"]: row for row in flat.load(folder, METRICS) if row["cell_id"] in wanted}
+    known = {row["cell_id"]: row for row in flat.load(folder, WANTED) if row["cell_id"] in wanted}
     if lost := {job.cell.id for job in plan.jobs} - set(known):
         raise UserError(
             f"records of {len(lost)} cells in {folder} cannot be read, {min(lost)} among them",

@@ -43,7 +43,7 @@ def run(form: str, dry_run: bool, out: Path, **options: Any) -> None:
     """
     from sparsebench.api import execute
     from sparsebench.board.build import build
-    from sparsebench.board.publish import notes_on
+    from sparsebench.board.notes import notes_on
     from sparsebench.board.tables import render
 
     if dry_run:

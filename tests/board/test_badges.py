@@ -12,7 +12,7 @@ import pytest
 import sparsebench
 from sparsebench.board.badges import CHANGED, SEVERAL, UNCHECKED, Badges
 from sparsebench.board.build import COLUMNS, build, columns_of, flatten, remarks
-from sparsebench.board.publish import notes_on
+from sparsebench.board.notes import notes_on
 from sparsebench.board.tables import FORMATS, LEGEND_OF_CHECKS, render
 from sparsebench.budget import Budget
 from sparsebench.plugin.origin import Origin
