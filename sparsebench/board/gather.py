@@ -23,9 +23,10 @@ GROUP = "accuracy: "
 OWN_PICTURE = "leaderboard.png"
 MOST_BYTES = 1_000_000
 """Of pictures in a board, together; larger ones stay beside it."""
-ABOUT = ("task", "model", "strategy", "kind", "budget")
+KEY = ("task", "model", "strategy", "kind", "budget", "setting")
 
 Flat = Mapping[str, Any]
+Entries = dict[tuple[str, str, str, str, str, str], list[Flat]]
 
 
 class _Wanted(frozenset[str]):
@@ -52,13 +53,14 @@ def board_of(records: Sequence[Flat], folder: Path) -> Board:
     known = described.strategies(folder)
     mine = [known[key] for key in sorted({(_name(r), r["sha256"]) for r in records}) if key in known]
     trained = {one.name: "yes" if one.trained else "no" for one in mine}
+    entries = _entries(records)
     rows, by_task = (_marked(build(records, by), trained) for by in (None, "task"))
     return Board(
         rows=rows,
         by_task=by_task,
         notes=notes.notes_on(records),
-        curves=curves(records),
-        groups=groups(records),
+        curves=_curves(entries),
+        groups=_groups(entries),
         bibtex=sorted({one.bibtex.strip() for one in mine} - {""}),
         environments=_environments(folder, {r["environment"] for r in records}),
         suites=[f"{suite.name}, version {suite.version}" for suite in described.suites(folder)],
@@ -76,12 +78,13 @@ def _marked(rows: list[Row], trained: Mapping[str, str]) -> list[Row]:
     return [row | {"trained": row.get("trained") or trained.get(_name(row))} for row in rows]
 
 
-def _per_row(records: Iterable[Flat]) -> dict[tuple[str, ...], list[Flat]]:
-    """Return the good records of each task, model, strategy, kind and budget, apart by setting, in one order."""
-    found = defaultdict(list)
+def _entries(records: Iterable[Flat]) -> Entries:
+    """Return the good records by KEY, in one order: those of a row of the board by task."""
+    found: Entries = defaultdict(list)
     for r in records:
         if r["status"] == "ok":
-            found[*(r[key] for key in ABOUT), r["setting"]].append(r)
+            task, model, strategy, kind, budget, setting = (r[name] for name in KEY)
+            found[task, model, strategy, kind, budget, setting].append(r)
     for own in found.values():
         own.sort(key=lambda r: (r["n_train"], r["repetition"], r["cell_id"]))
     return dict(sorted(found.items()))
@@ -92,10 +95,10 @@ def _has(record: Flat, metric: str) -> bool:
     return value is not None and not math.isnan(value)
 
 
-def curves(records: Iterable[Flat]) -> list[Curve]:
+def _curves(entries: Entries) -> list[Curve]:
     """Return the success rates by number of training samples, where trials have a criterion."""
     found = []
-    for key, own in _per_row(records).items():
+    for (task, model, strategy, kind, budget, _), own in entries.items():
         trials: dict[int, list[float]] = defaultdict(list)
         for r in own:
             if _has(r, "success"):
@@ -105,7 +108,7 @@ def curves(records: Iterable[Flat]) -> list[Curve]:
         n = tuple(map(len, trials.values()))
         rates = tuple(sum(one) / len(one) for one in trials.values())
         low, high = zip(*map(wilson, rates, n), strict=True)
-        found.append(Curve(*key[: len(ABOUT)], tuple(trials), rates, low, high, n))
+        found.append(Curve(task, model, strategy, kind, budget, tuple(trials), rates, low, high, n))
     return found
 
 
@@ -122,23 +125,25 @@ def wilson(rate: float, n: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def groups(records: Iterable[Flat]) -> list[Group]:
+def _groups(entries: Entries) -> list[Group]:
     """Return each group's accuracy, mean over seeds at the largest number of training samples."""
     found = []
-    for key, own in _per_row(records).items():
+    for (task, model, strategy, kind, budget, _), own in entries.items():
         largest = [r for r in own if r["n_train"] == own[-1]["n_train"]]
-        for metric in sorted({name for r in largest for name in r if name.startswith(GROUP) and _has(r, name)}):
-            values = [r[metric] for r in largest if _has(r, metric)]
+        for metric in sorted(name for name in own[0] if name.startswith(GROUP)):  # flat records have the same keys
+            if not (values := [r[metric] for r in largest if _has(r, metric)]):
+                continue
             mean, *interval = mean_interval(values)
             low, high = (None if x is None else min(1.0, max(0.0, x)) for x in interval)
-            about = key[: len(ABOUT)]
-            found.append(Group(*about, metric.removeprefix(GROUP), mean, low, high, len(values)))
+            found.append(
+                Group(task, model, strategy, kind, budget, metric.removeprefix(GROUP), mean, low, high, len(values))
+            )
     return found
 
 
-def _environments(folder: Path, wanted: Collection[str]) -> dict[str, dict[str, str]]:
+def _environments(folder: Path, wanted: set[str]) -> dict[str, dict[str, str]]:
     found = {}
-    for name in sorted(wanted - {""}):  # type: ignore[operator]
+    for name in sorted(wanted - {""}):
         path = folder / environment.FOLDER / f"{name}.json"
         try:
             found[name] = {str(key): str(value) for key, value in sorted(json.loads(path.read_bytes()).items())}

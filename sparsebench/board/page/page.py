@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -28,6 +28,7 @@ CAPTIONS = {
     "matter to the label have a yellow outline.",
     "agreement": "Which patches two strategies both keep, and which only one of them does.",
 }
+DIGITS = 12
 ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
@@ -63,17 +64,28 @@ def shown(rows: Sequence[Row]) -> list[Column]:
 
 
 def _view(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return one table: of each row the values by key, and of each number what people read, made by `text_of`."""
+    """Return one table, column by column: of each key the values, and of each number what people read of it."""
     columns = shown(rows)
-    keys, numbers = keys_of(tuple(columns)), [column for column in columns if column.shown != "text"]
+    numbers = [column for column in columns if column.shown != "text"]
     return {
         "name": name,
         "title": title,
+        "length": len(rows),
         "columns": [column._asdict() | {"keys": column.keys} for column in columns],
-        "keys": keys,
-        "rows": [[row.get(key) for key in keys] for row in rows],
-        "texts": [[text_of(_whole(row, column), column) for column in numbers] for row in rows],
+        "values": {key: _packed([_short(row.get(key)) for row in rows]) for key in keys_of(tuple(columns))},
+        "texts": {c.key: _packed([text_of(_whole(row, c), c) for row in rows]) for c in numbers},
     }
+
+
+def _short(value: Any) -> Any:
+    """Return a value with no more digits than anybody needs: the page is a third smaller."""
+    return float(format(value, f".{DIGITS}g")) if isinstance(value, float) else value
+
+
+def _packed(values: list[Any]) -> Any:
+    """Return values as they are, or, where they recur, as what there is `of` and which of it stands `at` each place."""
+    of = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return {"of": list(of), "at": [of[value] for value in values]} if 2 * len(of) < len(values) else values
 
 
 def _whole(row: Row, column: Column) -> Row:
@@ -86,7 +98,7 @@ def _plain(rows: Sequence[Row]) -> list[list[str]]:
     return [[column.heading for column in columns]] + [[text_of(_whole(r, c), c) for c in columns] for r in rows]
 
 
-@lru_cache(maxsize=1)
+@cache
 def _environment() -> Environment:
     return Environment(
         loader=PackageLoader("sparsebench.board.page", "assets"), autoescape=True, undefined=StrictUndefined,
@@ -94,9 +106,9 @@ def _environment() -> Environment:
     )  # fmt: skip
 
 
-@lru_cache(maxsize=None)
+@cache
 def _asset(name: str) -> Markup:
-    """Return a file of this package as it stands, without the comment that would have browsers look for a source map."""
+    """Return a file of this package, without the comment that would have browsers look for its source map."""
     text = resources.files(__package__).joinpath(name).read_text("utf-8")
     return Markup("\n".join(line for line in text.split("\n") if not line.startswith("//# sourceMappingURL")))
 
@@ -114,7 +126,7 @@ def _policy(scripts: Sequence[str]) -> str:
     ])  # fmt: skip
 
 
-@lru_cache(maxsize=None)
+@cache
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 

@@ -154,17 +154,19 @@ function curvePlot(place, curves, part, names, colour) {
     row: rowOf(curve), size, rate: curve.rates[k], low: curve.low[k], high: curve.high[k],
     title: `${clip(curve.strategy)}\n${clip(curve.budget)}\nN ${size}: ${curve.rates[k].toFixed(3)} of ${curve.n[k]}`,
   })));
+  const width = widthIn(place, 860);
   const ends = curves.map((curve) => `${clip(curve.strategy)} ${curve.rates.at(-1).toFixed(2)}`).join(", ");
   return Plot.plot({
-    className: "plot", width: widthIn(place, 860), height: 340, marginLeft: 48, marginBottom: 40, style: { fontSize: "12px" },
+    className: "plot", width, height: 340, marginLeft: 48, marginBottom: 40, style: { fontSize: "12px" },
     color: { domain: names, range: names.map((name) => colour.get(name)) },
     symbol: { domain: names, range: ["circle", "square", "diamond", "triangle", "star", "cross", "wye"] },
-    x: { type: "log", label: "training samples, N", labelAnchor: "center", labelArrow: "none", ticks: sizes, tickFormat: String },
+    x: { type: "log", label: "training samples, N", labelAnchor: "center", labelArrow: "none" },
     y: { label: "success rate", domain: [0, 1], grid: true, labelArrow: "none", ticks: 5 },
     ariaLabel: `Success rate by number of training samples${part ? `, ${clip(part, 80)}` : ""}. At the most samples: ${ends}.`,
     marks: [
+      Plot.axisX(sizes.slice(-Math.floor(width / 44)), { text: (size) => String(size) }),
       Plot.ruleY([0.5], { stroke: "currentColor", strokeDasharray: "2 4", strokeOpacity: 0.6 }),
-      Plot.areaY(points, { x: "size", y1: "low", y2: "high", fill: "row", z: "row", fillOpacity: curves.length > 4 ? 0.06 : 0.13 }),
+      Plot.areaY(points, { x: "size", y1: "low", y2: "high", fill: "row", z: "row", fillOpacity: 0.16 / Math.sqrt(curves.length) }),
       Plot.lineY(points, { x: "size", y: "rate", stroke: "row", z: "row", strokeWidth: 2 }),
       Plot.dot(points, { x: "size", y: "rate", fill: "row", symbol: "row", r: 4, stroke: "var(--page)", strokeWidth: 1 }),
       Plot.tip(points, Plot.pointer({ x: "size", y: "rate", title: "title", fill: "var(--raised)", lineWidth: 24 })),
@@ -208,9 +210,9 @@ function groupPlot(place, groups, part, rank) {
     marginRight: beside ? 20 : 100,
     height: 70 + (beside ? 1 : names.length) * (24 * rows.length + 14),
     color: COLOUR,
-    x: { domain: [0, 1], ticks: 3, grid: true, label: "accuracy", labelAnchor: "center", labelArrow: "none" },
+    x: { domain: [0, 1], ticks: [0, 0.5, 1], tickFormat: "~g", grid: true, label: "accuracy", labelAnchor: "center", labelArrow: "none" },
     y: { domain: rows, label: null, tickSize: 0, tickFormat: label },
-    [facet]: { domain: names, label: null, tickFormat: (name) => clip(name, 24), padding: 0.08 },
+    [facet]: { domain: names, label: null, tickFormat: (name) => clip(name, 24), padding: 0.1 },
     ariaLabel: `Accuracy by group${part ? `, ${clip(part, 80)}` : ""}: ${counted(names.length, "group")}, ${counted(rows.length, "row")}.`,
     marks: [
       Plot.barX(bars, { x: "accuracy", y: "row", [facet]: "group", fill: "kind", fillOpacity: 0.75, insetTop: 2, insetBottom: 2 }),

@@ -4,7 +4,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const at = (id) => document.getElementById(id);
-  const views = new Map(data.views.filter((view) => view.rows.length).map((view) => [view.name, view]));
+  const views = new Map(data.views.filter((view) => view.length).map((view) => [view.name, view]));
   const made = new Map(); // of views, when they are first shown
   const curves = new Curves(at("curves"), data.curves);
   const groups = new Groups(at("groups"), data.groups);

@@ -10,14 +10,10 @@ const BADGES = new Set(["checks", "verified"]);
 const natural = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
 
 /** Return a view's rows as {value by key, text by column, search}, and a TanStack table of them. */
-function makeView({ name, title, columns, keys, rows, texts }) {
-  const numbers = columns.filter((column) => column.shown !== "text");
-  const data = rows.map((values, at) => {
-    const value = Object.fromEntries(keys.map((key, k) => [key, values[k]]));
-    const text = Object.fromEntries(columns.map(({ key }) => [key, MISSING.has(value[key]) ? "-" : String(value[key])]));
-    numbers.forEach((column, k) => (text[column.key] = texts[at][k]));
-    return { value, text, search: Object.values(text).join("\n").toLowerCase() };
-  });
+function makeView({ name, title, length, columns, values, texts }) {
+  const entries = (packed) => Object.entries(packed).map(([key, column]) => [key, unpacked(column)]);
+  const value = entries(values), text = entries(texts);
+  const data = Array.from({ length }, (_, at) => rowAt(at, columns, value, text));
   const width = Object.fromEntries(columns.map((column) => [column.key, widthOf(column, data)]));
   const table = TableCore.createTable({
     data,
@@ -38,6 +34,17 @@ function makeView({ name, title, columns, keys, rows, texts }) {
     state: {},
   });
   return { name, title, columns, data, width, table };
+}
+
+function unpacked(column) {
+  return column.of ? column.at.map((k) => column.of[k]) : column;
+}
+
+function rowAt(at, columns, values, texts) {
+  const value = Object.fromEntries(values.map(([key, column]) => [key, column[at]]));
+  const text = Object.fromEntries(columns.map(({ key }) => [key, MISSING.has(value[key]) ? "-" : String(value[key])]));
+  for (const [key, column] of texts) text[key] = column[at];
+  return { value, text, search: Object.values(text).join("\n").toLowerCase() };
 }
 
 function sortable(value) {
