@@ -28,7 +28,7 @@ CAPTIONS = {
     "matter to the label have a yellow outline.",
     "agreement": "Which patches two strategies both keep, and which only one of them does.",
 }
-DIGITS = 12
+DIGITS = 10
 ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 

@@ -9,6 +9,7 @@ const COSTS = [
   { key: "images_per_s", front: "pareto_speed", curve: "step-before" }, // of one device each: others do not compare
 ];
 const MOST_PLOTS = 12, MOST_NAMES = 14, MOST_BARS = 40, MOST_CURVES = 8;
+const NAME_HEIGHT = 14; // pixels
 const CLIP = 40; // characters of a name in a chart
 
 function clip(text, most = CLIP) {
@@ -74,7 +75,7 @@ function costPlot(place, points, cost, headed) {
   const [least, most] = d3.extent(points, (point) => point.y);
   return Plot.plot({
     className: "plot", width: widthIn(place, 860), height: 380, marginLeft: 48, marginBottom: 40, marginRight: 30,
-    insetLeft: 20, insetRight: 40, insetTop: 14, insetBottom: 8, style: { fontSize: "12px" },
+    insetLeft: 20, insetRight: 40, insetTop: 24, insetBottom: 8, style: { fontSize: "12px" },
     color: COLOUR, symbol: SYMBOL,
     x: { label: headed(cost.key), labelAnchor: "center", labelArrow: "none", ticks: 6, nice: true },
     y: { label: "accuracy", grid: true, labelArrow: "none", nice: true },
@@ -85,23 +86,25 @@ function costPlot(place, points, cost, headed) {
       Plot.ruleX(points, { x: "x", y1: "low", y2: "high", stroke: "kind", strokeOpacity: 0.45, strokeWidth: 1.5 }),
       Plot.dot(points, { x: "x", y: "y", fill: "kind", symbol: "kind", r: points.length > 200 ? 3 : 5,
                          stroke: "var(--page)", strokeWidth: 1 }),
-      Plot.text(names, { ...spread(names), text: "name", textAnchor: "start", dx: 9, fill: "currentColor",
-                         stroke: "var(--page)", strokeWidth: 4 }),
+      ...named(names, 300),
       Plot.tip(points, Plot.pointer({ x: "x", y: "y", title: "title", fill: "var(--raised)", lineWidth: 24 })),
     ],
   });
 }
 
-/** Return where names stand: beside their points, apart from each other where points are close. */
-function spread(points) {
-  const [low, high] = d3.extent(points, (point) => point.y);
-  const apart = (high - low) / 18;
-  const placed = new Map();
-  for (const point of d3.sort(points, (one) => one.y)) {
-    const taken = [...placed].filter(([other]) => Math.abs(other.x - point.x) < 0.25 * Math.max(point.x, other.x));
-    placed.set(point, Math.max(point.y, ...taken.map(([, y]) => y + apart)));
+/** Return marks of names beside their points; above each other where points are close, NAME_HEIGHT pixels a name. */
+function named(points, pixels) {
+  const span = d3.max(points, ({ high }) => high) - d3.min(points, ({ low }) => low) || 1;
+  const placed = [];
+  for (const point of d3.sort(points, ({ y }) => y)) {
+    const close = placed.filter((other) => Math.abs(other.x - point.x) < 0.25 * Math.max(point.x, other.x));
+    const at = (point.y / span) * pixels;
+    placed.push({ ...point, at, up: Math.max(at, ...close.map(({ up }) => up + NAME_HEIGHT)) });
   }
-  return { x: "x", y: (point) => placed.get(point) };
+  return placed.map((point) => Plot.text([point], {
+    x: "x", y: "y", text: "name", textAnchor: "start", dx: 9, dy: point.at - point.up, fill: "currentColor",
+    stroke: "var(--page)", strokeWidth: 4,
+  }));
 }
 
 /** Success rates by number of training samples; the strategies of the table's rows, those whose chips are pressed. */
@@ -114,8 +117,7 @@ class Curves {
   }
 
   draw(rows) {
-    const order = new Map(rows.map(({ value }, k) => [rowOf(value), k]));
-    const mine = d3.sort(this.curves.filter((curve) => order.has(rowOf(curve))), (curve) => order.get(rowOf(curve)));
+    const mine = inTable(this.curves, rows);
     this.section.hidden = !mine.length;
     const names = [...new Set(mine.map(rowOf))];
     const on = names.filter((name, k) => this.pressed.get(name) ?? k < MOST_CURVES);
@@ -148,6 +150,14 @@ function rowOf({ strategy, budget }) {
   return `${strategy}\n${budget}`;
 }
 
+/** Return those of curves or groups that are of a row in the table, in its order. */
+function inTable(items, rows) {
+  const byTask = rows.some(({ value }) => value.task != null);
+  const key = (one) => JSON.stringify([one.strategy, one.budget, ...(byTask ? [one.task, one.model] : [])]);
+  const order = new Map(rows.map(({ value }, k) => [key(value), k]));
+  return d3.sort(items.filter((one) => order.has(key(one))), (one) => order.get(key(one)));
+}
+
 function curvePlot(place, curves, part, names, colour) {
   const sizes = [...new Set(curves.flatMap((curve) => curve.sizes))].sort(d3.ascending);
   const points = curves.flatMap((curve) => curve.sizes.map((size, k) => ({
@@ -160,11 +170,12 @@ function curvePlot(place, curves, part, names, colour) {
     className: "plot", width, height: 340, marginLeft: 48, marginBottom: 40, style: { fontSize: "12px" },
     color: { domain: names, range: names.map((name) => colour.get(name)) },
     symbol: { domain: names, range: ["circle", "square", "diamond", "triangle", "star", "cross", "wye"] },
-    x: { type: "log", label: "training samples, N", labelAnchor: "center", labelArrow: "none" },
+    x: { type: "log" },
     y: { label: "success rate", domain: [0, 1], grid: true, labelArrow: "none", ticks: 5 },
     ariaLabel: `Success rate by number of training samples${part ? `, ${clip(part, 80)}` : ""}. At the most samples: ${ends}.`,
     marks: [
-      Plot.axisX(sizes.slice(-Math.floor(width / 44)), { text: (size) => String(size) }),
+      Plot.axisX(sizes.slice(-Math.floor(width / 44)), {
+        text: (size) => String(size), label: "training samples, N", labelAnchor: "center", labelArrow: "none" }),
       Plot.ruleY([0.5], { stroke: "currentColor", strokeDasharray: "2 4", strokeOpacity: 0.6 }),
       Plot.areaY(points, { x: "size", y1: "low", y2: "high", fill: "row", z: "row", fillOpacity: 0.16 / Math.sqrt(curves.length) }),
       Plot.lineY(points, { x: "size", y: "rate", stroke: "row", z: "row", strokeWidth: 2 }),
@@ -184,20 +195,18 @@ class Groups {
   }
 
   draw(rows) {
-    const order = [...new Set(rows.map(({ value }) => rowOf(value)))];
-    const rank = new Map(order.slice(0, MOST_BARS).map((row, k) => [row, k]));
-    const mine = this.groups.filter((group) => rank.has(rowOf(group)));
+    const mine = inTable(this.groups, rows);
     this.section.hidden = !mine.length;
     const place = this.section.querySelector(".plots");
-    drawParts(place, d3.group(mine, partOf), (part, name) => groupPlot(place, part, name, rank));
-    if (order.length > MOST_BARS) place.append(make("p", {}, `The first ${MOST_BARS} of ${order.length} rows; filter to see others.`));
+    drawParts(place, d3.group(mine, partOf), (part, name) => groupPlot(place, part, name));
   }
 }
 
-function groupPlot(place, groups, part, rank) {
+function groupPlot(place, all, part) {
+  const rows = [...new Set(all.map(rowOf))].slice(0, MOST_BARS);
+  const groups = all.filter((one) => rows.includes(rowOf(one)));
   const several = new Set(groups.map(({ strategy }) => strategy)).size < new Set(groups.map(rowOf)).size;
   const label = (row) => clip(several ? row.replace("\n", ", ") : row.split("\n")[0], several ? 30 : 18);
-  const rows = d3.sort(new Set(groups.map(rowOf)), (row) => rank.get(row));
   const names = [...new Set(groups.map(({ group }) => group))];
   const bars = groups.map((one) => ({ ...one, row: rowOf(one), title:
     `${clip(one.strategy)}\n${clip(one.group)}\naccuracy ${one.accuracy.toFixed(3)}` }));
