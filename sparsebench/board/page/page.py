@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -28,7 +28,10 @@ CAPTIONS = {
     "matter to the label have a yellow outline.",
     "agreement": "Which patches two strategies both keep, and which only one of them does.",
 }
-DIGITS = 10
+MACHINE = {"processor": "{}", "cores": "{} cores", "python": "Python {}", "torch": "torch {}",
+           "sparsebench": "sparsebench {}"}  # fmt: skip
+DIGITS = 8
+"""Of values in the page, significant ones: more than are known of any of them."""
 ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
@@ -51,6 +54,7 @@ def render(board: Board) -> bytes:
             board=board,
             plain=_plain(board.rows),
             explained=shown([*board.by_task, *board.rows]),
+            machines=sorted({_machine(environment) for environment in board.environments.values()}),
             pictures=[(CAPTIONS.get(name, name), _data_url(png)) for name, png in board.pictures.items()],
         )
     )
@@ -78,7 +82,7 @@ def _view(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _short(value: Any) -> Any:
-    """Return a value with no more digits than anybody needs: the page is a third smaller."""
+    """Return a value with DIGITS digits: pages of many rows are a third smaller."""
     return float(format(value, f".{DIGITS}g")) if isinstance(value, float) else value
 
 
@@ -96,6 +100,11 @@ def _plain(rows: Sequence[Row]) -> list[list[str]]:
     """Return the table for those who run no scripts: headings, then the rows."""
     columns = shown(rows)
     return [[column.heading for column in columns]] + [[text_of(_whole(r, c), c) for c in columns] for r in rows]
+
+
+def _machine(environment: Mapping[str, str]) -> str:
+    """Return a machine and what decides most about its numbers, in a line."""
+    return ", ".join(form.format(environment[name]) for name, form in MACHINE.items() if name in environment)
 
 
 @cache

@@ -21,6 +21,10 @@ function drawParts(place, parts, draw) {
   const made = [...parts].slice(0, MOST_PLOTS).map(([name, items]) => {
     const svg = draw(items, name);
     svg.setAttribute("role", "img");
+    for (const mark of svg.querySelectorAll("g[aria-label]")) { // a picture has one label
+      mark.dataset.mark = mark.getAttribute("aria-label");
+      mark.removeAttribute("aria-label");
+    }
     return make("div", { class: "plot-of" }, ...(parts.size > 1 ? [make("h3", {}, clip(name, 80))] : []), svg);
   });
   const more = parts.size - made.length;

@@ -71,7 +71,8 @@
       const options = values.map((value) => make("option", { value, selected: state.filters[column.key] === value }, clip(value)));
       const select = make("select", { id: `facet-${column.key}` }, make("option", { value: "" }, "all"), ...options);
       select.addEventListener("change", () => writeState({ filters: { ...readState().filters, [column.key]: select.value } }));
-      return [make("label", { class: state.filters[column.key] ? "on" : null }, column.heading, " ", select)];
+      const label = make("label", { for: select.id }, column.heading);
+      return [make("span", { class: state.filters[column.key] ? "facet on" : "facet" }, label, " ", select)];
     });
   }
 

@@ -31,7 +31,7 @@ function writeState(change, { typing = false } = {}) {
   if (state.columns) out.set("cols", state.columns.join(","));
   if (state.cost) out.set("cost", state.cost);
   for (const [key, value] of Object.entries(state.filters)) if (value) out.set(FILTER + key, value);
-  const hash = "#" + out;
+  const hash = "#" + String(out).replaceAll("%2C", ",");
   if (typing) location.replace(hash);
   else location.hash = hash;
 }

@@ -106,7 +106,11 @@ class TableOnScreen {
       return col;
     }));
     this.header(columns, sort);
+    const widths = columns.reduce((sum, { key }) => sum + view.width[key], 0);
+    this.table.style.width = `calc(${widths}ch + ${1.6 * columns.length}rem)`; // a fixed layout needs one
     this.scroll.classList.toggle("long", rows.length > ALL_AT_ONCE);
+    const still = this.head.querySelector("th.strategy"); // what has the focus is not scrolled to below it
+    this.scroll.style.scrollPaddingLeft = `${still?.offsetWidth ?? 0}px`;
     this.draw();
   }
 
