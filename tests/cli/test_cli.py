@@ -292,6 +292,7 @@ def test_the_board_is_printed_and_written_in_every_form(
     assert (out / "leaderboard.md").read_text().startswith("|")
     with Image.open(out / "leaderboard.png") as picture:
         assert picture.width > 500
+    assert (out / "leaderboard.html").read_text().startswith("<!doctype html>")
     assert str(out) in done.stderr
 
 
