@@ -188,21 +188,21 @@ def plan_of(
 def refresh(folder: Path) -> bool:
     """Write the leaderboard of a run's folder again, from all its records, where it has one; return whether it has."""
     from sparsebench.board import flat
-    from sparsebench.board.entries import METRICS
+    from sparsebench.board.gather import WANTED
     from sparsebench.board.publish import publish
 
     if there := (folder / "leaderboard.csv").exists():
-        publish(flat.frame(folder, METRICS), folder)
+        publish(flat.frame(folder, WANTED), folder)
     return there
 
 
 def _finished(folder: Path, plan: Plan) -> pd.DataFrame:
     """Return the flat records of a plan's cells: of all that were to be run, and of others that are there."""
     from sparsebench.board import flat
-    from sparsebench.board.entries import METRICS
+    from sparsebench.board.gather import WANTED
     from sparsebench.errors import UserError
 
-    known = flat.frame(folder, METRICS)
+    known = flat.frame(folder, WANTED)
     known = known[known["cell_id"].isin([job.cell.id for job in plan.whole])]
     if lost := {job.cell.id for job in plan.jobs} - set(known["cell_id"]):
         raise UserError(

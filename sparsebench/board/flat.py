@@ -49,6 +49,11 @@ def frame(out: Path, metrics: Collection[str] | None = None) -> pd.DataFrame:
     found = pd.DataFrame(list(_from_records(out, metrics))) if table is None else compact.frame(table)
     if found.empty:
         raise nothing(out)
+    return marked(found, out)
+
+
+def marked(found: pd.DataFrame, out: Path) -> pd.DataFrame:
+    """Return records with what a run's folder says of their strategies: the badge, remarks, and whether trained."""
     badges, known = Badges(stored.read(out)), described.strategies(out)
     grouped = found.groupby(["strategy", "sha256"], observed=True, sort=False)
     said = []

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from scipy import stats
+from scipy.special import bdtr, stdtr, stdtrit
 
 LEVEL = 0.95
 POWER = 0.8
@@ -91,7 +91,7 @@ def holm(p: np.ndarray) -> np.ndarray:
 def mcnemar(only_a: np.ndarray, only_b: np.ndarray) -> np.ndarray:
     """Return the exact two-sided p-values of McNemar's test, from how many items only one of both gets right."""
     fewer, both = np.minimum(only_a, only_b), only_a + only_b
-    return np.minimum(1.0, 2 * stats.binom.cdf(fewer, both, 0.5))
+    return np.minimum(1.0, 2 * bdtr(fewer, np.asarray(both, dtype=np.int64), 0.5))
 
 
 def compare(contenders: Sequence[Contender]) -> Pairs:
@@ -146,10 +146,10 @@ def _compare(found: Pairs, contenders: Sequence[Contender], rows: np.ndarray, co
 
 def _student(mean: np.ndarray, variance: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return half the interval, the least difference that would be found, and p, of means with such variances."""
-    error, edge = np.sqrt(variance), stats.t.ppf(0.5 + LEVEL / 2, freedom)
+    error, edge = np.sqrt(variance), stdtrit(freedom, 0.5 + LEVEL / 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(np.isclose(mean, 0, atol=1e-12), 0.0, np.abs(mean) / error)
-    return edge * error, (edge + stats.t.ppf(POWER, freedom)) * error, 2 * stats.t.sf(ratio, freedom)
+    return edge * error, (edge + stdtrit(freedom, POWER)) * error, 2 * stdtr(freedom, -ratio)
 
 
 def _crossed(

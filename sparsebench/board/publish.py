@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparsebench.board import figures
-from sparsebench.board.build import Flats, judge
-from sparsebench.board.notes import notes_on
+from sparsebench.board import figures, page
+from sparsebench.board.board import Board
+from sparsebench.board.build import Flats
+from sparsebench.board.gather import board_of
 from sparsebench.board.tables import render
 from sparsebench.sweep.store import write_whole
 
 
 def publish(flat: Flats, out: Path) -> None:
-    """Write OUT/leaderboard.{md,csv,json,png}."""
-    judged = judge(flat)
-    rows, notes = judged.rows, notes_on(flat, judged.contests)
-    for form in ("md", "csv", "json"):
-        write_whole(out / f"leaderboard.{form}", render(rows, form, notes).encode())
-    write_whole(out / "leaderboard.png", figures.draw(rows))
+    """Write OUT/leaderboard.{md,csv,json,png,html}."""
+    for name, content in files(board_of(flat, out)).items():
+        write_whole(out / name, content)
+
+
+def files(board: Board) -> dict[str, bytes]:
+    """Return what is written of a board, by the files' names; a pure function of it."""
+    forms = ("md", "csv", "json")
+    texts = {f"leaderboard.{form}": render(board.rows, form, board.notes).encode() for form in forms}
+    return texts | {"leaderboard.png": figures.draw(board.rows), "leaderboard.html": page.render(board)}

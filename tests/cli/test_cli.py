@@ -57,6 +57,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     [["--help"], ["run", "--help"], ["--version"], ["list"], ["list", "tasks"], ["list", "models"], ["list", "suites"],
      ["list", "observers"], ["show", "mlflow"], ["observe", "--help"],
      ["show", "attn_topk"], ["show", "composite"], ["leaderboard", "OUT"], ["leaderboard", "OUT", "--by", "task"],
+     ["leaderboard", "OUT", "--format", "html"],
      ["list", "--bibtex"], ["show", "noise", "--bibtex"], ["check", "--help"],
      ["new", "--help"], ["show-tokens", "--help"], ["reproduce", "--help"], ["reproduce", "theory", "--help"]],
     ids=" ".join,
@@ -236,7 +237,7 @@ def test_a_folder_that_cannot_be_written_leaves_with_2_before_anything_runs(tmp_
     ("arguments", "says"),
     [
         (["leaderboard", "nowhere"], ["no records in nowhere"]),
-        (["leaderboard", "nowhere", "--format", "html"], ["html", "latex"]),
+        (["leaderboard", "nowhere", "--format", "pdf"], ["pdf", "latex", "html"]),
         (["leaderboard"], ["FOLDER"]),
         (["show", "atn_topk"], ["unknown", "did you mean 'attn_topk'"]),
         (["show", "nowhere.py"], ["nowhere.py does not exist"]),
@@ -291,6 +292,7 @@ def test_the_board_is_printed_and_written_in_every_form(
     assert (out / "leaderboard.md").read_text().startswith("|")
     with Image.open(out / "leaderboard.png") as picture:
         assert picture.width > 500
+    assert (out / "leaderboard.html").read_text().startswith("<!doctype html>")
     assert str(out) in done.stderr
 
 

@@ -1,6 +1,7 @@
 """sparsebench export, merge, and leaderboard of folders that older versions wrote."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from sparsebench.board import compact
+from sparsebench.board import compact, flat
+from sparsebench.board.publish import publish
 from sparsebench.cli import main
 from sparsebench.sweep import store
 from sparsebench.sweep.record import SCHEMA
@@ -31,7 +33,7 @@ def out(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "arguments",
     [["export", "OUT"], ["export", "OUT", "--format", "parquet", "-o", "NEW"], ["merge", "OUT", "-o", "NEW"],
-     ["leaderboard", "OUT"]],
+     ["leaderboard", "OUT"], ["leaderboard", "OUT", "--format", "html", "-o", "NEW"]],
     ids=" ".join,
 )  # fmt: skip
 def test_what_works_on_records_imports_no_torch(out: Path, tmp_path: Path, arguments: list[str]) -> None:
@@ -39,7 +41,8 @@ def test_what_works_on_records_imports_no_torch(out: Path, tmp_path: Path, argum
     given = [{"OUT": str(out), "NEW": str(tmp_path / "new")}.get(a, a) for a in arguments]
     code = f"""
 import sys
-from sparsebench.board import compact
+from sparsebench.board import compact, flat
+from sparsebench.board.publish import publish
 from sparsebench.cli import main
 compact.UNREAD = 1
 try:
@@ -97,6 +100,29 @@ def test_records_of_a_newer_version_stop_every_command(out: Path, tmp_path: Path
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
     assert f"{path} line 1 has schema version {SCHEMA + 1}" in result.stderr and "upgrade sparsebench" in result.stderr
     assert {path: path.read_bytes() for path in store.segments(out)} == before
+
+
+@pytest.mark.parametrize("form", ["md", "html"])
+def test_a_board_goes_to_a_file_or_a_pipe(out: Path, tmp_path: Path, form: str) -> None:
+    shown = call("leaderboard", out, "--format", form)
+    written = call("leaderboard", out, "--format", form, "-o", tmp_path / "new" / "board")
+    assert shown.exit_code == written.exit_code == 0 and written.stdout == ""
+    assert written.stderr == f"written: {tmp_path / 'new' / 'board'}\n"
+    assert shown.stdout_bytes == (tmp_path / "new" / "board").read_bytes() and b"dense" in shown.stdout_bytes
+
+
+def test_a_page_is_not_for_the_terminal(out: Path) -> None:
+    leader, follower = os.openpty()
+    command = [sys.executable, "-m", "sparsebench", "leaderboard", str(out), "--format", "html"]
+    done = subprocess.run(command, stdout=follower, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(follower)
+    os.close(leader)
+    assert (done.returncode, done.stderr) == (2, "Error: a page is not for the terminal; give -o FILE.html\n")
+
+
+def test_the_page_beside_the_records_is_the_one_of_the_command(out: Path) -> None:
+    publish(list(flat.load(out)), out)
+    assert (out / "leaderboard.html").read_bytes() == call("leaderboard", out, "--format", "html").stdout_bytes
 
 
 def test_boards_of_a_cache_and_of_records_are_the_same(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,110 @@
+"""How long the leaderboard's page takes with many rows, in a real browser without a window.
+
+python benchmarks/page.py              # a minute; needs playwright and chromium
+python benchmarks/page.py --rows 500
+
+The rows are made up: the numbers of a page do not decide how long it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, sync_playwright
+from tabulate import tabulate
+
+from sparsebench.board import page
+from sparsebench.board.board import Board, Row
+from sparsebench.board.columns import COLUMNS
+
+WATCH = """
+(() => {
+  const seen = (what, ready) => requestAnimationFrame(() => ready() ? setTimeout(() => window[what] = performance.now())
+                                                                   : seen(what, ready));
+  seen("shown", () => document.querySelector("#table tbody tr"));
+  seen("drawn", () => document.documentElement.dataset.charts);
+})()
+"""
+"""Notes in the page when its first rows, and its charts, are on the screen: milliseconds since it was asked for."""
+DO = """([selector, value]) => new Promise((done) => {
+  const from = performance.now();
+  const painted = () => requestAnimationFrame(() => setTimeout(() => done(performance.now() - from)));
+  addEventListener("hashchange", painted, { once: true });
+  const element = document.querySelector(selector);
+  if (value === null) return element.click();
+  element.value = value;
+  element.dispatchEvent(new Event(element.tagName === "INPUT" ? "input" : "change"));
+})"""
+"""Milliseconds from a click or a choice until what follows is on the screen."""
+
+
+def made_up(n: int) -> list[Row]:
+    """Return n rows with a value in every column."""
+    draw = random.Random(0)
+    texts: dict[str, list[str]] = {
+        "kind": ["baseline", "deployable", "oracle"], "trained": ["yes", "no"], "pareto": ["yes"] + ["no"] * 60,
+        "pareto_speed": ["no"], "device": ["cpu", "NVIDIA H100"], "budget": [f"macs 0.{k} @0,1,2" for k in range(3, 9)],
+    }  # fmt: skip
+    rows = []
+    for k in range(n):
+        row: Row = {key: draw.uniform(0, 1) for column in COLUMNS for key in column.keys}
+        row |= {key: draw.choice(values) for key, values in texts.items()}
+        rows.append(row | {"rank": f"{k + 1}-{k + 9}", "strategy": f"strategy_{k % 60}(power={k})", "n_seeds": 5})
+    return rows
+
+
+def times(browser: Browser, path: Path) -> dict[str, float]:
+    """Open a page and use it once; return milliseconds by what was done."""
+    context = browser.new_context(viewport={"width": 1400, "height": 900})
+    shown = context.new_page()
+    shown.add_init_script(WATCH)
+    shown.goto(path.as_uri())
+    while not shown.evaluate("window.drawn ?? 0"):
+        shown.wait_for_timeout(50)
+    found = {"first rows": shown.evaluate("window.shown"), "charts too": shown.evaluate("window.drawn")}
+    steps: dict[str, list[Any]] = {
+        "sort by accuracy": ["[data-sort=accuracy]", None],
+        "sort by strategy": ["[data-sort=strategy]", None],
+        "filter by kind": ["#facet-kind", "deployable"],
+        "search": ["#search", "strategy_7"],
+    }
+    for name, step in steps.items():
+        found[name] = shown.evaluate(DO, step)
+        shown.wait_for_timeout(500)  # charts are drawn after it
+    context.close()
+    return found
+
+
+def main() -> None:
+    """Print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    rows = made_up(given.rows)
+    by_task = [{"task": "composite", "model": "vit", "n_train": 600} | row for row in rows]
+    page.render(Board(rows=[], by_task=[], notes=[]))
+    begun = time.perf_counter()
+    content = page.render(Board(rows=rows, by_task=by_task, notes=[]))
+    made = 1000 * (time.perf_counter() - begun)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        path = Path(folder) / "leaderboard.html"
+        path.write_bytes(content)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        rounds = [times(browser, path) for _ in range(given.rounds)]
+        browser.close()
+    print(f"{given.rows} rows in each of two tables, {len(content) / 1e6:.2f} MB, made in {made:.0f} ms")
+    print(f"median and largest of {given.rounds} rounds\n")
+    table = [(name, statistics.median(r[name] for r in rounds), max(r[name] for r in rounds)) for name in rounds[0]]
+    print(tabulate(table, headers=["", "ms", "largest"], floatfmt=".0f", tablefmt="pipe"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A run's folder as a board: rows, curves, groups, and what lies beside its records."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from sparsebench.board import critical, flat, notes
+from sparsebench.board.board import Board, Curve, Group
+from sparsebench.board.build import Flats, judge
+from sparsebench.board.entries import METRICS, Entry, Setting, frame_of, settings_of
+from sparsebench.board.statistics import LEVEL, mean_interval
+from sparsebench.sweep import described, environment
+
+log = logging.getLogger(__name__)
+
+GROUP = "accuracy: "
+"""What the names of groups' accuracies begin with."""
+OWN_PICTURE = "leaderboard.png"
+MOST_BYTES = 1_000_000
+"""Of pictures in a board, together; larger ones stay beside it."""
+CRITICAL = "critical-difference"
+
+
+class _Wanted(frozenset[str]):
+    """The metrics of a board: METRICS, and the accuracies of groups, whose names the data decide."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and name.startswith(GROUP))
+
+
+WANTED: Collection[str] = _Wanted(METRICS)
+
+
+def gather(folder: Path) -> Board:
+    """Return the board of a run's folder, from what lies in it alone.
+
+    Raises:
+        UserError: the folder holds no records, or some by a later sparsebench.
+    """
+    return board_of(flat.frame(folder, WANTED), folder)
+
+
+def board_of(records: Flats, folder: Path) -> Board:
+    """Return the board of some flat records of a run's folder, with what lies beside them."""
+    frame = frame_of(records)
+    over_all, by_task = judge(frame), judge(frame, "task")
+    settings, pictures = settings_of(frame), _pictures(folder)
+    if (found := critical.critical(by_task.contests)) is not None:
+        pictures = {CRITICAL: critical.draw(found)} | pictures
+    return Board(
+        rows=over_all.rows,
+        by_task=by_task.rows,
+        notes=notes.notes_on(frame, over_all.contests),
+        curves=[_curve(*each) for each in _entries(settings) if each[1].trials is not None],
+        groups=[group for each in _entries(_largest(settings)) for group in _groups(*each)],
+        bibtex=_bibtex(folder, frame),
+        environments=_environments(folder, set(frame["environment"])),
+        suites=[f"{suite.name}, version {suite.version}" for suite in described.suites(folder)],
+        pictures=pictures,
+    )
+
+
+def _bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
+    """Return the entries of what the strategies of a board cite."""
+    known = described.strategies(folder)
+    pairs = frame[["strategy", "sha256"]].drop_duplicates().itertuples(index=False)
+    there = {(label.partition("(")[0], sha256) for label, sha256 in pairs}
+    return sorted({known[key].bibtex.strip() for key in there if key in known} - {""})
+
+
+_About = tuple[str, str, str, str, str]
+"""Task, model, strategy, kind and budget."""
+
+
+def _entries(settings: Iterable[Setting]) -> Iterator[tuple[_About, Entry]]:
+    for one in settings:
+        for key, entry in one.entries.items():
+            yield (one.task, one.model, *key), entry
+
+
+def _largest(settings: Iterable[Setting]) -> list[Setting]:
+    """Return of settings that differ in size alone the largest."""
+    return list({(one.task, one.setting): one for one in sorted(settings, key=lambda one: one.n_train)}.values())
+
+
+def _curve(about: _About, entry: Entry) -> Curve:
+    """Return the success rates by number of training samples."""
+    values = entry.column("success")
+    there = ~np.isnan(values)
+    sizes, place = np.unique(entry.sizes[there], return_inverse=True)
+    n, wins = np.bincount(place), np.bincount(place, weights=values[there])
+    rates = wins / n
+    low, high = zip(*map(wilson, rates.tolist(), n.tolist()), strict=True)
+    return Curve(*about, tuple(sizes.tolist()), tuple(rates.tolist()), low, high, tuple(n.tolist()))
+
+
+def _groups(about: _About, entry: Entry) -> Iterator[Group]:
+    """Yield each group's accuracy, mean over seeds at the largest number of training samples."""
+    largest = entry.at(int(entry.sizes.max()))
+    for metric in sorted(name for name in entry.columns.frame if name.startswith(GROUP)):
+        values = largest.column(metric).astype(float)
+        values = values[~np.isnan(values)]
+        if values.size:
+            mean, *interval = mean_interval(values.tolist())
+            low, high = (None if x is None else min(1.0, max(0.0, x)) for x in interval)
+            yield Group(*about, metric.removeprefix(GROUP), mean, low, high, len(values))
+
+
+def wilson(rate: float, n: int) -> tuple[float, float]:
+    """Return the Wilson 95 % interval of a success rate of n trials.
+
+    Written out: importing scipy.stats takes longer than making a board.
+    """
+    from scipy.special import ndtri
+
+    z2 = float(ndtri(0.5 + LEVEL / 2)) ** 2
+    middle = (rate + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * (rate * (1 - rate) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _environments(folder: Path, wanted: set[str]) -> dict[str, dict[str, str]]:
+    found = {}
+    for name in sorted(wanted - {""}):
+        path = folder / environment.FOLDER / f"{name}.json"
+        try:
+            found[name] = {str(key): str(value) for key, value in sorted(json.loads(path.read_bytes()).items())}
+        except (OSError, ValueError, AttributeError) as error:
+            log.warning("%s is left out: %s", path, error)
+    return found
+
+
+def _pictures(folder: Path) -> dict[str, bytes]:
+    """Return the PNG files of a folder by name, without the board's own, as many as there is room for."""
+    found, room = {}, MOST_BYTES
+    for path in sorted(folder.glob("*.png")):
+        if path.name == OWN_PICTURE or path.stat().st_size > room:
+            continue
+        found[path.stem] = path.read_bytes()
+        room -= len(found[path.stem])
+    return found

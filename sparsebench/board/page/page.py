@@ -1,0 +1,151 @@
+"""A board as one HTML file: no network, no framework, and a policy that forbids what it does not need."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from sparsebench.board.board import Board, Row
+from sparsebench.board.columns import BY_TASK, CHECKS, COLUMNS, NOT_RANKED, VERIFIED, Column, keys_of, text_of
+
+SCRIPTS = ("vendor/table-core.js", "vendor/d3.min.js", "vendor/plot.umd.min.js", "assets/state.js", "assets/copy.js",
+           "assets/table.js", "assets/charts.js", "assets/main.js")  # fmt: skip
+"""In the order in which they run; each sees what those before it declare."""
+STYLE = "assets/page.css"
+STYLE_OF_PLOT = "assets/plot.css"
+"""What Plot writes into each of its pictures: never sent, but allowed by its hash."""
+CAPTIONS = {
+    "critical-difference": "Mean ranks over the tasks; a bar joins strategies that Nemenyi's test does not tell apart.",
+    "tokens": "Test pictures, and which of their patches each strategy keeps; removed patches are grey, patches that "
+    "matter to the label have a yellow outline.",
+    "agreement": "Which patches two strategies both keep, and which only one of them does.",
+}
+MACHINE = {"processor": "{}", "cores": "{} cores", "python": "Python {}", "torch": "torch {}",
+           "sparsebench": "sparsebench {}"}  # fmt: skip
+DIGITS = 8
+"""Of values in the page, significant ones: more than are known of any of them."""
+ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+
+def render(board: Board) -> bytes:
+    """Return the page of a board as UTF-8; the same board gives the same bytes anywhere.
+
+    Every text of a board is shown as text, whatever is in it.
+    """
+    views = [_view("all", "All tasks", board.rows), _view("task", "By task", board.by_task)]
+    scripts = [_asset(name) for name in SCRIPTS]
+    data = {"views": views} | {name: [asdict(each) for each in getattr(board, name)] for name in ("curves", "groups")}
+    page = (
+        _environment()
+        .get_template("page.html")
+        .render(
+            policy=_policy(scripts),
+            style=_asset(STYLE),
+            scripts=scripts,
+            data=_embedded(data),
+            board=board,
+            plain=_plain(board.rows),
+            explained=shown([*board.by_task, *board.rows]),
+            machines=sorted({_machine(environment) for environment in board.environments.values()}),
+            pictures=[(CAPTIONS.get(name, name), _data_url(png)) for name, png in board.pictures.items()],
+        )
+    )
+    return page.encode("utf-8", "replace")  # a lone surrogate is in no UTF-8
+
+
+def shown(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns in which some row has a value, in order."""
+    known = (*BY_TASK, *COLUMNS, CHECKS, VERIFIED)
+    return [column for column in known if any(row.get(column.key) not in (None, "", NOT_RANKED) for row in rows)]
+
+
+def _view(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return one table, column by column: of each key the values, and of each number what people read of it."""
+    columns = shown(rows)
+    numbers = [column for column in columns if column.shown != "text"]
+    return {
+        "name": name,
+        "title": title,
+        "length": len(rows),
+        "columns": [column._asdict() | {"keys": column.keys} for column in columns],
+        "values": {key: _packed([_short(row.get(key)) for row in rows]) for key in keys_of(tuple(columns))},
+        "texts": {c.key: _packed([text_of(_whole(row, c), c) for row in rows]) for c in numbers},
+    }
+
+
+def _short(value: Any) -> Any:
+    """Return a value with DIGITS digits: pages of many rows are a third smaller."""
+    return float(format(value, f".{DIGITS}g")) if isinstance(value, float) else value
+
+
+def _packed(values: list[Any]) -> Any:
+    """Return values as they are, or, where they recur, as what there is `of` and which of it stands `at` each place."""
+    of = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return {"of": list(of), "at": [of[value] for value in values]} if 2 * len(of) < len(values) else values
+
+
+def _whole(row: Row, column: Column) -> Row:
+    return {key: row.get(key) for key in column.keys}
+
+
+def _plain(rows: Sequence[Row]) -> list[list[str]]:
+    """Return the table for those who run no scripts: headings, then the rows."""
+    columns = shown(rows)
+    return [[column.heading for column in columns]] + [[text_of(_whole(r, c), c) for c in columns] for r in rows]
+
+
+def _machine(environment: Mapping[str, str]) -> str:
+    """Return a machine and what decides most about its numbers, in a line."""
+    return ", ".join(form.format(environment[name]) for name, form in MACHINE.items() if name in environment)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("sparsebench.board.page", "assets"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+
+
+@cache
+def _asset(name: str) -> Markup:
+    """Return a file of this package, without the comment that would have browsers look for its source map."""
+    text = resources.files(__package__).joinpath(name).read_text("utf-8")
+    return Markup("\n".join(line for line in text.split("\n") if not line.startswith("//# sourceMappingURL")))
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Return the Content-Security-Policy: nothing from outside, and inline only what is known by its hash."""
+    styles = [_asset(STYLE), resources.files(__package__).joinpath(STYLE_OF_PLOT).read_text("utf-8").rstrip("\n")]
+    return "; ".join([
+        "default-src 'none'",
+        f"script-src {' '.join(map(_hash, scripts))}",
+        f"style-src {' '.join(map(_hash, styles))}",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ])  # fmt: skip
+
+
+@cache
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _embedded(data: Any) -> Markup:
+    """Return JSON that no HTML parser mistakes for markup."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Markup(text.translate(ESCAPED))
+
+
+def _data_url(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -1,0 +1,68 @@
+"""A board to make a page of, and a browser to open it in."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from page_boards import board_of, row
+
+from sparsebench.board import page
+from sparsebench.board.board import Board
+
+CHROMIUM = os.environ.get("SPARSEBENCH_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture
+def board() -> Board:
+    return board_of([
+        row("dense", 0.8125, sample_complexity=7.127, sample_complexity_low=5.7, sample_complexity_high=10.4),
+        row("mine", 0.6, accuracy_delta=-0.2125, sample_complexity="not reached", sample_complexity_low=228.0,
+            sample_complexity_high="not reached", trained="yes"),
+        row("random", 0.4, sample_complexity=12.0, sample_complexity_low=None, sample_complexity_high=None),
+        row("oracle", 0.9),
+    ])  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Start a real browser, once."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'sparsebench[test]'")
+    if CHROMIUM is None:
+        pytest.skip("no browser: install chromium, or name one in SPARSEBENCH_CHROMIUM")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Return a function that opens a board's page, and see that nothing goes wrong in it, or out of it."""
+    wrong, contexts = [], []
+
+    def open_(board: Board, state: str = "", **options: Any) -> Any:
+        path = tmp_path / "leaderboard.html"
+        path.write_bytes(page.render(board))
+        contexts.append(context := chromium.new_context(**options))
+        context.grant_permissions(["clipboard-read", "clipboard-write"])
+        shown = context.new_page()
+        shown.set_default_timeout(10_000)
+        shown.on("console", lambda message: wrong.append(f"{message.type}: {message.text}"))
+        shown.on("pageerror", lambda error: wrong.append(str(error)))
+        shown.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        shown.on("request", lambda request: _is_own(request.url, path) or wrong.append(f"request: {request.url}"))
+        shown.goto(path.as_uri() + state)
+        shown.wait_for_selector("html[data-charts]")
+        return shown
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+def _is_own(url: str, path: Path) -> bool:
+    return url.startswith("data:") or url.split("#")[0] == path.as_uri()
