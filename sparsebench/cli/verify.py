@@ -6,9 +6,12 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from sparsebench.cli.options import with_pictures
+from sparsebench.errors import UserError
 
 if TYPE_CHECKING:
     from sparsebench.publish.verify import Verdict
@@ -17,8 +20,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--board", type=click.Path(path_type=Path), metavar="DIR", help="Say what has another suite than DIR.")
+@click.option("--replay", type=click.IntRange(min=1), metavar="N", help="Run N cells of one submission again here.")
+@click.option("--plugin", type=click.Path(path_type=Path), metavar="FILE.py", help="The strategy's file, to replay.")
+@click.option("--device", default="auto", show_default=True, help="To replay on: auto, cpu, cuda or cuda:i.")
 @click.option("--json", "as_json", is_flag=True, help="A list, one object a submission.")
-def verify(path: Path, board: Path | None, as_json: bool) -> None:
+def verify(
+    path: Path, board: Path | None, replay: int | None, plugin: Path | None, device: str, as_json: bool, **files: Any
+) -> None:
     """Give each submission below PATH its badge, from its records alone, and say why not the next.
 
     \b
@@ -28,18 +36,33 @@ def verify(path: Path, board: Path | None, as_json: bool) -> None:
     replayed   cells that were run again here agree
     A submission without any is rejected.
 
+    Only --replay runs the strategy's code, and needs the pictures that the suite was run on.
+
     Leaves with 0 if nothing contradicts itself, 1 if something does, 2 if the command is wrong.
     """
     from sparsebench.publish.verify import submissions_in, verify_each
 
-    verdicts = []
-    for verdict in verify_each(submissions_in(path), board):
+    found, verdicts = submissions_in(path), []
+    if replay and len(found) > 1:
+        raise UserError("one submission is replayed at a time", got=f"{len(found)} of them", next_step="name one")
+    for folder, verdict in zip(found, verify_each(found, board), strict=True):
+        if replay:
+            _replay(folder, verdict, replay, plugin, device, files)
         verdicts.append(verdict)
         if not as_json:
             click.echo(_told(verdict))
     if as_json:
         click.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
     sys.exit(int(any(verdict.wrong for verdict in verdicts)))
+
+
+def _replay(
+    folder: Path, verdict: Verdict, number: int, plugin: Path | None, device: str, files: dict[str, Any]
+) -> None:
+    from sparsebench.publish.replay import Here, replay
+    from sparsebench.sweep.run import Files
+
+    replay(folder, verdict, number, Here(plugin, Files(**files), device))
 
 
 def _told(verdict: Verdict) -> str:
@@ -50,3 +73,6 @@ def _told(verdict: Verdict) -> str:
     if verdict.as_reported:
         lines.append(f"as reported: {', '.join(verdict.as_reported)}")
     return "\n  ".join(lines)
+
+
+with_pictures(verify)

@@ -32,7 +32,9 @@ _NAMED = re.compile(rf"({'|'.join(BESIDE)})/([0-9a-f]{{16}})\.json")
 MOST_FILES = 1000
 MOST_BYTES = {RECORDS: 2**28}
 """Of a file, by its name; of another it is `FEW_BYTES`."""
-FEW_BYTES, LINE_BYTES = 2**23, 2**23
+FEW_BYTES, LINE_BYTES = 2**21, 2**23
+ALL_BYTES = 2**25
+"""Of all files but the records."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -92,6 +94,7 @@ def files_of(folder: Path) -> set[str]:
     if folder.is_symlink():
         raise Unfit("it is a link")
     found: set[str] = set()
+    size = 0
     inside = {RECORDS.partition("/")[0], *BESIDE}
     todo = [""]
     while todo:
@@ -99,15 +102,17 @@ def files_of(folder: Path) -> set[str]:
         with os.scandir(folder / at) as entries:
             for entry in entries:
                 name = f"{at}/{entry.name}" if at else entry.name
-                mode = entry.stat(follow_symlinks=False).st_mode
+                info = entry.stat(follow_symlinks=False)
+                mode = info.st_mode
                 if stat.S_ISDIR(mode) and name in inside:
                     todo.append(name)
                 elif stat.S_ISREG(mode) and (name in (MANIFEST, RECORDS) or _NAMED.fullmatch(name)):
                     found.add(name)
+                    size += 0 if name == RECORDS else info.st_size
                 else:
                     raise Unfit(f"'{plain(name)}' does not belong there, or is no plain file")
-                if len(found) > MOST_FILES:
-                    raise Unfit(f"it has more than {MOST_FILES} files")
+                if len(found) > MOST_FILES or size > ALL_BYTES:
+                    raise Unfit(f"beside its records it has more than {MOST_FILES} files or {ALL_BYTES} bytes")
     return found
 
 

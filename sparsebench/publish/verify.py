@@ -93,12 +93,16 @@ class Verdict:
     as_reported: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def grant(self, badge: Badge, findings: Findings) -> bool:
-        """Give a badge unless there are findings against it, which are why it is not given; say whether it was."""
-        self.why, self.wrong = findings.why, bool(findings.wrong)
-        if not self.why:
+    def grant(self, badge: Badge, findings: Findings) -> None:
+        """Give a badge, if it has the one before, unless there are findings against it, which are why it is not given.
+
+        What is wrong is told even if a lower badge is not given for want of something to tell it by.
+        """
+        if not self.why and not findings.why:
             self.badge = badge
-        return not self.why
+        else:
+            self.why += findings.wrong if self.why else findings.why
+        self.wrong = self.wrong or bool(findings.wrong)
 
 
 def badge_of(folder: Path) -> Badge:
@@ -128,10 +132,11 @@ def verify(folder: Path, board: Sequence[Asked] | None = None) -> Verdict:
     verdict.records, verdict.notes = examined.records, examined.notes
     if board is not None and (other := _against(examined.suite, board)):
         verdict.notes.append(other)
-    if verdict.grant("reported", examined.reported) and verdict.grant("rescored", examined.rescored):
-        verdict.as_reported = sorted(plain(name, 60) for name in examined.as_reported)
-        if verdict.grant("recounted", examined.recounted):
-            verdict.why = [UNRUN]
+    verdict.as_reported = sorted(plain(name, 60) for name in examined.as_reported)
+    verdict.grant("reported", examined.reported)
+    verdict.grant("rescored", examined.rescored)
+    verdict.grant("recounted", examined.recounted)
+    verdict.why = verdict.why or [UNRUN]
     return verdict
 
 
@@ -188,6 +193,7 @@ class _Examined:
         self.reported, self.rescored, self.recounted = Findings(), Findings(), Findings()
         self.records, self.as_reported, self.notes = 0, set[str](), list[str]()
         self.suite = self._suite()
+        self.asked = set(self.suite.settings)
         known = folders.beside(folder, manifest, described.STRATEGIES, Described)
         self.described = {(one.name, one.sha256): one for one in known}
         own = manifest.strategy, manifest.plugin.sha256
@@ -235,7 +241,7 @@ class _Examined:
             raise Unfit(f"it is of another strategy, '{plain(record.cell.strategy.name, 60)}'")
         if record.environment and f"{environment.FOLDER}/{record.environment}.json" not in self.manifest.files:
             raise Unfit("its machine is not described")
-        if setting in self.suite.settings:
+        if setting in self.asked:
             self._settings |= {setting} if mine else set()
             self._good += mine and record.status == "ok"
         else:
@@ -290,11 +296,10 @@ class _Examined:
             self.reported.add("it has no record of its strategy in its suite")
         elif not self._good:
             self.rescored.add("no cell of its strategy has a result", wrong=False)
-        missing = len(set(self.suite.settings) - self._settings)
+        missing = len(self.asked - self._settings)
         if missing:
-            asked = len(self.suite.settings)
             name = f"{plain(self.suite.name, 60)} {self.suite.version}"
-            self.notes.append(f"incomplete: it lacks {missing} of the {asked} settings of suite {name}")
+            self.notes.append(f"incomplete: it lacks {missing} of the {len(self.asked)} settings of suite {name}")
 
 
 def _cell(record: Record) -> str:
