@@ -12,19 +12,14 @@ from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel, Step, VitCost
 from sparsebench.models.base import Model, Timm, Vit
 from sparsebench.models.closed import cost_of
+from sparsebench.publish.classes import classes_of
 from sparsebench.publish.folder import plain
 from sparsebench.publish.rescore import same
 from sparsebench.sweep.record import Record, TokenStep
 from sparsebench.tasks.base import Task
-from sparsebench.tasks.folder import Folder
-from sparsebench.tasks.groups import GroupTask
-from sparsebench.tasks.images import Composite, Spurious
-from sparsebench.tasks.sources.known import CIFAR10, CIFAR100, DIGITS, SVHN
 
 COUNTED = ("macs", "macs_dense", "macs_ratio", "macs_ratio_planned")
 SCORINGS = ("", "class", "received", "mean")
-CLASSES = {DIGITS: 10, CIFAR10: 10, CIFAR100: 100, SVHN: 10}
-IMAGENET = 1000
 ROUNDING = 1e-9
 """Tokens; counts are means over images."""
 LARGEST_CANVAS, MOST_NETWORKS = 4096, 32
@@ -52,35 +47,6 @@ class Networks:
                 raise UserError(f"no more than {MOST_NETWORKS} timm models of {LARGEST_CANVAS} pixels are counted")
             self._timm[key] = cost_of(task, model, classes)
         return self._timm[key]
-
-
-def classes_of(task: Task, labels: np.ndarray) -> tuple[int, ...]:
-    """Return how many classes the data of a task can have, which is the size of the network's head.
-
-    Args:
-        task: its parameters say it, or name a known set of pictures.
-        labels: (n,) of the test items, which say it of others: they have all classes, but for pictures that an ImageNet
-            head is tested on.
-
-    Raises:
-        UserError: the labels do not say it.
-    """
-    seen = int(labels.max()) + 1
-    if isinstance(task, Spurious | GroupTask):
-        return (2,)
-    if isinstance(task, Folder):
-        if task.labels == "imagenet":
-            return (IMAGENET,)
-        if task.test:
-            raise UserError("how many classes there are is not known from a part of the pictures")
-        return (seen,) if task.labels == "folders" else (seen, IMAGENET)
-    if isinstance(known := getattr(task, "classes", None), int):
-        return (known,)
-    if isinstance(task, Composite) and task.images in CLASSES:
-        return (CLASSES[task.images],)
-    if seen == len(labels):
-        raise UserError("how many classes there are is not known from so few test items")
-    return (seen,)
 
 
 def differences(record: Record, labels: np.ndarray, task: Task, model: Model, networks: Networks) -> Iterator[str]:
@@ -134,7 +100,8 @@ def _odd(step: TokenStep, cost: CostModel) -> str | None:
         return f"has scoring '{plain(step.scoring, 20)}'"
     if step.projected != "".join(letter for letter in "qkv" if letter in step.projected):
         return f"has projections '{plain(step.projected, 20)}'"
-    if abs(step.spread) > cost.tokens**2:  # three covariances of counts up to N, each at most N^2 / 4
+    # Three covariances of counts up to N, each at most N^2 / 4; theories know no numbers of each sample's own.
+    if abs(step.spread) > (cost.tokens**2 if isinstance(cost, VitCost) else 0):
         return "has a larger spread of token counts than can be"
     return None
 

@@ -8,7 +8,9 @@ from itertools import permutations
 
 import numpy as np
 
+from sparsebench.errors import UserError
 from sparsebench.measure.scores import TOP_5_FROM, Items, Score, scores, share
+from sparsebench.publish.classes import classes_of
 from sparsebench.publish.folder import Unfit, plain
 from sparsebench.sweep.record import Metric, Record, unpack, unpack_reals
 from sparsebench.tasks.base import Task
@@ -68,6 +70,9 @@ def differences(record: Record, items: Items, task: Task | None) -> Iterator[str
         items: its outcomes.
         task: the cell's, whose criterion says what a success is; None where it is unknown.
     """
+    classes = _classes(items, task)
+    if classes and max(items.labels.max(), items.predicted.max()) >= max(classes):
+        yield f"a test item has a class that is none of {max(classes)}"
     untold = frozenset() if has_losses(record) else UNTOLD
     untold |= {"success"} if task is None else set()
     names = sorted(name.removeprefix(BY_GROUP) for name in record.metrics if name.startswith(BY_GROUP))
@@ -77,8 +82,18 @@ def differences(record: Record, items: Items, task: Task | None) -> Iterator[str
     if items.groups.max() >= max(1, len(names)):
         yield "a test item is in a group without a name"
         return
-    expected = (_expected(record, items, order, task) for order in _orders(record.metrics, items, names))
+    reported = "accuracy_top5" in record.metrics
+    many = (reported or min(classes) >= TOP_5_FROM) and max(classes) >= TOP_5_FROM if classes else reported
+    expected = (_expected(record, items, order, task, many) for order in _orders(record.metrics, items, names))
     yield from min((list(_compared(record.metrics, each, untold)) for each in expected), key=len)
+
+
+def _classes(items: Items, task: Task | None) -> tuple[int, ...]:
+    """Return how many classes there can be, or nothing where that is not known."""
+    try:
+        return () if task is None else classes_of(task, items.labels)
+    except UserError:
+        return ()
 
 
 def _orders(metrics: Mapping[str, Metric], items: Items, names: Sequence[str]) -> list[tuple[str, ...]]:
@@ -89,13 +104,12 @@ def _orders(metrics: Mapping[str, Metric], items: Items, names: Sequence[str]) -
     return [order for order in permutations(names) if all(map(set.__contains__, fits, order))] or [tuple(names)]
 
 
-def _expected(record: Record, items: Items, order: Sequence[str], task: Task | None) -> dict[str, Score]:
-    """Return the metrics by name that the outcomes come to, the groups having these names."""
+def _expected(record: Record, items: Items, order: Sequence[str], task: Task | None, many: bool) -> dict[str, Score]:
+    """Return the metrics by name that the outcomes come to, the groups having these names, of many classes or few."""
     found = (record.metrics.get(TRAINED + name) for name in order)
     sizes = [0.0 if one is None or one.value is None else one.value for one in found]
     if any(not 0 <= size <= MOST_TRAINED for size in sizes):
         raise Unfit("a group's number of training samples is out of range")
-    many = "accuracy_top5" in record.metrics or max(items.labels.max(), items.predicted.max()) >= TOP_5_FROM - 1
     made = {
         score.name: score
         for score in scores(items, TOP_5_FROM if many else 2, order or ["all"], [int(size) for size in sizes])

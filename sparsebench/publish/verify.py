@@ -132,7 +132,7 @@ def verify(folder: Path, board: Sequence[Asked] | None = None) -> Verdict:
     verdict.records, verdict.notes = examined.records, examined.notes
     if board is not None and (other := _against(examined.suite, board)):
         verdict.notes.append(other)
-    verdict.as_reported = sorted(plain(name, 60) for name in examined.as_reported)
+    verdict.as_reported = sorted({plain(name.partition(":")[0], 60) for name in examined.as_reported})
     verdict.grant("reported", examined.reported)
     verdict.grant("rescored", examined.rescored)
     verdict.grant("recounted", examined.recounted)
