@@ -15,7 +15,7 @@ from sparsebench.models.closed import cost_of
 from sparsebench.publish.classes import classes_of
 from sparsebench.publish.folder import plain
 from sparsebench.publish.rescore import same
-from sparsebench.sweep.record import Record, TokenStep
+from sparsebench.sweep.record import Metric, Record, TokenStep
 from sparsebench.tasks.base import Task
 
 COUNTED = ("macs", "macs_dense", "macs_ratio", "macs_ratio_planned")
@@ -116,8 +116,8 @@ def _compared(record: Record, cost: CostModel) -> Iterator[str]:
         reported = record.metrics.get(name)
         if reported is None:
             yield f"{name} is missing"
-        elif reported.unit != ("fraction" if "ratio" in name else "MACs") or reported.n != n:
-            yield f"{name} is in {plain(reported.unit, 20)} of {reported.n}"
+        elif reported != Metric(value=reported.value, unit="fraction" if "ratio" in name else "MACs", n=n):
+            yield f"{name} is in {plain(reported.unit, 20)} of {reported.n}, or has an interval"
         elif name in made and not same(reported.value, float(made[name])):
             yield f"{name} is {reported.value!r}, and its trajectory comes to {float(made[name])!r}"
 

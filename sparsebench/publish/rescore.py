@@ -71,8 +71,8 @@ def differences(record: Record, items: Items, task: Task | None) -> Iterator[str
         task: the cell's, whose criterion says what a success is; None where it is unknown.
     """
     classes = _classes(items, task)
-    if classes and max(items.labels.max(), items.predicted.max()) >= max(classes):
-        yield f"a test item has a class that is none of {max(classes)}"
+    if classes and max(part.max() for part in (items.labels, items.predicted, items.ranks)) >= max(classes):
+        yield f"a test item has a class, or a rank, that is none of {max(classes)}"
     untold = frozenset() if has_losses(record) else UNTOLD
     untold |= {"success"} if task is None else set()
     names = sorted(name.removeprefix(BY_GROUP) for name in record.metrics if name.startswith(BY_GROUP))
