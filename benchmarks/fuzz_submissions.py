@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import random
-import resource
 import shutil
 import sys
 import tempfile
@@ -29,6 +28,7 @@ import numpy as np
 
 from sparsebench.publish.verify import BADGES, Badge, verify
 from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.engine.memory import forget_peak, peak
 
 MANIFEST, RECORDS = "manifest.json", "records/records.jsonl"
 REPORTED, RESCORED = "reported", "rescored"
@@ -44,6 +44,8 @@ ODD: tuple[Any, ...] = (
 RAW = (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e999", b"1" * 5000, b"[" * 100_000, b'{"a":' * 100_000, b"\xff")
 """What takes the place of a value and no JSON writer spells."""
 
+MOST_MEMORY = 2**30
+"""Bytes, of the process."""
 PLACED = ("link", "link to itself", "hard link", "pipe", "folder", "gone", "huge", "strange", "linked folder")
 
 Files = dict[str, bytes]
@@ -394,17 +396,18 @@ def main() -> int:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sound-") as place:
         sound = asked.sound or sound_submission(Path(place))
-        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        forget_peak()  # what made the sound one has its own
+        held = peak()
         start = time.perf_counter()
         counted, wrong = fuzz(sound, asked.cases, asked.seed)
     for kind, count in sorted(counted.items()):
         print(f"{count:6} {kind}")
-    seconds, peak = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds, most = time.perf_counter() - start, peak()
     print(
         f"{counted.total()} submissions in {seconds:.0f} s; peak memory {peak / 1024:.0f} MiB, {held / 1024:.0f} before"
     )
     print("\n".join(wrong) or "none ended otherwise than with a verdict, and none had a badge too high")
-    return int(bool(wrong))
+    return int(bool(wrong) or most > MOST_MEMORY)
 
 
 if __name__ == "__main__":
