@@ -403,9 +403,8 @@ def main() -> int:
     for kind, count in sorted(counted.items()):
         print(f"{count:6} {kind}")
     seconds, most = time.perf_counter() - start, peak()
-    print(
-        f"{counted.total()} submissions in {seconds:.0f} s; peak memory {peak / 1024:.0f} MiB, {held / 1024:.0f} before"
-    )
+    memory = f"peak memory {most / 2**20:.0f} MiB, {held / 2**20:.0f} before"
+    print(f"{counted.total()} submissions in {seconds:.0f} s; {memory}")
     print("\n".join(wrong) or "none ended otherwise than with a verdict, and none had a badge too high")
     return int(bool(wrong) or most > MOST_MEMORY)
 

@@ -80,7 +80,9 @@ def version_of(suite: Answered, plugin: Origin) -> str:
 
 def plain(text: object, most: int = 200) -> str:
     """Return a stranger's text in one line of at most so many printable characters, for people to read."""
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text)[: most + 1])
+    shown = str(text)[: most + 1]
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown)
     return shown if len(shown) <= most else shown[: most - 3] + "..."
 
 

@@ -16,8 +16,6 @@ from sparsebench.sweep.record import Record, upgraded
 LARGEST_REAL, LARGEST_WHOLE = 1e300, 2**63
 MOST_ITEMS = 10**6
 """Test items of a cell, and numbers of one series."""
-LONGEST = 10_000
-"""Characters of a text, but for packed outcomes."""
 
 
 def record_of(line: bytes) -> tuple[Record, int]:
@@ -70,10 +68,10 @@ def _wrong(record: Record) -> str | None:
         "seconds": record.seconds,
         "memory": record.memory,
         "a number of test items": 0 if record.outcomes is None else record.outcomes.n,
-        **{f"n of {plain(name, 60)}": metric.n for name, metric in record.metrics.items()},
+        **{f"n of {name}": metric.n for name, metric in record.metrics.items()},
     }
     if negative := [name for name, count in counts.items() if count < 0]:
-        return f"{negative[0]} is negative"
+        return f"{plain(negative[0], 60)} is negative"
     if record.outcomes is not None and not 0 < record.outcomes.n <= MOST_ITEMS:
         return f"it has {record.outcomes.n} test items, allowed: 1 to {MOST_ITEMS}"
     if any(min(step.tokens_in, step.tokens_out, step.own) < 0 for step in record.trajectory):

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forging import Tamper, sealed
+from forging import PLUGIN, Tamper, sealed
 
 from sparsebench import api
 from sparsebench.publish.folder import RECORDS
 from sparsebench.publish.submit import submit
 from sparsebench.sweep.cell import canonical
 
-PLUGIN = Path(__file__).resolve().parents[1] / "plugins" / "good.py"
 SUITE = """
 name = "tiny"
 version = 3

@@ -14,6 +14,7 @@ from sparsebench.publish.folder import MANIFEST
 from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.record import pack, unpack, unpack_reals
 
+PLUGIN = Path(__file__).resolve().parents[1] / "plugins" / "good.py"
 Raw = dict[str, Any]
 Tamper = Callable[..., Path]
 
