@@ -302,7 +302,7 @@ class Forger:
         elif what == "zip of its size":
             raw["outcomes"] |= dict.fromkeys((*CLASSED, "loss"), zeros) | {"n": 25 * 10**6}
         elif what == "items":
-            raw["outcomes"]["n"] = rng.choice([10**6 + 1, 2**40, 2**62, 0, -5])
+            raw["outcomes"]["n"] = rng.choice([200_001, 2**40, 2**62, 0, -5])
         elif what == "nested":
             raw["notes"] = {"a": "b"}
             for _ in range(900):
@@ -310,7 +310,7 @@ class Forger:
         elif what == "long":
             raw["label"] = "a" * 10**7
         elif what == "wide":
-            raw["samples"] = {str(i): [] for i in range(10**5)} | {"x": "y"}
+            raw["samples"] = {str(i): [] for i in range(4 * 10**5)} | {"x": "y"}
         elif what == "steps":
             raw["trajectory"] = raw["trajectory"][:1] * 50_000
         elif what == "depth":

@@ -32,7 +32,7 @@ _NAMED = re.compile(rf"({'|'.join(BESIDE)})/([0-9a-f]{{16}})\.json")
 MOST_FILES = 1000
 MOST_BYTES = {RECORDS: 2**28}
 """Of a file, by its name; of another it is `FEW_BYTES`."""
-FEW_BYTES, LINE_BYTES = 2**21, 2**23
+FEW_BYTES, LINE_BYTES = 2**21, 2**22
 ALL_BYTES = 2**25
 """Of all files but the records."""
 

@@ -36,8 +36,8 @@ BADGES: tuple[Badge, ...] = ("rejected", "reported", "rescored", "recounted", "r
 """In rising order; what is rejected has none."""
 DEPTH, MOST_FOLDERS = 2, 10_000
 """How far below PATH submissions lie, as <strategy>/<version>, and how many a folder may hold."""
-SHOWN = 5
-"""Reasons of one kind that a verdict has."""
+SHOWN, MOST_NAMES = 5, 100
+"""Reasons of one kind that a verdict has, and metrics that it names."""
 UNRUN = "give --replay N to run N of its cells again here"
 
 
@@ -132,7 +132,7 @@ def verify(folder: Path, board: Sequence[Asked] | None = None) -> Verdict:
     verdict.records, verdict.notes = examined.records, examined.notes
     if board is not None and (other := _against(examined.suite, board)):
         verdict.notes.append(other)
-    verdict.as_reported = sorted({plain(name.partition(":")[0], 60) for name in examined.as_reported})
+    verdict.as_reported = sorted(examined.as_reported)[:MOST_NAMES]
     verdict.grant("reported", examined.reported)
     verdict.grant("rescored", examined.rescored)
     verdict.grant("recounted", examined.recounted)
@@ -155,6 +155,8 @@ def submissions_in(path: Path) -> list[Path]:
     Raises:
         UserError: there is no such folder, or no submission in it.
     """
+    if path.is_symlink():
+        return [path]
     if not path.is_dir():
         raise UserError(f"{path} is no folder")
     try:
@@ -203,7 +205,8 @@ class _Examined:
         folders.beside(folder, manifest, environment.FOLDER, Machine)
         self._networks = recount.Networks()
         self._truths: dict[tuple[str, str], tuple[str, str]] = {}
-        self._settings, self._starts, self._needed, self._good = set[str](), set[str](), set[str](), 0
+        self._settings: dict[str, tuple[bool, str]] = {}  # whether the strategy has it, and what it is called
+        self._starts, self._needed, self._good = set[str](), set[str](), 0
 
     def _suite(self) -> Asked:
         """Return the suite that it answers."""
@@ -242,7 +245,9 @@ class _Examined:
         if record.environment and f"{environment.FOLDER}/{record.environment}.json" not in self.manifest.files:
             raise Unfit("its machine is not described")
         if setting in self.asked:
-            self._settings |= {setting} if mine else set()
+            cell = record.cell
+            name = f"{plain(cell.task.name, 40)} with {cell.n_train} samples, repetition {cell.repetition}"
+            self._settings[setting] = mine or self._settings.get(setting, (False, ""))[0], name
             self._good += mine and record.status == "ok"
         else:
             self._starts.add(record.cell_id)
@@ -267,9 +272,11 @@ class _Examined:
                 findings.add(plain(error), wrong=isinstance(error, Unfit))
             except (ArithmeticError, ValueError, MemoryError) as error:  # numbers that are too large to count with
                 findings.add(f"{_cell(record)}: {plain(error)}")
-        self.as_reported |= {name for name in record.metrics if not rescore.decided(name)} - set(recount.COUNTED)
-        if record.cell.where != "train" and record.cell.budget.macs != 1.0:
-            self.as_reported.add("macs_ratio_planned")
+        planned = {"macs_ratio_planned"} if record.cell.where == "train" or record.cell.budget.macs == 1.0 else set()
+        made = set(recount.COUNTED) - {"macs_ratio_planned"} | planned
+        told = {plain(name.partition(":")[0], 60) for name in record.metrics if not rescore.decided(name)} - made
+        if len(self.as_reported) < MOST_NAMES:
+            self.as_reported |= told
 
     def _scores(self, record: Record, items: Items, task: Task | None) -> Iterator[str]:
         yield from rescore.differences(record, items, task)
@@ -292,14 +299,18 @@ class _Examined:
         """Look at all records together."""
         if strange := sorted(self._starts - self._needed):
             self.reported.add(f"cell {strange[0]} is not of the suite, and no cell starts from it")
-        if not self._settings:
+        missing = self.asked - {setting for setting, (mine, _) in self._settings.items() if mine}
+        if missing == self.asked:
             self.reported.add("it has no record of its strategy in its suite")
         elif not self._good:
             self.rescored.add("no cell of its strategy has a result", wrong=False)
-        missing = len(self.asked - self._settings)
         if missing:
-            name = f"{plain(self.suite.name, 60)} {self.suite.version}"
-            self.notes.append(f"incomplete: it lacks {missing} of the {len(self.asked)} settings of suite {name}")
+            of = f"{len(self.asked)} settings of suite {plain(self.suite.name, 60)} {self.suite.version}"
+            named = sorted(self._settings[setting][1] for setting in missing & set(self._settings))[:SHOWN]
+            of = ", such as " + "; ".join(named) if named else ""
+            self.notes.append(
+                f"incomplete: it lacks {len(missing)} of the {len(self.asked)} settings of suite {suite}{of}"
+            )
 
 
 def _cell(record: Record) -> str:

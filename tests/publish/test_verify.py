@@ -199,7 +199,8 @@ def test_missing_settings_and_other_suites_are_named(sound: Path, tmp_path: Path
     other = Asked(name="tiny", version=4, settings=("a",))
     verdict = verify(sealed(folder), [other])
     assert verdict.notes == [
-        "incomplete: it lacks 2 of the 4 settings of suite tiny 3",
+        "incomplete: it lacks 2 of the 4 settings of suite tiny 3, such as theory with 8 samples, repetition 0; "
+        "theory with 8 samples, repetition 1",
         "not of the board: it answers suite tiny 3 with 4 settings, and the board tiny 4 with 1",
     ]
 
@@ -233,6 +234,8 @@ def test_submissions_are_found_below_a_folder_and_links_are_not_followed(sound: 
     assert found == [root / "mine" / "c", root / "norm" / "a", root / "norm" / "b"]
     assert [v.badge for v in verify_each(found)] == ["rejected", "recounted", "rejected"]
     assert verify(found[2]).why == ["it is a link"] and submissions_in(copy) == [copy]
+    (tmp_path / "link").symlink_to(root)
+    assert submissions_in(tmp_path / "link") == [tmp_path / "link"]
     for nothing in (tmp_path / "none", tmp_path / "submissions" / "README.md"):
         with pytest.raises(UserError, match="is no folder"):
             submissions_in(nothing)
