@@ -307,10 +307,8 @@ class _Examined:
         if missing:
             of = f"{len(self.asked)} settings of suite {plain(self.suite.name, 60)} {self.suite.version}"
             named = sorted(self._settings[setting][1] for setting in missing & set(self._settings))[:SHOWN]
-            of = ", such as " + "; ".join(named) if named else ""
-            self.notes.append(
-                f"incomplete: it lacks {len(missing)} of the {len(self.asked)} settings of suite {suite}{of}"
-            )
+            such = ", such as " + "; ".join(named) if named else ""
+            self.notes.append(f"incomplete: it lacks {len(missing)} of the {of}{such}")
 
 
 def _cell(record: Record) -> str:
