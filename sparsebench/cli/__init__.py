@@ -25,6 +25,8 @@ from sparsebench.cli import (
     show,
     show_tokens,
     status,
+    submit,
+    verify,
 )
 from sparsebench.errors import UserError
 
@@ -60,8 +62,8 @@ def main() -> None:
 
 for command in (
     run.run, listing.list_, show.show, show_tokens.show_tokens, compare.compare, leaderboard.leaderboard,
-    export.export, merge.merge, observe.observe, reproduce.reproduce, status.status, check.check, new.new, data.data,
-    env.env,
+    export.export, merge.merge, observe.observe, reproduce.reproduce, status.status, check.check,
+    submit.submit, verify.verify, new.new, data.data, env.env,
 ):  # fmt: skip
     main.add_command(command)
 

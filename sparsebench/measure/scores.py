@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -70,8 +71,13 @@ def share(name: str, outcomes: np.ndarray) -> Score:
     n, hits = len(outcomes), int(outcomes.sum())
     if n == 0:
         return Score(name, None, "fraction", 0)
+    return Score(name, hits / n, "fraction", n, *_wilson(hits, n), WILSON)
+
+
+@lru_cache(maxsize=4096)
+def _wilson(hits: int, n: int) -> tuple[float, float]:
     low, high = binomtest(hits, n).proportion_ci(method="wilson")
-    return Score(name, hits / n, "fraction", n, float(low), float(high), WILSON)
+    return float(low), float(high)
 
 
 def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: Sequence[int]) -> Iterator[Score]:

@@ -320,7 +320,7 @@ class Timm(_Deep):
             raise UserError(
                 f"task '{task.name}' tests trained weights", next_step="give --pretrained or --weights FILE.safetensors"
             )
-        vit = self._empty(task, 2)
+        vit = self.empty(task, 2)
         self._check_patch(task, vit.patch_embed.patch_size[0])
 
     def cut(self) -> Mapping[str, Any]:
@@ -334,7 +334,7 @@ class Timm(_Deep):
         from sparsebench.models.named import check_head, matched, named_vit
 
         classes = task.known_classes(locations)
-        vit = self._empty(task, 2 if classes is None else len(classes))
+        vit = self.empty(task, 2 if classes is None else len(classes))
         if self.weights:
             matched(vit, self._file(locations), fresh_head=task.trains)
         if self.pretrained:
@@ -364,7 +364,7 @@ class Timm(_Deep):
             )
         return locations[self.weights]
 
-    def _empty(self, task: Task, classes: int) -> Any:
+    def empty(self, task: Task, classes: int) -> Any:
         """Return the timm model without numbers, if it can be acted on."""
         import torch
 

@@ -36,6 +36,9 @@ from sparsebench.tasks.theory import Theory
 
 log = logging.getLogger(__name__)
 
+TASKS: tuple[type[Task], ...] = (Theory, Overfitting, Spatial, *IMAGE_TASKS, *GROUP_TASKS, Folder)
+"""The tasks that come with sparsebench."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -70,8 +73,7 @@ class Registry:
         self.entries = _entries()
         self._files: dict[Path, list[str]] = {}
         self._strategies: dict[str, Found] = {}
-        shipped = (Theory, Overfitting, Spatial, *IMAGE_TASKS, *GROUP_TASKS, Folder)
-        self._tasks: dict[str, type[Task]] = {cls.name: cls for cls in shipped}
+        self._tasks: dict[str, type[Task]] = {cls.name: cls for cls in TASKS}
         self._models: dict[str, type[Model]] = {cls.name: cls for cls in MODELS}
         self._observers: dict[str, type[Observer]] = {cls.name: cls for cls in (TensorBoard, MLflow)}
         self._observers_in: dict[Path, list[type[Observer]]] = {}

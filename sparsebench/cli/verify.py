@@ -1,0 +1,78 @@
+"""sparsebench verify."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparsebench.cli.options import with_pictures
+from sparsebench.errors import UserError
+
+if TYPE_CHECKING:
+    from sparsebench.publish.verify import Verdict
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--board", type=click.Path(path_type=Path), metavar="DIR", help="Say what has another suite than DIR.")
+@click.option("--replay", type=click.IntRange(min=1), metavar="N", help="Run N cells of one submission again here.")
+@click.option("--plugin", type=click.Path(path_type=Path), metavar="FILE.py", help="The strategy's file, to replay.")
+@click.option("--device", default="auto", show_default=True, help="To replay on: auto, cpu, cuda or cuda:i.")
+@click.option("--json", "as_json", is_flag=True, help="A list, one object a submission.")
+def verify(
+    path: Path, board: Path | None, replay: int | None, plugin: Path | None, device: str, as_json: bool, **files: Any
+) -> None:
+    """Give each submission below PATH its badge, from its records alone, and say why not the next.
+
+    \b
+    reported   types, hashes and finite numbers are as they must be
+    rescored   its metrics are what its outcomes come to
+    recounted  its MACs are what its token counts come to
+    replayed   cells that were run again here agree
+    A submission without any is rejected.
+
+    Only --replay runs the strategy's code, and needs the pictures that the suite was run on.
+
+    Leaves with 0 if nothing contradicts itself, 1 if something does, 2 if the command is wrong.
+    """
+    from sparsebench.publish.verify import submissions_in, verify_each
+
+    found, verdicts = submissions_in(path), []
+    if replay and len(found) > 1:
+        raise UserError("one submission is replayed at a time", got=f"{len(found)} of them", next_step="name one")
+    for folder, verdict in zip(found, verify_each(found, board), strict=True):
+        if replay:
+            _replay(folder, verdict, replay, plugin, device, files)
+        verdicts.append(verdict)
+        if not as_json:
+            click.echo(_told(verdict))
+    if as_json:
+        click.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
+    sys.exit(int(any(verdict.wrong for verdict in verdicts)))
+
+
+def _replay(
+    folder: Path, verdict: Verdict, number: int, plugin: Path | None, device: str, files: dict[str, Any]
+) -> None:
+    from sparsebench.publish.replay import Here, replay
+    from sparsebench.sweep.run import Files
+
+    replay(folder, verdict, number, Here(plugin, Files(**files), device))
+
+
+def _told(verdict: Verdict) -> str:
+    lines = [f"{verdict.folder}: {verdict.badge}"]
+    if verdict.strategy:
+        lines.append(f"{verdict.strategy} {verdict.version}, suite {verdict.suite}, {verdict.records} records")
+    lines += [f"not the next badge: {why}" for why in verdict.why] + verdict.notes
+    if verdict.as_reported:
+        lines.append(f"as reported: {', '.join(verdict.as_reported)}")
+    return "\n  ".join(lines)
+
+
+with_pictures(verify)

@@ -1,0 +1,206 @@
+"""A submission's folder, read as a stranger's: plain files of bounded size, through no link, each as its hash says.
+
+FOLDER/manifest.json                 what it is, and the SHA-256 of every other file
+FOLDER/records/records.jsonl         sorted by their cells' hashes, in canonical JSON
+FOLDER/environments/<hash>.json      FOLDER/strategies/<hash>.json      FOLDER/suites/<hash>.json
+
+But for the manifest it is laid out as a run's folder, and can be read as one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sparsebench.plugin.origin import Origin
+from sparsebench.sweep import described, environment
+from sparsebench.sweep.cell import digest
+
+MANIFEST, RECORDS = "manifest.json", "records/records.jsonl"
+BESIDE = (environment.FOLDER, described.STRATEGIES, described.SUITES)
+"""Folders whose files are named after what they say."""
+_NAMED = re.compile(rf"({'|'.join(BESIDE)})/([0-9a-f]{{16}})\.json")
+MOST_FILES = 1000
+MOST_BYTES = {RECORDS: 2**28}
+"""Of a file, by its name; of another it is `FEW_BYTES`."""
+FEW_BYTES, LINE_BYTES = 2**21, 2**22
+ALL_BYTES = 2**25
+"""Of all files but the records."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Unfit(ValueError):  # noqa: N818
+    """What a submission is not to have; its text says which."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Answered(_Model):
+    """The suite that a submission answers; its settings are in the file of that hash, see `described.Asked`."""
+
+    name: str
+    version: int
+    sha256: str
+
+
+class Manifest(_Model):
+    """What a submission is.
+
+    Attributes:
+        strategy: whose records are published; what else there is are baselines and oracles that ran beside it.
+        version: the last part of the folder's name, see `version_of`.
+        plugin: where the strategy came from, with the hash of its source.
+        files: SHA-256 of every other file, by name.
+    """
+
+    schema_version: Literal[1] = 1
+    strategy: str
+    version: str
+    plugin: Origin
+    suite: Answered
+    files: dict[str, str]
+
+
+def version_of(suite: Answered, plugin: Origin) -> str:
+    """Return the name of one version of a strategy that answers one version of a suite."""
+    return f"{suite.name}-{suite.version}-{plugin.sha256[:12]}"
+
+
+def plain(text: object, most: int = 200) -> str:
+    """Return a stranger's text in one line of at most so many printable characters, for people to read."""
+    shown = str(text)[: most + 1]
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown)
+    return shown if len(shown) <= most else shown[: most - 3] + "..."
+
+
+def files_of(folder: Path) -> set[str]:
+    """Return the names of the files in a submission's folder.
+
+    Raises:
+        Unfit: something in it is no plain file, or has no business there, or there are too many.
+        OSError: the folder cannot be read.
+    """
+    if folder.is_symlink():
+        raise Unfit("it is a link")
+    found: set[str] = set()
+    size = 0
+    inside = {RECORDS.partition("/")[0], *BESIDE}
+    todo = [""]
+    while todo:
+        at = todo.pop()
+        with os.scandir(folder / at) as entries:
+            for entry in entries:
+                name = f"{at}/{entry.name}" if at else entry.name
+                info = entry.stat(follow_symlinks=False)
+                mode = info.st_mode
+                if stat.S_ISDIR(mode) and name in inside:
+                    todo.append(name)
+                elif stat.S_ISREG(mode) and (name in (MANIFEST, RECORDS) or _NAMED.fullmatch(name)):
+                    found.add(name)
+                    size += 0 if name == RECORDS else info.st_size
+                else:
+                    raise Unfit(f"'{plain(name)}' does not belong there, or is no plain file")
+                if len(found) > MOST_FILES or size > ALL_BYTES:
+                    raise Unfit(f"beside its records it has more than {MOST_FILES} files or {ALL_BYTES} bytes")
+    return found
+
+
+@contextmanager
+def opened(folder: Path, name: str) -> Iterator[BufferedReader]:
+    """Open a file of a submission: a plain one, under one name alone, of bounded size.
+
+    Raises:
+        Unfit: it is something else.
+        OSError: it cannot be read.
+    """
+    # A pipe that took its place would be waited for, and a link followed.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with open(os.open(folder / name, flags), "rb") as file:
+        info, most = os.fstat(file.fileno()), MOST_BYTES.get(name, FEW_BYTES)
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+            raise Unfit(f"'{name}' is no plain file of one name")
+        if info.st_size > most:
+            raise Unfit(f"'{name}' has {info.st_size} bytes, more than {most}")
+        yield file
+
+
+def read(folder: Path, name: str, kind: type[M]) -> M:
+    """Return what a small file says, its numbers and texts being what they are called.
+
+    Raises:
+        Unfit, OSError: it cannot be read, or says something else.
+    """
+    with opened(folder, name) as file:
+        content = file.read(FEW_BYTES + 1)
+    try:
+        return kind.model_validate_json(content, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Unfit(plain(f"'{name}' is not as it should be: {where}: {first['msg']}")) from error
+
+
+def manifest_of(folder: Path) -> Manifest:
+    """Return the manifest of a folder whose files are those that it lists, each with that hash.
+
+    Raises:
+        Unfit, OSError: they are not.
+    """
+    there = files_of(folder)
+    if MANIFEST not in there:
+        raise Unfit(f"there is no {MANIFEST}")
+    manifest = read(folder, MANIFEST, Manifest)
+    if manifest.version != version_of(manifest.suite, manifest.plugin):
+        raise Unfit(f"{MANIFEST}: its version is not that of its suite and plugin")
+    listed = set(manifest.files)
+    if RECORDS not in listed:
+        raise Unfit(f"{MANIFEST} lists no {RECORDS}")
+    if odd := sorted(listed ^ (there - {MANIFEST})):
+        raise Unfit(f"'{plain(odd[0])}' is " + ("listed and not there" if odd[0] in listed else "there and not listed"))
+    for name in sorted(listed):
+        with opened(folder, name) as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != manifest.files[name]:
+                raise Unfit(f"'{name}' has another SHA-256 than {MANIFEST} says")
+    return manifest
+
+
+def beside(folder: Path, manifest: Manifest, where: str, kind: type[M]) -> list[M]:
+    """Return what the files of one of the folders `BESIDE` say.
+
+    Raises:
+        Unfit, OSError: one cannot be read, or is not named after what it says.
+    """
+    found = []
+    for name in sorted(manifest.files):
+        if (match := _NAMED.fullmatch(name)) and match[1] == where:
+            one = read(folder, name, kind)
+            if digest(one.model_dump(mode="json")) != match[2]:
+                raise Unfit(f"'{name}' is not named after what it says")
+            found.append(one)
+    return found
+
+
+def lines(folder: Path) -> Iterator[bytes]:
+    """Yield the lines of the records' file, without their ends.
+
+    Raises:
+        Unfit, OSError: one is too long or torn.
+    """
+    with opened(folder, RECORDS) as file:
+        while line := file.readline(LINE_BYTES + 1):
+            if not line.endswith(b"\n"):
+                raise Unfit(f"{RECORDS} has a line that is torn, or of more than {LINE_BYTES} bytes")
+            yield line[:-1]

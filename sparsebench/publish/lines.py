@@ -1,0 +1,88 @@
+"""From a stranger's line to a record: typed, finite, spelled in one way, and of the cell that it names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from sparsebench.errors import UserError
+from sparsebench.publish.folder import Unfit, plain
+from sparsebench.strategy import KINDS
+from sparsebench.sweep.cell import canonical, digest
+from sparsebench.sweep.record import Record, upgraded
+
+LARGEST_REAL, LARGEST_WHOLE = 1e300, 2**63
+MOST_ITEMS = 200_000
+"""Test items of a cell."""
+
+
+def record_of(line: bytes) -> tuple[Record, int]:
+    """Return the record of a line, and the schema that it was written in.
+
+    Raises:
+        Unfit: it is none, or holds what no cell can have come to.
+    """
+    try:
+        raw = json.loads(line)
+        if canonical(raw).encode() != line:
+            raise Unfit("it is not spelled as sparsebench spells records, or has a name twice")
+        _check_numbers(raw)
+        if digest(raw["cell"]) != raw["cell_id"]:
+            raise Unfit("its cell has another hash than it says")
+        newest = upgraded(raw)
+        record = Record.model_validate(newest)
+        if canonical(record.model_dump(mode="json")) != canonical(newest):
+            raise Unfit("something in it is of another type, as a text that spells a number")
+    except Unfit:
+        raise
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise Unfit(plain(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")) from error
+    except (ValueError, TypeError, LookupError, RecursionError, UserError) as error:
+        raise Unfit(plain(f"it is no record: {error}")) from error
+    if wrong := _wrong(record):
+        raise Unfit(wrong)
+    return record, raw["schema_version"]
+
+
+def _check_numbers(raw: Any) -> None:
+    """Raise Unfit for a number that no double or 64-bit integer holds; NaN and infinities have no spelling."""
+    todo = [raw]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, list):
+            todo += value
+        elif isinstance(value, float) and abs(value) > LARGEST_REAL:
+            raise Unfit(f"it holds the number {value}")
+        elif isinstance(value, int) and abs(value) >= LARGEST_WHOLE:
+            raise Unfit(f"it holds a number of {value.bit_length()} bits")
+
+
+def _wrong(record: Record) -> str | None:
+    """Return what no cell can have come to, or None."""
+    counts = {
+        "seconds": record.seconds,
+        "memory": record.memory,
+        "a number of test items": 0 if record.outcomes is None else record.outcomes.n,
+        **{f"n of {name}": metric.n for name, metric in record.metrics.items()},
+    }
+    if negative := [name for name, count in counts.items() if count < 0]:
+        return f"{plain(negative[0], 60)} is negative"
+    if record.outcomes is not None and not 0 < record.outcomes.n <= MOST_ITEMS:
+        return f"it has {record.outcomes.n} test items, allowed: 1 to {MOST_ITEMS}"
+    if any(min(step.tokens_in, step.tokens_out, step.own) < 0 for step in record.trajectory):
+        return "its trajectory has a negative number"
+    if record.kind not in KINDS:
+        return f"its kind is '{plain(record.kind, 60)}', allowed: {', '.join(KINDS)}"
+    name = record.cell.strategy.name
+    if record.label != name and not record.label.startswith(f"{name}("):
+        return f"its label '{plain(record.label, 60)}' is not that of strategy '{plain(name, 60)}'"
+    if (record.status == "ok") != (record.failure is None):
+        return f"its status is {record.status}, and it has {'no' if record.failure is None else 'a'} failure"
+    if record.status == "ok" and not (record.metrics and record.outcomes):
+        return "its status is ok, and it has no metrics or no outcomes"
+    return None

@@ -1,0 +1,174 @@
+"""Cells of a submission run again here, and what came out then beside what was reported. Runs the strategy's code."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import binomtest
+
+from sparsebench import seeds
+from sparsebench.errors import UserError
+from sparsebench.measure.scores import Items
+from sparsebench.plugin.registry import Registry
+from sparsebench.publish import folder as folders
+from sparsebench.publish import rescore
+from sparsebench.publish.folder import Manifest, plain
+from sparsebench.publish.lines import record_of
+from sparsebench.publish.verify import Verdict
+from sparsebench.sweep import engine, store
+from sparsebench.sweep import run as runs
+from sparsebench.sweep.cell import Cell
+from sparsebench.sweep.expand import ImageUse
+from sparsebench.sweep.job import Job
+from sparsebench.sweep.record import Record
+
+LEVEL = 0.01
+"""Chance that a cell which was trained on another machine, and is sound, is found to disagree."""
+AGREEING = 0.99
+"""Share of the test items that trained weights must class alike on another machine: nothing but rounding differs."""
+FEW = 0.02
+"""Difference of the share of the MACs that rounding may make, where images keep numbers of tokens of their own."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a submission does not say: this machine.
+
+    Attributes:
+        plugin: the strategy's file, or None for one that is installed.
+        files: where pictures and trained weights come from.
+        device: "cpu", "cuda:i" or "auto".
+    """
+
+    plugin: Path | None
+    files: runs.Files
+    device: str
+
+
+def replay(folder: Path, verdict: Verdict, number: int, here: Here) -> None:
+    """Run cells of a recounted submission again, and give it its last badge if they agree, or else say why not.
+
+    They are drawn from all that are ok, baselines too, by the hash of the records. Where machine and libraries are the
+    same, and a CPU, outcomes must be the same to the bit. Elsewhere rounding is another, which training makes large:
+    the accuracies must not be told apart by McNemar's exact test on the same items. Where nothing is trained 99 % of
+    the predictions must be the same.
+
+    Raises:
+        UserError: the strategy is not here, or from another source; or the device or the pictures are not there.
+    """
+    if verdict.badge != "recounted":
+        return
+    manifest, registry = folders.manifest_of(folder), Registry()
+    _check_source(manifest, registry, here.plugin)
+    records = _drawn(folder, manifest, number)
+    again = _run(records, registry, here)
+    off = [text for record in records if (text := _disagreement(record, again[record.cell_id], len(records)))]
+    verdict.notes.append(f"replayed {len(records)} cells: {', '.join(record.cell_id for record in records)}")
+    verdict.why, verdict.wrong = off, bool(off)
+    if not off:
+        verdict.badge = "replayed"
+
+
+def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -> None:
+    """Raise UserError unless the strategy is here, from the source that was published."""
+    if plugin is not None:
+        registry.load_file(plugin)
+    elif manifest.plugin.plugin.startswith("file:"):
+        raise UserError(f"strategy '{manifest.strategy}' came from a file", next_step="give that with --plugin FILE.py")
+    found = registry.strategy(manifest.strategy)
+    if found.failure:
+        raise UserError(f"strategy '{manifest.strategy}' does not load: {found.failure}")
+    if found.origin.sha256 != manifest.plugin.sha256:
+        raise UserError(
+            f"the source of '{manifest.strategy}' is not the published one",
+            got=f"SHA-256 {found.origin.sha256[:12]}", allowed=manifest.plugin.sha256[:12],
+            next_step="give its file with --plugin FILE.py, or install the version that was run",
+        )  # fmt: skip
+
+
+def _drawn(folder: Path, manifest: Manifest, number: int) -> list[Record]:
+    """Return so many of the records that are ok, or all there are, drawn by the hash of the records."""
+    keys: list[tuple[int, bytes]] = []
+    for line in folders.lines(folder):
+        record, _ = record_of(line)
+        if record.status == "ok":
+            seed = seeds.seed_of("replay", manifest.files[folders.RECORDS], record.cell_id)
+            keys = sorted([*keys, (seed, line)])[:number]
+    return [record_of(line)[0] for _, line in keys]
+
+
+def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str, Record]:
+    """Return the records of cells that are run again, by their ids, with those that they start from."""
+    device = runs.resolve_device(here.device)
+    jobs: dict[str, Job] = {}
+    for record in records:
+        cell = record.cell
+        if cell.init is not None:
+            jobs[cell.init.id] = _job(cell.init, registry).model_copy(update={"keep_weights": True})
+        job = _job(cell, registry)
+        jobs.setdefault(cell.id, job.model_copy(update={"after": cell.init.id if cell.init else ""}))
+    uses: set[ImageUse] = {
+        "images" if registry.task(job.cell.task.name).trains else "tested_images" for job in jobs.values()
+    }
+    _, locations = here.files.locate(sorted(uses))
+    places = here.files.places(list(jobs.values()), locations)
+    first = sorted(jobs.values(), key=lambda job: not job.keep_weights)
+    with tempfile.TemporaryDirectory(prefix="sparsebench-replay-") as out:
+        store.check_writable(Path(out))
+        made = engine.local(first, 1, Path(out), device, places, checkpoint=0.0, gpus=_gpus(device))
+        return {record.cell_id: record for record in made}
+
+
+def _gpus(device: str) -> int:
+    if device == "cpu":
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _job(cell: Cell, registry: Registry) -> Job:
+    found = registry.strategy(cell.strategy.name)
+    files = tuple(map(str, registry.files))
+    return Job(
+        cell=cell, origin=found.origin, kind=found.cls.kind, label=cell.strategy.name, files=files,
+        failure=found.failure,
+    )  # fmt: skip
+
+
+def _disagreement(before: Record, after: Record, cells: int) -> str | None:
+    """Return how the two records of one cell disagree, or None; `cells` share the level of the test."""
+    what = f"cell {before.cell_id} ({plain(before.label, 60)} on {plain(before.cell.task.name, 40)})"
+    old, new = rescore.items_of(before), rescore.items_of(after)
+    if new is None or old is None:
+        reason = after.failure.reason if after.failure else ""
+        return f"{what} is {after.status} here: {plain(reason)}"
+    if before.kind != after.kind:
+        return f"{what} is {before.kind} there and {after.kind} here"
+    if not (np.array_equal(old.labels, new.labels) and np.array_equal(old.groups, new.groups)):
+        return f"{what} has other test items here"
+    same_machine = before.environment == after.environment and before.device == after.device == "cpu"
+    if same_machine:
+        same = before.trajectory == after.trajectory and all(
+            np.array_equal(getattr(old, name), getattr(new, name)) for name in ("predicted", "ranks", "losses")
+        )
+        return None if same else f"{what} has other outcomes here, on the same machine and libraries"
+    ratios = [record.metrics["macs_ratio"].value or 0.0 for record in (before, after)]
+    if abs(ratios[0] - ratios[1]) > FEW:
+        return f"{what} took {ratios[0]:.4f} of the dense MACs there and {ratios[1]:.4f} here"
+    return _differ(what, old, new, trained=before.cell.n_train > 0, level=LEVEL / cells)
+
+
+def _differ(what: str, old: Items, new: Items, *, trained: bool, level: float) -> str | None:
+    """Return how outcomes of two machines differ by more than rounding can, or None."""
+    alike = float((old.predicted == new.predicted).mean())
+    if not trained:
+        return None if alike >= AGREEING else f"{what}: {alike:.2%} of the predictions are the same here"
+    gained, lost = int((new.correct & ~old.correct).sum()), int((old.correct & ~new.correct).sum())
+    if gained + lost == 0 or binomtest(gained, gained + lost).pvalue >= level:
+        return None
+    return f"{what} has accuracy {old.accuracy:.4f} there and {new.accuracy:.4f} here, on the same test items"

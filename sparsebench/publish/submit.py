@@ -1,0 +1,195 @@
+"""From a run's folder to a submission: one strategy's records for one suite, with the baselines beside it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from sparsebench.errors import UserError, unknown
+from sparsebench.plugin.origin import Origin
+from sparsebench.publish.folder import MANIFEST, RECORDS, Answered, Manifest, version_of
+from sparsebench.publish.verify import Verdict, verify
+from sparsebench.strategy import Kind
+from sparsebench.sweep import described, environment, store
+from sparsebench.sweep.cell import canonical, digest
+from sparsebench.sweep.described import Asked, setting_of
+from sparsebench.sweep.merge import Place, lines
+from sparsebench.sweep.record import Record
+
+TO = "leaderboard/submissions"
+AGAIN = "give the command of the run again: what is there is not run again, and the folder then says it"
+
+
+class _Known(NamedTuple):
+    """What decides whether a record is published."""
+
+    cell_id: str
+    strategy: str
+    kind: str
+    origin: Origin
+    setting: str
+    start: str
+    machine: str
+    place: Place
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What was written, and what `verify` says of it."""
+
+    folder: Path
+    manifest: Manifest
+    verdict: Verdict
+
+
+def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
+    """Write TO/<strategy>/<version>/ from a run's folder. The same records always give the same bytes.
+
+    It has every record of the strategy in the suite, failures among them; those of the baselines and oracles in the
+    same settings, since differences to them are paired by seed and only hold for records of one run; and those of the
+    cells that others start from. No other deployable strategy's.
+
+    Raises:
+        UserError: the folder has no such strategy, or several; the records are not all of one source; they lack
+            settings of the suite; what would be published contradicts itself; or it is there already.
+    """
+    with store.uncollected():
+        known = list(store.newest((found.claim, _known(found)) for found in store.scan_all(out, Record)).values())
+    if not known:
+        raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
+    name = _strategy(known, strategy)
+    mine = [one for one in known if one.strategy == name]
+    origin = _origin(mine, name)
+    if (name, origin.sha256) not in described.strategies(out):
+        raise UserError(f"{out} does not say what strategy '{name}' is", next_step=AGAIN)
+    suite = _suite(described.suites(out), {one.setting for one in mine}, out)
+    chosen = _chosen(known, name, suite)
+    answered = Answered(name=suite.name, version=suite.version, sha256=suite.sha256)
+    folder = to / name / version_of(answered, origin)
+    if folder.is_symlink() or folder.exists():
+        raise UserError(f"{folder} is there and is not written over", next_step="remove it, or give another --to")
+    part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+    try:
+        _write(part, out, chosen, (name, origin.sha256), suite)
+        files = {path.relative_to(part).as_posix(): store.content_hash(path) for path in part.rglob("*.json*")}
+        manifest = Manifest(strategy=name, version=folder.name, plugin=origin, suite=answered, files=files)
+        store.write_whole(part / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
+        verdict = verify(part)
+        if verdict.wrong:
+            raise UserError(f"{out} would not be verified: {'; '.join(verdict.why)}")
+        verdict.folder = str(folder)
+        os.replace(part, folder)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return Submission(folder, manifest, verdict)
+
+
+def _known(found: store.Found[Record]) -> _Known:
+    record = found.item
+    cell = record.cell
+    start = "" if cell.init is None else cell.init.id
+    place = Place(found.path, found.offset, found.length)
+    return _Known(
+        record.cell_id, cell.strategy.name, record.kind, record.origin, setting_of(cell), start, record.environment,
+        place,
+    )  # fmt: skip
+
+
+def _strategy(known: Iterable[_Known], asked: str | None) -> str:
+    """Return the name of the strategy to publish: as asked, or the only one that may be deployed."""
+    kinds: dict[str, Kind | str] = {one.strategy: one.kind for one in known}
+    if asked is not None:
+        if asked not in kinds:
+            raise unknown("strategy in these records", asked, kinds)
+        return asked
+    found = sorted(name for name, kind in kinds.items() if kind == "deployable")
+    if len(found) != 1:
+        there = f"strategies {', '.join(found)}" if found else "no strategy but baselines and oracles"
+        raise UserError(f"these records are of {there}", next_step="name one with --strategy")
+    return found[0]
+
+
+def _origin(mine: Collection[_Known], name: str) -> Origin:
+    """Return where the strategy's records come from."""
+    origins = {canonical(one.origin.model_dump(mode="json")): one.origin for one in mine}
+    if len(origins) > 1:
+        listed = sorted(origin.sha256[:12] for origin in origins.values())
+        raise UserError(
+            f"the records of '{name}' are of several versions of its source", got=", ".join(listed),
+            next_step="give the command of the run again, which makes those of earlier versions anew",
+        )  # fmt: skip
+    (origin,) = origins.values()
+    if not origin.sha256:
+        raise UserError(f"the records of '{name}' do not say from which source", next_step="run them from a file")
+    return origin
+
+
+def _suite(asked: Collection[Asked], there: Collection[str], out: Path) -> Asked:
+    """Return the suite that the settings answer in full: of several the one that asks for most."""
+    if not asked:
+        raise UserError(f"{out} does not say which suite it answers", next_step=AGAIN)
+    full = [one for one in asked if set(one.settings) <= set(there)]
+    if not full:
+        one = min(asked, key=lambda one: len(set(one.settings) - set(there)))
+        missing = len(set(one.settings) - set(there))
+        raise UserError(
+            f"incomplete: records of {missing} of the {len(one.settings)} settings of suite {one.name} {one.version} "
+            "are missing", next_step="give the command of the run again"
+        )  # fmt: skip
+    largest = [one for one in full if len(one.settings) == max(len(other.settings) for other in full)]
+    if len(largest) > 1:
+        listed = ", ".join(f"{one.name} {one.version}" for one in largest)
+        raise UserError(f"{out} answers several suites: {listed}", next_step="run each into a folder of its own")
+    return largest[0]
+
+
+def _chosen(known: Iterable[_Known], name: str, suite: Asked) -> list[_Known]:
+    """Return what is published, by the hashes of the cells."""
+    settings, by_id = set(suite.settings), {one.cell_id: one for one in known}
+    own = {
+        one.cell_id
+        for one in by_id.values()
+        if one.setting in settings and (one.strategy == name or one.kind != "deployable")
+    }
+    starts = {by_id[cell_id].start for cell_id in own} & set(by_id)
+    return [by_id[cell_id] for cell_id in sorted(own | starts)]
+
+
+def _write(part: Path, out: Path, chosen: list[_Known], own: tuple[str, str], suite: Asked) -> None:
+    """Write all but the manifest."""
+    with store.whole_file(part / RECORDS) as file:
+        file.writelines(lines(one.place for one in chosen))
+    _copy(out, part, environment.FOLDER, {one.machine for one in chosen} - {""})
+    there, sources = described.strategies(out), {(one.strategy, one.origin.sha256) for one in chosen} | {own}
+    named = (digest(there[key].model_dump(mode="json")) for key in sources & set(there))
+    _copy(out, part, described.STRATEGIES, named)
+    _copy(out, part, described.SUITES, {suite.sha256})
+
+
+def _copy(out: Path, part: Path, folder: str, hashes: Iterable[str]) -> None:
+    for name in hashes:
+        try:
+            content = (out / folder / f"{name}.json").read_bytes()
+        except OSError as error:
+            raise UserError(f"{out}/{folder}/{name}.json is not there: {error.strerror}", next_step=AGAIN) from error
+        store.write_whole(part / folder / f"{name}.json", content)
+
+
+def git_steps(submission: Submission) -> str:
+    """Return what to type to publish a submission that lies in a clone of the repository."""
+    about = f"{submission.manifest.strategy}-{submission.manifest.version}"
+    return (
+        f"git switch -c submit-{about}\n"
+        f"git add {submission.folder}\n"
+        f'git commit -m "Records of {submission.manifest.strategy} for suite {submission.manifest.suite.name} '
+        f'{submission.manifest.suite.version}"\n'
+        f"git push -u origin submit-{about}\n"
+        "then open a pull request; the same checks run there"
+    )

@@ -1,0 +1,360 @@
+"""A submission's badge: how far its numbers were followed, from its records alone and without running its code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+from pydantic import RootModel
+
+from sparsebench.errors import UserError
+from sparsebench.measure.scores import Items
+from sparsebench.models.base import SHIPPED as MODELS
+from sparsebench.models.base import Model
+from sparsebench.plugin.registry import TASKS
+from sparsebench.plugin.spec import fill
+from sparsebench.publish import folder as folders
+from sparsebench.publish import recount, rescore
+from sparsebench.publish.folder import MANIFEST, Manifest, Unfit, plain
+from sparsebench.publish.lines import record_of
+from sparsebench.sweep import described, environment
+from sparsebench.sweep.cell import Part, canonical, digest
+from sparsebench.sweep.described import Asked, Described, setting_of
+from sparsebench.sweep.record import Record
+from sparsebench.tasks.base import Task
+
+Badge = Literal["rejected", "reported", "rescored", "recounted", "replayed"]
+BADGES: tuple[Badge, ...] = ("rejected", "reported", "rescored", "recounted", "replayed")
+"""In rising order; what is rejected has none."""
+DEPTH, MOST_FOLDERS = 2, 10_000
+"""How far below PATH submissions lie, as <strategy>/<version>, and how many a folder may hold."""
+SHOWN, MOST_NAMES = 5, 100
+"""Reasons of one kind that a verdict has, and metrics that it names."""
+UNRUN = "give --replay N to run N of its cells again here"
+
+
+class Machine(RootModel[dict[str, str]]):
+    """An environment, as `environment.describe` gives it."""
+
+
+@dataclass
+class Findings:
+    """What stands between a submission and one badge: what contradicts itself, and what cannot be told."""
+
+    wrong: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    more: int = 0
+
+    def add(self, text: str, *, wrong: bool = True) -> None:
+        """Add a reason, unless there are many of its kind or it is there."""
+        some = self.wrong if wrong else self.open
+        if text in some:
+            return
+        if len(some) < SHOWN:
+            some.append(text)
+        else:
+            self.more += 1
+
+    @property
+    def why(self) -> list[str]:
+        """All reasons, what is wrong first."""
+        return [*self.wrong, *self.open, *([f"and {self.more} more"] if self.more else [])]
+
+
+@dataclass
+class Verdict:
+    """What was found of a submission.
+
+    Attributes:
+        badge: see `BADGES`.
+        why: why it has not the next badge.
+        wrong: whether something in it contradicts something else; otherwise there was only nothing to tell it by.
+        strategy, version, suite, records: what it is, as far as it can be read.
+        as_reported: metrics that nothing here was made again of.
+        notes: what else there is to know: settings that are missing, a suite that is not the board's.
+    """
+
+    folder: str
+    badge: Badge = "rejected"
+    why: list[str] = field(default_factory=list)
+    wrong: bool = False
+    strategy: str = ""
+    version: str = ""
+    suite: str = ""
+    records: int = 0
+    as_reported: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def grant(self, badge: Badge, findings: Findings) -> None:
+        """Give a badge, if it has the one before, unless there are findings against it, which are why it is not given.
+
+        What is wrong is told even if a lower badge is not given for want of something to tell it by.
+        """
+        if not self.why and not findings.why:
+            self.badge = badge
+        else:
+            self.why += findings.wrong if self.why else findings.why
+        self.wrong = self.wrong or bool(findings.wrong)
+
+
+def badge_of(folder: Path) -> Badge:
+    """Return the badge of one submission: rejected, reported, rescored or recounted."""
+    return verify(folder).badge
+
+
+def verify(folder: Path, board: Sequence[Asked] | None = None) -> Verdict:
+    """Return what can be told of one submission from its files alone; whatever they are, there is a verdict.
+
+    torch is imported only where a cell's model is one of timm's.
+
+    Args:
+        folder: the submission's.
+        board: the suites that a board answers, with which the submission's is to be compared.
+    """
+    verdict = Verdict(plain(folder, 500))
+    try:
+        manifest = folders.manifest_of(folder)
+        examined = _Examined(folder, manifest)
+    except (Unfit, OSError, ValueError) as error:
+        verdict.why, verdict.wrong = [_unreadable(error)], True
+        return verdict
+    verdict.strategy, verdict.version = plain(manifest.strategy), plain(manifest.version)
+    verdict.suite = plain(f"{manifest.suite.name} {manifest.suite.version}")
+    examined.read()
+    verdict.records, verdict.notes = examined.records, examined.notes
+    if board is not None and (other := _against(examined.suite, board)):
+        verdict.notes.append(other)
+    verdict.as_reported = sorted(examined.as_reported)[:MOST_NAMES]
+    verdict.grant("reported", examined.reported)
+    verdict.grant("rescored", examined.rescored)
+    verdict.grant("recounted", examined.recounted)
+    verdict.why = verdict.why or [UNRUN]
+    return verdict
+
+
+def verify_each(folders_: Iterable[Path], board: Path | None = None) -> Iterator[Verdict]:
+    """Yield the verdict on each submission; see `verify`. `board` is a run's folder, whose suites are compared."""
+    asked = None if board is None else described.suites(board)
+    for folder in folders_:
+        yield verify(folder, asked)
+
+
+def submissions_in(path: Path) -> list[Path]:
+    """Return the submissions below a path, sorted: itself, or the folders without folders of their own below it.
+
+    Links are not followed: one in the place of a submission is one, which will be rejected.
+
+    Raises:
+        UserError: there is no such folder, or no submission in it.
+    """
+    if path.is_symlink():
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"{path} is no folder")
+    try:
+        found = sorted(_below(path, DEPTH))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not found:
+        raise UserError(f"no submissions in {path}", next_step="they lie in <strategy>/<version>/")
+    return found
+
+
+def _below(path: Path, depth: int) -> Iterator[Path]:
+    with os.scandir(path) as entries:
+        inside = {entry.name: entry for entry in islice(entries, MOST_FOLDERS + 1)}
+    if len(inside) > MOST_FOLDERS:
+        raise UserError(f"{path} holds more than {MOST_FOLDERS} files and folders")
+    if MANIFEST in inside or not depth:
+        yield path
+        return
+    for name, entry in inside.items():
+        if entry.is_symlink():
+            yield path / name
+        elif entry.is_dir():
+            yield from _below(path / name, depth - 1)
+
+
+def _unreadable(error: Exception) -> str:
+    return plain(f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else error)
+
+
+class _Examined:
+    """A submission on its way through its records, of which one is held at a time."""
+
+    def __init__(self, folder: Path, manifest: Manifest):
+        self.folder, self.manifest = folder, manifest
+        self.reported, self.rescored, self.recounted = Findings(), Findings(), Findings()
+        self.records, self.as_reported, self.notes = 0, set[str](), list[str]()
+        self.suite = self._suite()
+        self.asked = set(self.suite.settings)
+        known = folders.beside(folder, manifest, described.STRATEGIES, Described)
+        self.described = {(one.name, one.sha256): one for one in known}
+        own = manifest.strategy, manifest.plugin.sha256
+        if own not in self.described:
+            raise Unfit("it does not say what its strategy is, or not from that source")
+        self.kind = self.described[own].kind
+        folders.beside(folder, manifest, environment.FOLDER, Machine)
+        self._networks = recount.Networks()
+        self._truths: dict[tuple[str, str], tuple[str, str]] = {}
+        self._settings: dict[str, tuple[bool, str]] = {}  # whether the strategy has it, and what it is called
+        self._starts, self._needed, self._good = set[str](), set[str](), 0
+
+    def _suite(self) -> Asked:
+        """Return the suite that it answers."""
+        found, said = folders.beside(self.folder, self.manifest, described.SUITES, Asked), self.manifest.suite
+        if [(one.name, one.version, one.sha256) for one in found] != [(said.name, said.version, said.sha256)]:
+            raise Unfit(f"its suite is not the one that {MANIFEST} names")
+        return found[0]
+
+    def read(self) -> None:
+        """Examine every record."""
+        last = ""
+        try:
+            for number, line in enumerate(folders.lines(self.folder), 1):
+                try:
+                    record, _ = record_of(line)
+                    if record.cell_id <= last:
+                        raise Unfit("its cell is there before" if record.cell_id == last else "it is not in order")
+                    last, self.records = record.cell_id, self.records + 1
+                    self._belongs(record)
+                except Unfit as error:
+                    self.reported.add(f"record {number}: {error}")
+                    continue
+                if record.status == "ok":
+                    self._examine(record)
+        except (Unfit, OSError) as error:
+            self.reported.add(_unreadable(error))
+        self._conclude()
+
+    def _belongs(self, record: Record) -> None:
+        """Raise Unfit for a record that a submission of this strategy for this suite has not."""
+        mine, setting = record.cell.strategy.name == self.manifest.strategy, setting_of(record.cell)
+        if mine and (record.origin != self.manifest.plugin or record.kind != self.kind):
+            raise Unfit("it is of another source, or of another kind, than its strategy")
+        if not mine and record.kind == "deployable":
+            raise Unfit(f"it is of another strategy, '{plain(record.cell.strategy.name, 60)}'")
+        if record.environment and f"{environment.FOLDER}/{record.environment}.json" not in self.manifest.files:
+            raise Unfit("its machine is not described")
+        if setting in self.asked:
+            cell = record.cell
+            name = f"{plain(cell.task.name, 40)} with {cell.n_train} samples, repetition {cell.repetition}"
+            self._settings[setting] = mine or self._settings.get(setting, (False, ""))[0], name
+            self._good += mine and record.status == "ok"
+        else:
+            self._starts.add(record.cell_id)
+        if record.cell.init is not None:
+            self._needed.add(record.cell.init.id)
+
+    def _examine(self, record: Record) -> None:
+        """Make again what can be made again of a record that is ok."""
+        try:
+            items = rescore.items_of(record)
+            assert items is not None
+            task, model = _task(record.cell.task), _model(record.cell.model)
+        except (Unfit, UserError) as error:
+            self.rescored.add(f"{_cell(record)}: {plain(error)}")
+            return
+        scores, macs = self._scores(record, items, task), self._macs(record, items, task, model)
+        for findings, found in ((self.rescored, scores), (self.recounted, macs)):
+            try:
+                for text in found:
+                    findings.add(f"{_cell(record)}: {text}")
+            except (Unfit, UserError) as error:
+                findings.add(plain(error), wrong=isinstance(error, Unfit))
+            except (ArithmeticError, ValueError, MemoryError) as error:  # numbers that are too large to count with
+                findings.add(f"{_cell(record)}: {plain(error)}")
+        planned = {"macs_ratio_planned"} if record.cell.where == "train" or record.cell.budget.macs == 1.0 else set()
+        made = set(recount.COUNTED) - {"macs_ratio_planned"} | planned
+        told = {plain(name.partition(":")[0], 60) for name in record.metrics if not rescore.decided(name)} - made
+        if len(self.as_reported) < MOST_NAMES:
+            self.as_reported |= told
+
+    def _scores(self, record: Record, items: Items, task: Task | None) -> Iterator[str]:
+        yield from rescore.differences(record, items, task)
+        for truth, what in _truths(record, items):
+            first, cell_id = self._truths.setdefault(truth, (what, record.cell_id))
+            if first != what:
+                yield f"its {truth[0]} are others than those of cell {cell_id}"
+        if not rescore.has_losses(record):
+            raise UserError("records of schema 1 have neither ranks nor losses, and are not wholly rescored")
+        if task is None:
+            raise UserError(f"task '{plain(record.cell.task.name, 60)}' does not come with sparsebench")
+
+    def _macs(self, record: Record, items: Items, task: Task | None, model: Model | None) -> Iterator[str]:
+        if task is None or model is None:
+            strange = record.cell.task if task is None else record.cell.model
+            raise UserError(f"'{plain(strange.name, 60)}' does not come with sparsebench")
+        yield from recount.differences(record, items.labels, task, model, self._networks)
+
+    def _conclude(self) -> None:
+        """Look at all records together."""
+        if strange := sorted(self._starts - self._needed):
+            self.reported.add(f"cell {strange[0]} is not of the suite, and no cell starts from it")
+        missing = self.asked - {setting for setting, (mine, _) in self._settings.items() if mine}
+        if missing == self.asked:
+            self.reported.add("it has no record of its strategy in its suite")
+        elif not self._good:
+            self.rescored.add("no cell of its strategy has a result", wrong=False)
+        if missing:
+            of = f"{len(self.asked)} settings of suite {plain(self.suite.name, 60)} {self.suite.version}"
+            named = sorted(self._settings[setting][1] for setting in missing & set(self._settings))[:SHOWN]
+            such = ", such as " + "; ".join(named) if named else ""
+            self.notes.append(f"incomplete: it lacks {len(missing)} of the {of}{such}")
+
+
+def _cell(record: Record) -> str:
+    return f"cell {record.cell_id} ({plain(record.label, 60)} on {plain(record.cell.task.name, 40)})"
+
+
+def _truths(record: Record, items: Items) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield what records must agree on, by what it is: the same task and repetition have the same test items."""
+    cell = record.cell
+    data = cell.task.model_dump(mode="json"), cell.repetition
+    items_ = hashlib.sha256(np.stack([items.labels, items.groups]).tobytes()).hexdigest()
+    yield ("test labels or groups", digest(data)), items_
+    sizes = {name: one.value for name, one in record.metrics.items() if name.startswith(rescore.TRAINED)}
+    yield ("training groups", digest([*data, cell.n_train])), digest(sizes)
+
+
+def _task(part: Part) -> Task | None:
+    return cast(Task | None, _made(Task, part.name, canonical(part.params)))
+
+
+def _model(part: Part) -> Model | None:
+    return cast(Model | None, _made(Model, part.name, canonical(part.params)))
+
+
+@lru_cache(maxsize=256)
+def _made(kind: type[Task] | type[Model], name: str, params: str) -> Task | Model | None:
+    """Return a task or model that comes with sparsebench, or None for another.
+
+    Raises:
+        UserError: it has no such parameters.
+    """
+    known: dict[str, type[Task] | type[Model]] = {cls.name: cls for cls in (TASKS if kind is Task else MODELS)}
+    if name not in known:
+        return None
+    given, what = json.loads(params), f"{kind.__name__.lower()} '{name}'"
+    made = fill(known[name], given, what)
+    kept = made.model_dump(mode="json")
+    if odd := sorted(key for key, value in given.items() if kept[key] != value):
+        raise UserError(f"{what}: {odd[0]}", got=plain(given[odd[0]], 60))
+    return made
+
+
+def _against(suite: Asked, board: Sequence[Asked]) -> str | None:
+    """Return why a submission's rows are not to be mixed with those of a board that answers some suites, or None."""
+    if any(one.sha256 == suite.sha256 for one in board):
+        return None
+    own = f"suite {plain(suite.name, 60)} {suite.version} with {len(suite.settings)} settings"
+    others = ", ".join(f"{plain(one.name, 60)} {one.version} with {len(one.settings)}" for one in board)
+    return f"not of the board: it answers {own}, and the board {others or 'does not say what'}"

@@ -1,0 +1,71 @@
+"""sparsebench submit and sparsebench verify."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from forging import PLUGIN, Tamper, flip
+
+from sparsebench.cli import main
+from sparsebench.publish.folder import RECORDS
+
+
+def call(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def test_what_is_submitted_can_be_verified(out: Path, tmp_path: Path) -> None:
+    made = call("submit", out, "--to", tmp_path / "to")
+    assert made.exit_code == 0 and "17 records, recounted" in made.stderr
+    assert made.stdout.startswith("git switch -c submit-norm-tiny-3-") and "pull request" in made.stdout
+    found = call("verify", tmp_path / "to")
+    assert found.exit_code == 0 and ": recounted\n" in found.stdout and "as reported: " in found.stdout
+    (one,) = json.loads(call("verify", tmp_path / "to", "--json", "--board", out).stdout)
+    assert (one["badge"], one["strategy"], one["notes"]) == ("recounted", "norm", [])
+
+
+def test_it_leaves_with_1_if_something_contradicts_itself(tampered: Tamper) -> None:
+    result = call("verify", tampered(flip("predicted")))
+    assert result.exit_code == 1 and ": reported\n" in result.stdout and "not the next badge: cell" in result.stdout
+
+
+def test_what_a_stranger_wrote_moves_no_cursor(tampered: Tamper) -> None:
+    def paint(raw: dict[str, Any]) -> None:
+        raw["label"] = "norm(\x1b[2J\r\n)"
+        raw["metrics"]["accuracy"]["value"] = 0.123
+
+    result = call("verify", tampered(paint))
+    assert (
+        result.exit_code == 1 and "\x1b" not in result.stdout and "norm(\N{REPLACEMENT CHARACTER}[2J" in result.stdout
+    )
+
+
+def test_cells_are_replayed_with_the_plugin(sound: Path) -> None:
+    result = call("verify", sound, "--replay", 1, "--plugin", PLUGIN, "--device", "cpu")
+    assert result.exit_code == 0 and ": replayed\n" in result.stdout and "replayed 1 cells: " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["verify", "NONE"], "NONE is no folder"),
+        (["verify", "TWO", "--replay", "1"], "one submission is replayed at a time; got 2 of them; name one"),
+        (["verify", "SOUND", "--replay", "1"], "strategy 'norm' came from a file; give that with --plugin FILE.py"),
+        (["submit", "NONE", "--to", "TO"], "no records in NONE; run `sparsebench run --out` with this folder first"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, sound: Path, arguments: list[str], said: str) -> None:
+    for name in "ab":
+        shutil.copytree(sound, tmp_path / "two" / "norm" / name)
+    places = {"NONE": tmp_path / "none", "TWO": tmp_path / "two", "SOUND": sound, "TO": tmp_path / "to"}
+    result = call(*(places.get(a, a) for a in arguments))
+    for word, path in places.items():
+        said = said.replace(word, str(path))
+    assert (result.exit_code, result.stderr) == (2, f"Error: {said}\n")
+
+
+def test_a_submission_can_be_read_as_a_run(sound: Path) -> None:
+    assert "norm" in call("leaderboard", sound).stdout and (sound / RECORDS).is_file()

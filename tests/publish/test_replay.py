@@ -1,0 +1,148 @@
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forging import PLUGIN, Tamper, sealed
+
+from sparsebench import api
+from sparsebench.errors import UserError
+from sparsebench.measure.scores import Items, scores
+from sparsebench.publish import replay as module
+from sparsebench.publish.folder import MANIFEST, RECORDS
+from sparsebench.publish.replay import Here, replay
+from sparsebench.publish.submit import submit
+from sparsebench.publish.verify import Verdict, verify
+from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.record import pack, pack_reals, unpack, unpack_reals
+from sparsebench.sweep.run import Files
+
+
+def replayed(folder: Path, number: int = 100, plugin: Path | None = PLUGIN) -> Verdict:
+    verdict = verify(folder)
+    replay(folder, verdict, number, Here(plugin, Files(), "cpu"))
+    return verdict
+
+
+@pytest.fixture(scope="module")
+def few(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a submission of few cells, without pictures."""
+    out = tmp_path_factory.mktemp("few")
+    api.run(str(PLUGIN), suite=str(suite), tasks="theory", seeds=1, out=out / "out", jobs=0, device="cpu")
+    return submit(out / "out", out / "submissions").folder
+
+
+def test_cells_that_are_run_again_here_have_the_same_outcomes_to_the_bit(few: Path) -> None:
+    verdict = replayed(few)
+    assert (verdict.badge, verdict.why, verdict.wrong) == ("replayed", [], False)
+    assert "replayed 4 cells: " in verdict.notes[0]
+
+
+def test_cells_that_start_from_others_are_run_with_these(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = module._drawn
+    monkeypatch.setattr(
+        module, "_drawn", lambda *a: [r for r in drawn(*a) if r.cell.init and r.label == "norm"][:1]
+    )  # fmt: skip
+    verdict = replayed(sound)
+    assert verdict.badge == "replayed" and "replayed 1 cells" in verdict.notes[0]
+
+
+def test_so_many_are_drawn_and_always_the_same(few: Path) -> None:
+    manifest = module.folders.manifest_of(few)
+    every = [r.cell_id for r in module._drawn(few, manifest, 100)]
+    assert [r.cell_id for r in module._drawn(few, manifest, 2)] == every[:2] and len(every) == 4
+    assert every != sorted(every)
+
+
+def test_a_forgery_that_agrees_with_itself_is_found(few: Path, tmp_path: Path) -> None:
+    """All is right from the first record to the last but that nothing of it happened."""
+    folder = shutil.copytree(few, tmp_path / "copy")
+    lines = [json.loads(line) for line in (folder / RECORDS).read_bytes().splitlines()]
+    for raw in lines:
+        if raw["label"] == "norm":
+            _forge(raw)
+    (folder / RECORDS).write_bytes(b"".join(canonical(raw).encode() + b"\n" for raw in lines))
+    assert verify(sealed(folder)).badge == "recounted"
+    verdict = replayed(folder)
+    assert (verdict.badge, verdict.wrong) == ("recounted", True)
+    assert len(verdict.why) == 1 and "other outcomes here, on the same machine" in verdict.why[0]
+
+
+def _forge(raw: dict[str, Any]) -> None:
+    """Make one wrong prediction right, and all that is measured with it."""
+    outcomes, n = raw["outcomes"], raw["outcomes"]["n"]
+    arrays = [unpack(outcomes[name], n).copy() for name in ("predicted", "label", "group", "rank")]
+    predicted, labels, groups, ranks = arrays
+    item = int(np.flatnonzero(predicted != labels)[0])
+    predicted[item], ranks[item] = labels[item], 0
+    outcomes |= {"predicted": pack(predicted), "rank": pack(ranks)}
+    items = Items(predicted, labels, groups, ranks, unpack_reals(outcomes["loss"], n))
+    names = ["-1 without spurious", "-1 with spurious", "+1 without spurious", "+1 with spurious"]
+    sizes = [int(raw["metrics"][f"train_samples: {name}"]["value"]) for name in names]
+    for name, *own in scores(items, 2, names, sizes):
+        raw["metrics"][name] = dict(zip(("value", "unit", "n", "low", "high", "method"), own, strict=True))
+
+
+def test_a_changed_plugin_is_found_by_its_hash(few: Path, tmp_path: Path) -> None:
+    other = tmp_path / "good.py"
+    other.write_text(PLUGIN.read_text() + "\n# changed\n")
+    with pytest.raises(UserError, match=r"source of 'norm' is not the published one.*--plugin FILE.py"):
+        replayed(few, plugin=other)
+    with pytest.raises(UserError, match="came from a file; give that with --plugin"):
+        replayed(few, plugin=None)
+
+
+def test_a_record_that_names_another_source_is_not_replayed(tampered: Tamper) -> None:
+    def claim(raw: dict[str, Any]) -> None:
+        raw["origin"]["sha256"] = "0" * 64
+
+    verdict = replayed(tampered(claim))
+    assert verdict.badge == "rejected" and not verdict.notes[1:]
+
+
+def test_a_manifest_that_names_another_source_is_rejected(few: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(few, tmp_path / "copy")
+    text = (folder / MANIFEST).read_text()
+    sha256 = json.loads(text)["plugin"]["sha256"]
+    (folder / MANIFEST).write_text(text.replace(sha256, "0" * 64).replace(sha256[:12], "0" * 12))
+    assert "what its strategy is" in verify(folder).why[0]
+
+
+def items(hits: int, n: int = 400, classes: int = 2) -> Items:
+    labels = np.zeros(n, dtype=int)
+    predicted = (np.arange(n) >= hits).astype(int)
+    return Items(predicted, labels, labels, predicted, np.zeros(n, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "trained", "differs"),
+    [
+        (300, 305, True, False),  # exact McNemar: 5 gained, none lost, p = .06
+        (300, 320, True, True),
+        (320, 300, True, True),
+        (300, 300, True, False),
+        (400, 396, False, False),
+        (400, 395, False, True),
+    ],
+)
+def test_other_machines_may_differ_by_noise_alone(old: int, new: int, trained: bool, differs: bool) -> None:
+    found = module._differ("it", items(old), items(new), trained=trained, level=0.01)
+    assert (found is not None) == differs
+
+
+def test_records_of_another_machine_need_not_be_the_same_to_the_bit(few: Path) -> None:
+    (record, *_) = module._drawn(few, module.folders.manifest_of(few), 1)
+    assert record.outcomes is not None
+    losses = unpack_reals(record.outcomes.loss, record.outcomes.n) * np.float32(1.0001)
+    other = record.model_copy(
+        update={"outcomes": record.outcomes.model_copy(update={"loss": pack_reals(losses)})}
+    )  # fmt: skip
+    assert "other outcomes" in (module._disagreement(other, record, 1) or "")
+    elsewhere = other.model_copy(update={"environment": "0" * 16})
+    assert module._disagreement(elsewhere, record, 1) is None
+    cheaper = record.metrics | {"macs_ratio": record.metrics["macs_ratio"].model_copy(update={"value": 0.1})}
+    assert "of the dense MACs" in (
+        module._disagreement(elsewhere.model_copy(update={"metrics": cheaper}), record, 1) or ""
+    )
