@@ -55,9 +55,16 @@ class Cell(BaseModel):
         """Sixteen hexadecimal digits of the SHA-256 of the canonical JSON."""
         return hashlib.sha256(canonical(self.model_dump(mode="json")).encode()).hexdigest()[:16]
 
+    @cached_property
+    def draw(self) -> str:
+        """Name of the draw of its data: cells with the same have the same data, whatever model and strategy."""
+        what = [self.task.model_dump(mode="json"), self.n_train, self.repetition]
+        return hashlib.sha256(canonical(what).encode()).hexdigest()[:16]
+
     def __copy__(self) -> Cell:
         copy = super().__copy__()
-        copy.__dict__.pop("id", None)  # `model_copy` goes on to change what it is the hash of
+        for name in ("id", "draw"):
+            copy.__dict__.pop(name, None)  # `model_copy` goes on to change what it is the hash of
         return copy
 
 

@@ -202,7 +202,9 @@ def execute(
     stop = engine.Stop(on_stop)
     beat = Beat(out, plan.todo, workers)
     if cluster is not None:
-        records = cluster.records(plan.todo, out, plan.locations, checkpoint, limits, stop, beat.begin)
+        records = cluster.records(
+            plan.todo, out, plan.locations, checkpoint, limits, stop, beat.begin, plan.expected.seconds
+        )
     else:
         records = _records(plan, registry, out, device, workers, checkpoint, limits, stop, beat.begin)
     try:
@@ -253,10 +255,11 @@ def _records(
     stop: engine.Stop,
     on_begin: Callable[[Sequence[str]], None],
 ) -> Generator[Record, None, None]:
+    todo, places, seconds = plan.todo, plan.locations, plan.expected.seconds
     if workers == 0:
-        return engine.inline(plan.todo, registry, out, device, plan.locations, checkpoint, stop, on_begin)
+        return engine.inline(todo, registry, out, device, places, checkpoint, stop, on_begin, seconds)
     gpus = 0 if device == "cpu" else _gpus()
-    return engine.local(plan.todo, workers, out, device, plan.locations, checkpoint, limits, stop, gpus, on_begin)
+    return engine.local(todo, workers, out, device, places, checkpoint, limits, stop, gpus, on_begin, seconds)
 
 
 def workers_for(plan: Plan, device: str, asked: int | None) -> int:

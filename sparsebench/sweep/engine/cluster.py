@@ -21,7 +21,7 @@ from sparsebench.sweep import environment, store
 from sparsebench.sweep.engine import batch_system, remote
 from sparsebench.sweep.engine.batch_system import TRIES
 from sparsebench.sweep.engine.limits import CHECKPOINT, Limits
-from sparsebench.sweep.engine.queue import Queue, most_together
+from sparsebench.sweep.engine.queue import Queue, Seconds, most_together, unknown
 from sparsebench.sweep.engine.stop import Stop
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Failure, Record
@@ -64,6 +64,7 @@ class Cluster:
         limits: Limits | None = None,
         stop: Stop | None = None,
         on_begin: Callable[[Sequence[str]], None] = lambda ids: None,
+        seconds: Seconds = unknown,
     ) -> Generator[Record, None, None]:
         """Yield the record of each job as it comes; see `local`.
 
@@ -82,7 +83,8 @@ class Cluster:
                 memory=limits.memory, locations={name: Path(path).resolve() for name, path in locations.items()},
                 files={path: _source(Path(path)) for path in sorted({path for job in jobs for path in job.files})},
             )  # fmt: skip
-            run = _Run(self, setting.model_dump_json(), Queue(jobs, most_together(self.device)), out, on_begin)
+            queue = Queue(jobs, most_together(self.device), seconds)
+            run = _Run(self, setting.model_dump_json(), queue, out, on_begin)
             if stop is not None:
                 stop.tell(run.begin_no_more)
             yield from run.records()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep.engine.limits import CHECKPOINT
-from sparsebench.sweep.engine.queue import batches, most_together
+from sparsebench.sweep.engine.queue import Queue, Seconds, most_together, unknown
 from sparsebench.sweep.engine.slots import first_of
 from sparsebench.sweep.engine.stop import Stop
 from sparsebench.sweep.job import Job
@@ -24,6 +24,7 @@ def inline(
     checkpoint: float = CHECKPOINT,
     stop: Stop | None = None,
     on_begin: Callable[[Sequence[str]], None] = lambda ids: None,
+    seconds: Seconds = unknown,
 ) -> Generator[Record, None, None]:
     """Yield the record of each job, run one after the other in this process; see `local`."""
     from sparsebench.sweep.prepare import Context
@@ -31,9 +32,10 @@ def inline(
     from sparsebench.sweep.worker import one_thread
 
     device = first_of(device)
+    queue, context = Queue(jobs, most_together(device), seconds), Context(out, device, locations, checkpoint)
     with one_thread():
-        for batch in batches(jobs, most_together(device)):
-            if stop is not None and stop.asked:
-                return
-            context = Context(out, device, locations, checkpoint)
-            yield from run_cells(batch, registry, context, lambda at: on_begin([job.cell.id for job in at]))
+        while (stop is None or not stop.asked) and (batch := queue.take("here", wait=False)):
+            records = run_cells(batch, registry, context, lambda at: on_begin([job.cell.id for job in at]))
+            for job, record in zip(batch, records, strict=True):
+                yield record
+                queue.done(job)
