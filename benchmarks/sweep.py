@@ -166,9 +166,9 @@ def on_loopback(workers: int, folder: str) -> partial[Cluster]:
 
 KINDS = (
     ("theory", "theory", 8, 6),
-    ("overfitting", "overfitting:signal=64", 16, 4),
-    ("spatial", "spatial:steps=150", 64, 2),
-    ("composite", "composite:epochs=1,pretrain_epochs=0", 600, 1),
+    ("overfitting", "overfitting:signal=64,steps=60", 16, 2),
+    ("spatial", "spatial:steps=150", 64, 1),
+    ("composite", "composite:epochs=1,pretrain_epochs=0", 200, 1),
 )
 """Cells of which drawing takes more or less: name, task, training samples, repetitions."""
 

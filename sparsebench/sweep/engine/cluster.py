@@ -37,6 +37,9 @@ COUNT = 2.0
 """Seconds between two looks at how many can run at once."""
 
 
+Begun = tuple[datetime, float]
+
+
 class Cluster:
     """A connection to a Dask scheduler.
 
@@ -95,7 +98,7 @@ class _Run:
 
     Attributes:
         open: the jobs of each task that is with the scheduler, by its key.
-        begun: when each was begun; several times if workers are lost.
+        begun: when each was begun, as a time and on a clock that nobody sets; several times if workers are lost.
         dropped: tasks that nobody waits for any more.
         lost: how many workers were lost with jobs, by the first one's cell.
     """
@@ -109,7 +112,7 @@ class _Run:
         self.on_begin = on_begin
         self.open: dict[str, list[Job]] = {}
         self.futures: dict[str, Any] = {}
-        self.begun: defaultdict[str, list[datetime]] = defaultdict(list)
+        self.begun: defaultdict[str, list[Begun]] = defaultdict(list)
         self.dropped: set[str] = set()
         self.lost: Counter[str] = Counter()
         self.coming = as_completed(with_results=True, raise_errors=False, loop=self.client.loop)
@@ -159,7 +162,7 @@ class _Run:
         if cells:
             self.on_begin(cells)
             return
-        self.begun[key].append(datetime.now(UTC))
+        self.begun[key].append((datetime.now(UTC), time.monotonic()))
         if len(self.begun[key]) > TRIES:
             self._cancel([key])
 
@@ -214,16 +217,16 @@ class _Run:
 
         return isinstance(result[1] if isinstance(result, tuple) else result, KilledWorker)
 
-    def _after_a_loss(self, jobs: list[Job], begun: Sequence[datetime]) -> list[Record]:
+    def _after_a_loss(self, jobs: list[Job], begun: Sequence[Begun]) -> list[Record]:
         """Return records that say `crashed` if too many workers were lost with the jobs, else give them out again."""
-        first, now = jobs[0].cell.id, datetime.now(UTC)
+        first, now = jobs[0].cell.id, (datetime.now(UTC), time.monotonic())
         self.lost[first] += max(1, len(begun))  # schedulers blame a cell that only waits for a lost worker too
         if self.lost[first] < TRIES:
             self._submit(jobs)
             return []
         failure = Failure(reason=f"{TRIES} workers of the cluster were lost with this cell", kind="crashed")
-        since = begun[-1] if begun else now
-        seconds = (now - since).total_seconds()
+        since, clock = begun[-1] if begun else now
+        seconds = now[1] - clock
         return [job.record_of_failure("crashed", failure, since.isoformat(), seconds) for job in jobs]
 
     def _asked(self, question: Callable[[], Any]) -> Any:
