@@ -79,7 +79,7 @@ def _digest(value: object) -> str:
         near = error.object[max(0, error.start - 20) : error.end + 20]
         raise UserError(
             "a parameter of a cell holds half a surrogate pair, which no file can", got=ascii(near),
-            allowed="text that UTF-8 can write", next_step="give it anew: names of files may have bytes of other encodings",
+            allowed="text that UTF-8 can write", next_step="give it anew: names of files may have other bytes",
         ) from error  # fmt: skip
     return hashlib.sha256(content).hexdigest()[:16]
 
