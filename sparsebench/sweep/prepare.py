@@ -44,6 +44,7 @@ class Context:
         locations: where the image sets lie.
         checkpoint: seconds between checkpoints of a cell, 0 for none.
         alone: whether nobody interrupts this process, so that a KeyboardInterrupt is a strategy's own.
+        exclusive: whether no other cell runs beside it, see `exclusive.turn`.
         drawn: what was drawn for the cell before.
     """
 
@@ -52,6 +53,7 @@ class Context:
     locations: Locations
     checkpoint: float = 0.0
     alone: bool = False
+    exclusive: bool = False
     drawn: Drawn = field(default_factory=Drawn, compare=False)
 
 

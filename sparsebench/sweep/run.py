@@ -257,16 +257,25 @@ def _records(
 ) -> Generator[Record, None, None]:
     todo, places, seconds = plan.todo, plan.locations, plan.expected.seconds
     if workers == 0:
-        return engine.inline(todo, registry, out, device, places, checkpoint, stop, on_begin, seconds)
+        exclusive = limits is not None and limits.exclusive
+        return engine.inline(todo, registry, out, device, places, checkpoint, stop, on_begin, seconds, exclusive)
     gpus = 0 if device == "cpu" else _gpus()
     return engine.local(todo, workers, out, device, places, checkpoint, limits, stop, gpus, on_begin, seconds)
 
 
-def workers_for(plan: Plan, device: str, asked: int | None) -> int:
-    """Return how many worker processes a run has: as asked, or one a core, or one a GPU; 0 is this process."""
+def workers_for(plan: Plan, device: str, asked: int | None, exclusive: bool = False) -> int:
+    """Return how many worker processes a run has: as asked, or one a core, or one a GPU; 0 is this process.
+
+    Raises:
+        UserError: with `exclusive`, more than the one of this machine, or than one a GPU.
+    """
     if asked == 0:
         return 0
-    most = min(_cores(), MOST_WORKERS) if device == "cpu" else _gpus() if device == "cuda" else 1
+    alone = _gpus() if device == "cuda" else 1
+    most = min(_cores(), MOST_WORKERS) if device == "cpu" and not exclusive else alone
+    if exclusive and asked is not None and asked > alone:
+        one = "one cell at a time on each GPU" if device == "cuda" else "one cell at a time"
+        raise UserError(f"--exclusive runs {one}", got=f"--jobs {asked}", allowed=f"0 to {alone}")
     return max(1, min(asked or most, len(plan.todo)))
 
 

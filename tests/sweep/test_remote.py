@@ -27,7 +27,7 @@ def setting(tmp_path: Path) -> remote.Setting:
     (tmp_path / "run" / "proof").touch()
     return remote.Setting(
         version=__version__, out=tmp_path / "run", proof="proof", must_share=False, device="cpu", checkpoint=0.0,
-        timeout=0.0, memory=0, locations={}, files={},
+        timeout=0.0, memory=0, exclusive=False, locations={}, files={},
     )  # fmt: skip
 
 

@@ -51,9 +51,14 @@ class Cluster:
     def __init__(self, client: Any, device: str):
         self.client, self.device = client, device
 
-    def slots(self) -> int:
-        """Return how many cells can run at once: threads of Dask workers, or the GPUs that they say they have."""
+    def slots(self, exclusive: bool = False) -> int:
+        """Return how many cells can run at once: threads of Dask workers, or the GPUs that they say they have.
+
+        With `exclusive` a machine has one, unless it is for its GPUs.
+        """
         found = self.client.scheduler_info()["workers"].values()
+        if self.device == "cpu" and exclusive:
+            return len({worker["host"] for worker in found})
         if self.device == "cpu":
             return sum(worker["nthreads"] for worker in found)
         return int(sum(worker["resources"].get(remote.GPU, 0) for worker in found))
@@ -83,7 +88,8 @@ class Cluster:
             setting = remote.Setting(
                 version=__version__, out=out.resolve(), proof=proof, device=self.device, checkpoint=checkpoint,
                 must_share=any(job.after or job.keep_weights for job in jobs), timeout=limits.timeout,
-                memory=limits.memory, locations={name: Path(path).resolve() for name, path in locations.items()},
+                memory=limits.memory, exclusive=limits.exclusive,
+                locations={name: Path(path).resolve() for name, path in locations.items()},
                 files={path: _source(Path(path)) for path in sorted({path for job in jobs for path in job.files})},
             )  # fmt: skip
             queue = Queue(jobs, most_together(self.device), seconds)

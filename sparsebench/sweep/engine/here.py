@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from sparsebench.plugin.registry import Registry
@@ -10,6 +11,7 @@ from sparsebench.sweep.engine.limits import CHECKPOINT
 from sparsebench.sweep.engine.queue import Queue, Seconds, most_together, unknown
 from sparsebench.sweep.engine.slots import first_of
 from sparsebench.sweep.engine.stop import Stop
+from sparsebench.sweep.exclusive import turn
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
 from sparsebench.tasks.base import Locations
@@ -25,6 +27,7 @@ def inline(
     stop: Stop | None = None,
     on_begin: Callable[[Sequence[str]], None] = lambda ids: None,
     seconds: Seconds = unknown,
+    exclusive: bool = False,
 ) -> Generator[Record, None, None]:
     """Yield the record of each job, run one after the other in this process; see `local`."""
     from sparsebench.sweep.prepare import Context
@@ -32,10 +35,14 @@ def inline(
     from sparsebench.sweep.worker import one_thread
 
     device = first_of(device)
-    queue, context = Queue(jobs, most_together(device), seconds), Context(out, device, locations, checkpoint)
+    queue, context = (
+        Queue(jobs, most_together(device), seconds),
+        Context(out, device, locations, checkpoint, exclusive=exclusive),
+    )
     with one_thread():
         while (stop is None or not stop.asked) and (batch := queue.take("here", wait=False)):
-            records = run_cells(batch, registry, context, lambda at: on_begin([job.cell.id for job in at]))
-            for job, record in zip(batch, records, strict=True):
-                yield record
-                queue.done(job)
+            with turn(device) if exclusive else nullcontext():
+                records = run_cells(batch, registry, context, lambda at: on_begin([job.cell.id for job in at]))
+                for job, record in zip(batch, records, strict=True):
+                    yield record
+                    queue.done(job)

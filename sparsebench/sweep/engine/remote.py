@@ -68,6 +68,7 @@ class Setting(_Model):
     checkpoint: float
     timeout: float
     memory: int
+    exclusive: bool
     locations: dict[str, Path]
     files: dict[str, Source]
 
@@ -163,7 +164,7 @@ class _Place:
                 raise UserError(f"the images '{name}' are not on this machine", got=str(path))
         self.out = setting.out if self.shared else folder / setting.proof
         self.files = {path: _at_hand(Path(path), source, folder) for path, source in setting.files.items()}
-        self.limits = Limits(setting.timeout, setting.memory)
+        self.limits = Limits(setting.timeout, setting.memory, setting.exclusive)
         self.free = slots(setting.device, threads if setting.device == "cpu" else gpus, gpus)
         self.idle: list[_Idle] = []
 

@@ -101,7 +101,10 @@ def local(
 def setting_of(out: Path, locations: Locations, checkpoint: float, limits: Limits) -> dict[str, Any]:
     """Return what all workers of a run are given."""
     places = {name: str(path) for name, path in locations.items()}
-    return {"out": str(out), "checkpoint": checkpoint, "timeout": limits.timeout, "locations": places}
+    return {
+        "out": str(out), "checkpoint": checkpoint, "timeout": limits.timeout, "exclusive": limits.exclusive,
+        "locations": places,
+    }  # fmt: skip
 
 
 def log_of(out: Path, worker: int | str) -> Path:
