@@ -12,6 +12,8 @@ import argparse
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -222,12 +224,51 @@ def lost_worker(number: int, steps: int) -> str:
     return table(["cells", "records", "ok", "begun more than once"], [(number, len(found), ok, again)])
 
 
+def driver(numbers: Sequence[int]) -> str:
+    """Look at the memory of a run of so many trivial cells through Dask, whose scheduler is another process."""
+    rows: list[tuple[object, ...]] = []
+    for number in numbers:
+        with tempfile.TemporaryDirectory() as folder, on_loopback(2, folder) as cluster:
+            words = [sys.executable, __file__, "--drive", str(number), cluster.client.scheduler.address]
+            done = subprocess.run(words, check=True, capture_output=True, text=True)
+        seconds, before, *marks = map(float, done.stdout.split())
+        shown = (f"{mark:.0f}" for mark in (before, *marks))
+        rows.append((f"{number:,}", *shown, f"{1e3 * seconds / number:.0f}"))
+    return table(["cells", "planned, MiB", *(f"at {tenth}0 %" for tenth in TENTHS), "wall-ms a cell"], rows)
+
+
+TENTHS = (1, 3, 5, 7, 9, 10)
+
+
+def drive(number: int, address: str) -> None:
+    """Run so many trivial cells and print the seconds, and the resident MiB after planning and at some tenths."""
+    with tempfile.TemporaryDirectory() as folder, connected(address, None, None, "cpu") as cluster:
+        request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
+        plan = runs.plan(request, runs.Files(), Registry(), Path(folder), "missing")
+        seen, marks, at, start = 0, [resident()], {number * tenth // 10 for tenth in TENTHS}, time.monotonic()
+
+        def note(record: Record) -> None:
+            nonlocal seen
+            seen += 1
+            if seen in at:
+                marks.append(resident())
+
+        runs.execute(plan, Registry(), Path(folder), "cpu", 2, note, cluster=cluster)
+    print(time.monotonic() - start, *marks)
+
+
+def resident() -> float:
+    """Return the MiB of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=24)
     parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--part", action="append", choices=("overhead", "second", "lost", "grouped"))
+    parser.add_argument("--part", action="append", choices=("overhead", "second", "lost", "grouped", "memory"))
+    parser.add_argument("--many", type=int, nargs="+", default=(1000, 2000), help="cells of the part on memory")
     asked = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1"})
     print(f"load {os.getloadavg()[0]:.1f}\n")
@@ -236,6 +277,7 @@ def main() -> None:
         "second": partial(second_worker, asked.cells, asked.steps),
         "lost": partial(lost_worker, asked.cells, asked.steps),
         "grouped": partial(grouped, 3),
+        "memory": partial(driver, asked.many),
     }
     for name in asked.part or parts:
         print(parts[name](), end="\n\n")
@@ -243,4 +285,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--drive"]:
+        drive(int(sys.argv[2]), sys.argv[3])
+    else:
+        main()
