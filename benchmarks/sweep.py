@@ -12,15 +12,18 @@ import argparse
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from timing import table
+from timing import ratio, table, turns
 
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine
@@ -163,6 +166,50 @@ def on_loopback(workers: int, folder: str) -> partial[Cluster]:
     return started()  # type: ignore[return-value]
 
 
+KINDS = (
+    ("theory", "theory", 8, 6),
+    ("overfitting", "overfitting:signal=64,steps=60", 16, 2),
+    ("spatial", "spatial:steps=150", 64, 1),
+    ("composite", "composite:epochs=1,pretrain_epochs=0", 200, 1),
+)
+"""Cells of which drawing takes more or less: name, task, training samples, repetitions."""
+
+
+def grouped(rounds: int) -> str:
+    """Compare cells that have the data of the one before with cells that draw for themselves, in one process."""
+    from sparsebench.sweep.drawn import Drawn
+    from sparsebench.sweep.prepare import Context
+    from sparsebench.sweep.run_cell import run_cell
+    from sparsebench.sweep.worker import one_thread
+
+    rows: list[tuple[object, ...]] = []
+    for name, task, n_train, seeds in KINDS:
+        registry = Registry()
+        jobs = expand(Request(tasks=(task,), n_train=(n_train,), seeds=seeds), registry)
+        jobs.sort(key=lambda job: job.cell.draw)
+
+        def run(anew: bool, jobs: list[Job] = jobs, registry: Registry = registry) -> None:
+            with tempfile.TemporaryDirectory() as folder, one_thread():
+                context = Context(Path(folder), "cpu", {})
+                for job in jobs:
+                    if anew:
+                        context = replace(context, drawn=Drawn())
+                    assert run_cell(job, registry, context).status in ("ok", "unsupported")
+
+        variants = {
+            "drawn anew": partial(run, True),
+            "grouped": partial(run, False),
+            "drawn anew again": partial(run, True),
+        }
+        seconds = turns(variants, rounds)
+        share = len(jobs) / len({job.cell.draw for job in jobs})
+        each = (1e3 * statistics.median(seconds[variant]) / len(jobs) for variant in ("drawn anew", "grouped"))
+        ratios = (ratio(seconds["drawn anew"], seconds[other]) for other in ("grouped", "drawn anew again"))
+        rows.append((name, len(jobs), f"{share:.0f}", *(f"{x:.1f}" for x in each), *(f"{x:.3f}" for x in ratios)))
+    headers = ["cells of", "cells", "with the same data", "CPU-ms a cell, drawn anew", "grouped", "speed-up", "A/A"]
+    return table(headers, rows)
+
+
 def lost_worker(number: int, steps: int) -> str:
     """Kill one of two Dask workers in the middle of a run."""
     jobs, begun = jobs_of(BUSY.format(steps=steps), number), Counter[str]()
@@ -177,18 +224,68 @@ def lost_worker(number: int, steps: int) -> str:
     return table(["cells", "records", "ok", "begun more than once"], [(number, len(found), ok, again)])
 
 
+def driver(numbers: Sequence[int]) -> str:
+    """Look at the memory of a run of so many trivial cells through Dask, whose scheduler is another process."""
+    rows: list[tuple[object, ...]] = []
+    for number in numbers:
+        with tempfile.TemporaryDirectory() as folder, on_loopback(2, folder) as cluster:
+            words = [sys.executable, __file__, "--drive", str(number), cluster.client.scheduler.address]
+            done = subprocess.run(words, check=True, capture_output=True, text=True)
+        seconds, before, *marks = map(float, done.stdout.split())
+        shown = (f"{mark:.0f}" for mark in (before, *marks))
+        rows.append((f"{number:,}", *shown, f"{1e3 * seconds / number:.0f}"))
+    return table(["cells", "planned, MiB", *(f"at {tenth}0 %" for tenth in TENTHS), "wall-ms a cell"], rows)
+
+
+TENTHS = (1, 3, 5, 7, 9, 10)
+
+
+def drive(number: int, address: str) -> None:
+    """Run so many trivial cells and print the seconds, and the resident MiB after planning and at some tenths."""
+    with tempfile.TemporaryDirectory() as folder, connected(address, None, None, "cpu") as cluster:
+        request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
+        plan = runs.plan(request, runs.Files(), Registry(), Path(folder), "missing")
+        seen, marks, at, start = 0, [resident()], {number * tenth // 10 for tenth in TENTHS}, time.monotonic()
+
+        def note(record: Record) -> None:
+            nonlocal seen
+            seen += 1
+            if seen in at:
+                marks.append(resident())
+
+        runs.execute(plan, Registry(), Path(folder), "cpu", 2, note, cluster=cluster)
+    print(time.monotonic() - start, *marks)
+
+
+def resident() -> float:
+    """Return the MiB of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=24)
     parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--part", action="append", choices=("overhead", "second", "lost", "grouped", "memory"))
+    parser.add_argument("--many", type=int, nargs="+", default=(1000, 2000), help="cells of the part on memory")
     asked = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1"})
     print(f"load {os.getloadavg()[0]:.1f}\n")
-    for made in (overhead(200), second_worker(asked.cells, asked.steps), lost_worker(asked.cells, asked.steps)):
-        print(made, end="\n\n")
+    parts = {
+        "overhead": partial(overhead, 200),
+        "second": partial(second_worker, asked.cells, asked.steps),
+        "lost": partial(lost_worker, asked.cells, asked.steps),
+        "grouped": partial(grouped, 3),
+        "memory": partial(driver, asked.many),
+    }
+    for name in asked.part or parts:
+        print(parts[name](), end="\n\n")
     print(f"load {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--drive"]:
+        drive(int(sys.argv[2]), sys.argv[3])
+    else:
+        main()

@@ -48,6 +48,7 @@ def run(
     observe: Sequence[str] | str = (),
     shard: str | None = None,
     engine: Engine = "local",
+    exclusive: bool = False,
     address: str | None = None,
     cluster: str | os.PathLike[str] | None = None,
     on_record: Callable[[Record], None] | None = None,
@@ -71,7 +72,7 @@ def run(
         backgrounds=backgrounds, pretrain_images=pretrain_images, data_root=data_root, download=download,
         device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=out, rerun=rerun, jobs=jobs,
         checkpoint=checkpoint, timeout=timeout, memory_limit=memory_limit, observe=observe, shard=shard, engine=engine,
-        address=address, cluster=cluster, on_record=on_record,
+        exclusive=exclusive, address=address, cluster=cluster, on_record=on_record,
     )  # fmt: skip
     rows = build(finished)
     return pd.DataFrame(rows, columns=keys_of(columns_of(rows)))
@@ -104,6 +105,7 @@ def execute(
     memory_limit: float | str | None,
     shard: str | None,
     engine: Engine,
+    exclusive: bool,
     address: str | None,
     cluster: str | os.PathLike[str] | None,
     observe: Sequence[str] | str = (),
@@ -132,13 +134,15 @@ def execute(
         images=images, backgrounds=backgrounds, pretrain_images=pretrain_images, data_root=data_root, download=download,
         seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=folder, rerun=rerun, shard=shard,
     )  # fmt: skip
-    limits = Limits.given(timeout, memory_limit, choice.in_processes)
+    limits = Limits.given(timeout, memory_limit, choice.in_processes, exclusive)
     store.check_writable(folder)
     described.keep_suite(folder, plan.suite, plan.whole)
     attach(_several(observe), registry, folder)
     with choice.connected(device) if plan.todo else nullcontext() as there:
         workers = (
-            runs.workers_for(plan, device, choice.jobs) if there is None else there.slots() or jobs or 1
+            runs.workers_for(plan, device, choice.jobs, exclusive)
+            if there is None
+            else there.slots(exclusive) or jobs or 1
         )  # none may have come yet
         if on_plan is not None:
             on_plan(plan, workers)

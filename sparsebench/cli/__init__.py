@@ -29,6 +29,7 @@ from sparsebench.cli import (
     verify,
 )
 from sparsebench.errors import UserError
+from sparsebench.observe.aside import leave_in_time
 
 
 class _Group(click.Group):
@@ -69,6 +70,10 @@ for command in (
 
 
 def run_cli() -> None:
-    """Start the command line; warnings of the library go to standard error."""
+    """Start the command line; warnings of the library go to standard error, and what hangs at the end is cut off."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
-    main()
+    try:
+        main()
+    except SystemExit as left:
+        leave_in_time(left.code if isinstance(left.code, int) else int(left.code is not None))
+        raise

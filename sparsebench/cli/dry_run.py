@@ -11,7 +11,18 @@ if TYPE_CHECKING:
     from sparsebench.sweep.expected import Expected
     from sparsebench.sweep.job import Job
 
-HERE = ("device", "jobs", "checkpoint", "timeout", "memory_limit", "observe", "engine", "address", "cluster")
+HERE = (
+    "device",
+    "jobs",
+    "checkpoint",
+    "timeout",
+    "memory_limit",
+    "observe",
+    "engine",
+    "exclusive",
+    "address",
+    "cluster",
+)
 """Options that say how cells are run, and not which."""
 
 

@@ -71,6 +71,11 @@ _DISTRIBUTED = (
         show_default=True,
         help="Where cells run: worker processes here, this process, or a Dask cluster.",
     ),
+    click.option(
+        "--exclusive",
+        is_flag=True,
+        help="One cell at a time on a machine, or on each GPU, so that nothing is timed beside another cell.",
+    ),
     click.option("--address", metavar="tcp://HOST:PORT", help="The Dask scheduler, if there is one."),
     click.option(
         "--cluster",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,39 @@ if TYPE_CHECKING:
     from sparsebench.sweep.run import Plan
 
 
+class Took:
+    """What cells took so far: of a task, by its number of training samples where such cells are done, else all of them.
+
+    In which order cells are run, the longest first or those with the same data together, does not matter then.
+    """
+
+    def __init__(self) -> None:
+        self.sums: defaultdict[tuple[str, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
+
+    def add(self, task: str, n_train: int, seconds: float) -> None:
+        """Take note of one cell."""
+        for kind in ((task, n_train), (task, None)):
+            self.sums[kind][0] += seconds
+            self.sums[kind][1] += 1
+
+    def left(self, cells: Iterable[tuple[str, int, int]], workers: int) -> tuple[float, bool]:
+        """Return the seconds that cells will take, and whether there are some more of which nothing is known.
+
+        Args:
+            cells: task, number of training samples, and how many.
+            workers: how many are run at a time.
+        """
+        total, unknown = 0.0, False
+        for task, n_train, n in cells:
+            kind = (task, n_train) if (task, n_train) in self.sums else (task, None)
+            seconds, done = self.sums.get(kind, (0.0, 0.0))
+            total += n * seconds / max(1.0, done)
+            unknown |= n > 0 and not done
+        return total / max(1, workers), unknown
+
+
 class Progress:
-    """A bar with the time left, reckoned from what the cells of each task took so far.
+    """A bar with the time left, reckoned from what like cells took so far.
 
     As a context it ends the bar, and the command if the user stops it.
 
@@ -27,8 +59,8 @@ class Progress:
     def __init__(self, out: Path) -> None:
         self.out = out
         self.bar: Any = None
-        self.left: Counter[str] = Counter()
-        self.took: dict[str, list[float]] = {}
+        self.left: Counter[tuple[str, int]] = Counter()
+        self.took = Took()
         self.workers = 1
 
     def begin(self, plan: Plan, workers: int, expected: float | None = None) -> None:
@@ -41,7 +73,7 @@ class Progress:
         about = "" if expected is None else f", about {self.clock(expected)}"
         where = f"on {workers or 'no'} worker processes"
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run, {where}{about}", err=True)
-        self.left.update(job.cell.task.name for job in plan.todo)
+        self.left.update((job.cell.task.name, job.cell.n_train) for job in plan.todo)
         self.workers = max(1, workers)
         form = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} cells, {elapsed} gone{postfix}"
         interval = 0.5 if sys.stderr.isatty() else 10
@@ -50,8 +82,8 @@ class Progress:
     def step(self, record: Record) -> None:
         """Count one record."""
         task = record.cell.task.name
-        self.left[task] -= 1
-        self.took.setdefault(task, []).append(record.seconds)
+        self.left[task, record.cell.n_train] -= 1
+        self.took.add(task, record.cell.n_train, record.seconds)
         self.bar.set_postfix_str(f"{self.time_left()} left, {record.label} on {task} done", refresh=False)
         self.bar.update()
 
@@ -61,9 +93,7 @@ class Progress:
 
     def time_left(self) -> str:
         """Return the time left; "over" it while some task has no finished cell yet."""
-        known = {task: sum(s) / len(s) for task, s in self.took.items()}
-        seconds = sum(n * known.get(task, 0) for task, n in self.left.items()) / self.workers
-        unknown = any(n > 0 and task not in known for task, n in self.left.items())
+        seconds, unknown = self.took.left(((*kind, n) for kind, n in self.left.items()), self.workers)
         return f"{'over ' if unknown else ''}{self.clock(seconds)}"
 
     @staticmethod

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparsebench.cli.progress import Progress
+from sparsebench.cli.progress import Progress, Took
 
 if TYPE_CHECKING:
     from sparsebench.sweep.beat import Underway
@@ -65,11 +65,10 @@ def _about(run: Underway, records: Sequence[Record]) -> str:
 
 
 def _time_left(run: Underway, records: Iterable[Record]) -> str:
-    """Return about how long a run will take, from what the cells of each task took so far."""
-    took: defaultdict[str, list[float]] = defaultdict(list)
+    """Return about how long a run will take, from what like cells took so far."""
+    took = Took()
     for record in records:
         if record.seconds:
-            took[record.cell.task.name].append(record.seconds)
-    known = sum(cells.n * sum(took[cells.task]) / len(took[cells.task]) for cells in run.left if took[cells.task])
-    over = "over " if any(not took[cells.task] for cells in run.left) else "about "
-    return over + Progress.clock(known / max(1, run.workers))
+            took.add(record.cell.task.name, record.cell.n_train, record.seconds)
+    seconds, unknown = took.left(((cells.task, cells.n_train, cells.n) for cells in run.left), run.workers)
+    return ("over " if unknown else "about ") + Progress.clock(seconds)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from sparsebench.errors import UserError
+from sparsebench.observe.aside import Aside
 from sparsebench.observe.base import Observer, See
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import fill, parse
@@ -28,7 +30,8 @@ def attach(texts: Sequence[str], registry: Registry, out: Path) -> None:
             raise UserError(f"observer '{spec.name}' has no parameters", got=f"'{text}'")
         for cls in classes:
             given = {key: value for key, (value,) in spec.params.items()}
-            registry.attach(cls.name, _opened(fill(cls, given, f"observer '{cls.name}'"), out))
+            aside = Aside()
+            registry.attach(cls.name, _opened(fill(cls, given, f"observer '{cls.name}'"), out, aside), aside)
 
 
 def tell(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:
@@ -46,9 +49,9 @@ def tell(texts: Sequence[str], folder: Path) -> tuple[int, list[str]]:
     return len(records), registry.turned_off
 
 
-def _opened(observer: Observer, out: Path) -> See:
+def _opened(observer: Observer, out: Path, aside: Aside) -> See:
     try:
-        see = observer.open(out)
+        see = aside.call(partial(observer.open, out))
     except UserError:
         raise
     except Exception as error:  # a stranger's code, or a library's own mind about a folder

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,7 @@ import pluggy
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import SHIPPED as MODELS
 from sparsebench.models.base import Model
+from sparsebench.observe.aside import Aside
 from sparsebench.observe.base import Observer, See
 from sparsebench.observe.mlflow import MLflow
 from sparsebench.observe.tensorboard import TensorBoard
@@ -78,6 +80,7 @@ class Registry:
         self._observers: dict[str, type[Observer]] = {cls.name: cls for cls in (TensorBoard, MLflow)}
         self._observers_in: dict[Path, list[type[Observer]]] = {}
         self.turned_off: list[str] = []
+        self._asides: dict[str, Aside] = {}
 
     def strategy(self, name: str) -> Found:
         """Return the strategy of that name, importing no other plugin if the name is an entry point's."""
@@ -282,19 +285,21 @@ class Registry:
             )
         self._strategies[cls.name] = Found(cls, origin, file)
 
-    def attach(self, name: str, see: See) -> None:
-        """Show each finished record to a function, too."""
-        self.manager.register(_Attached(see), name=self._free_plugin(f"observe:{name}"))
+    def attach(self, name: str, see: See, aside: Aside) -> None:
+        """Show each finished record to a function, too, in that thread."""
+        name = self._free_plugin(f"observe:{name}")
+        self._asides[name] = aside
+        self.manager.register(_Attached(see), name=name)
 
     def observe(self, record: Any) -> None:
-        """Show a finished record to the observers, one by one; one that raises is reported and turned off."""
+        """Show a finished record to the observers, one by one; one that raises or hangs is reported and turned off."""
         for implementation in self._watching():
             name = implementation.plugin_name
             if name in self.turned_off:
                 continue
             try:
                 with redirect_stdout(sys.stderr):
-                    implementation.function(record)
+                    self._asides.setdefault(name, Aside()).call(partial(implementation.function, record))
             except (Exception, SystemExit) as error:  # an observer must never cost a record
                 self.turned_off.append(name)
                 log.warning("observer '%s' failed and is turned off: %s", name, _one_line(error))

@@ -25,7 +25,7 @@ SILENT = 60.0
 
 
 class Cells(BaseModel):
-    """Some cells of one strategy and task.
+    """Some cells of one strategy, task and number of training samples.
 
     Attributes:
         since: when they were begun, in seconds since 1970; 0 if they are not.
@@ -35,6 +35,7 @@ class Cells(BaseModel):
 
     label: str
     task: str
+    n_train: int
     n: int
     since: float = 0.0
 
@@ -76,7 +77,7 @@ class Beat:
         self.host, self.workers = socket.gethostname(), workers
         self.path = out / "underway" / f"{self.host}-{os.getpid()}.json"
         self.jobs = {job.cell.id: job for job in jobs}
-        self.left = Counter((job.label, job.cell.task.name) for job in jobs)
+        self.left = Counter((job.label, job.cell.task.name, job.cell.n_train) for job in jobs)
         self.running: dict[str, float] = {}
         self.lock, self.over = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self._write_on, daemon=True)
@@ -91,7 +92,7 @@ class Beat:
         """Take note of a record."""
         with self.lock:
             self.running.pop(record.cell_id, None)
-            self.left[record.label, record.cell.task.name] -= 1
+            self.left[record.label, record.cell.task.name, record.cell.n_train] -= 1
 
     def __enter__(self) -> Beat:
         for path, underway in _files(self.path.parent):
@@ -116,9 +117,13 @@ class Beat:
 
     def _now(self) -> Underway:
         with self.lock:
-            left = tuple(Cells(label=label, task=task, n=n) for (label, task), n in self.left.items() if n > 0)
+            kinds = [(*kind, n) for kind, n in self.left.items() if n > 0]
             at = [(self.jobs[cell_id], since) for cell_id, since in self.running.items()]
-        running = tuple(Cells(label=job.label, task=job.cell.task.name, n=1, since=since) for job, since in at)
+        left = tuple(Cells(label=label, task=task, n_train=n_train, n=n) for label, task, n_train, n in kinds)
+        running = tuple(
+            Cells(label=job.label, task=job.cell.task.name, n_train=job.cell.n_train, n=1, since=since)
+            for job, since in at
+        )
         now = time.time()
         return Underway(host=self.host, pid=os.getpid(), workers=self.workers, updated=now, left=left, running=running)
 

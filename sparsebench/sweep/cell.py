@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from sparsebench.budget import Budget
+from sparsebench.errors import UserError
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 Where = Literal["both", "train", "test"]
@@ -52,20 +53,42 @@ class Cell(BaseModel):
 
     @cached_property
     def id(self) -> str:
-        """Sixteen hexadecimal digits of the SHA-256 of the canonical JSON."""
+        """Sixteen hexadecimal digits of the SHA-256 of the canonical JSON.
+
+        Raises:
+            UserError: a parameter holds what is no text.
+        """
         return digest(self.model_dump(mode="json"))
+
+    @cached_property
+    def draw(self) -> str:
+        """Name of the draw of its data: cells with the same have the same data, whatever model and strategy."""
+        return digest([self.task.model_dump(mode="json"), self.n_train, self.repetition])
 
     def __copy__(self) -> Cell:
         copy = super().__copy__()
-        copy.__dict__.pop("id", None)  # `model_copy` goes on to change what it is the hash of
+        for name in ("id", "draw"):
+            copy.__dict__.pop(name, None)  # `model_copy` goes on to change what it is the hash of
         return copy
+
+
+def digest(value: object) -> str:
+    """Return sixteen hexadecimal digits of the SHA-256 of a value's canonical JSON.
+
+    Raises:
+        UserError: it holds what is no text.
+    """
+    try:
+        content = canonical(value).encode()
+    except UnicodeEncodeError as error:
+        near = error.object[max(0, error.start - 20) : error.end + 20]
+        raise UserError(
+            "a parameter of a cell holds half a surrogate pair, which no file can", got=ascii(near),
+            allowed="text that UTF-8 can write", next_step="give it anew: names of files may have other bytes",
+        ) from error  # fmt: skip
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def canonical(value: object) -> str:
     """Return JSON with sorted keys, no spaces, and no NaN or infinity."""
     return _ENCODER.encode(value)
-
-
-def digest(value: object) -> str:
-    """Return sixteen hexadecimal digits of the SHA-256 of a value's canonical JSON."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from sparsebench.plugin.spec import fill
 from sparsebench.strategy import Strategy
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import Cell
+from sparsebench.sweep.drawn import Drawn
 from sparsebench.sweep.job import Job
 from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task
 from sparsebench.training.augment import Augmentation
@@ -43,6 +44,8 @@ class Context:
         locations: where the image sets lie.
         checkpoint: seconds between checkpoints of a cell, 0 for none.
         alone: whether nobody interrupts this process, so that a KeyboardInterrupt is a strategy's own.
+        exclusive: whether no other cell runs beside it, see `exclusive.turn`.
+        drawn: what was drawn for the cell before.
     """
 
     out: Path
@@ -50,6 +53,8 @@ class Context:
     locations: Locations
     checkpoint: float = 0.0
     alone: bool = False
+    exclusive: bool = False
+    drawn: Drawn = field(default_factory=Drawn, compare=False)
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     cell, strategy = job.cell, strategy_of(job, registry)
     task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
-    data = _data(task, cell, context.locations)
+    data = _data(task, cell, context)
     network = model.build(data, cell.repetition)
     if cell.init is None:
         start = model.start(network, task, context.locations)
@@ -127,9 +132,9 @@ def _teacher(network: Network) -> Teacher:
     return cast(Teacher, teacher)
 
 
-def _data(task: Task, cell: Cell, locations: Locations) -> Data:
+def _data(task: Task, cell: Cell, context: Context) -> Data:
     """Draw the data, with a validation split if the recipe asks for one and none is drawn."""
-    data, recipe = task.draw(cell.n_train, cell.repetition, locations), task.recipe()
+    data, recipe = context.drawn.of(task, cell, context.locations), task.recipe()
     if recipe.validation and data.validation is None:
         data = data.held_back(recipe.validation)
     if recipe.patience and data.validation is None:

@@ -207,7 +207,9 @@ def execute(
     stop = engine.Stop(on_stop)
     beat = Beat(out, plan.todo, workers)
     if cluster is not None:
-        records = cluster.records(plan.todo, out, plan.locations, checkpoint, limits, stop, beat.begin)
+        records = cluster.records(
+            plan.todo, out, plan.locations, checkpoint, limits, stop, beat.begin, plan.expected.seconds
+        )
     else:
         records = _records(plan, registry, out, device, workers, checkpoint, limits, stop, beat.begin)
     try:
@@ -258,17 +260,27 @@ def _records(
     stop: engine.Stop,
     on_begin: Callable[[Sequence[str]], None],
 ) -> Generator[Record, None, None]:
+    todo, places, seconds = plan.todo, plan.locations, plan.expected.seconds
     if workers == 0:
-        return engine.inline(plan.todo, registry, out, device, plan.locations, checkpoint, stop, on_begin)
+        exclusive = limits is not None and limits.exclusive
+        return engine.inline(todo, registry, out, device, places, checkpoint, stop, on_begin, seconds, exclusive)
     gpus = 0 if device == "cpu" else _gpus()
-    return engine.local(plan.todo, workers, out, device, plan.locations, checkpoint, limits, stop, gpus, on_begin)
+    return engine.local(todo, workers, out, device, places, checkpoint, limits, stop, gpus, on_begin, seconds)
 
 
-def workers_for(plan: Plan, device: str, asked: int | None) -> int:
-    """Return how many worker processes a run has: as asked, or one a core, or one a GPU; 0 is this process."""
+def workers_for(plan: Plan, device: str, asked: int | None, exclusive: bool = False) -> int:
+    """Return how many worker processes a run has: as asked, or one a core, or one a GPU; 0 is this process.
+
+    Raises:
+        UserError: with `exclusive`, more than the one of this machine, or than one a GPU.
+    """
     if asked == 0:
         return 0
-    most = min(_cores(), MOST_WORKERS) if device == "cpu" else _gpus() if device == "cuda" else 1
+    alone = _gpus() if device == "cuda" else 1
+    most = min(_cores(), MOST_WORKERS) if device == "cpu" and not exclusive else alone
+    if exclusive and asked is not None and asked > alone:
+        one = "one cell at a time on each GPU" if device == "cuda" else "one cell at a time"
+        raise UserError(f"--exclusive runs {one}", got=f"--jobs {asked}", allowed=f"0 to {alone}")
     return max(1, min(asked or most, len(plan.todo)))
 
 

@@ -20,6 +20,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import environment, store
 from sparsebench.sweep.cell import digest
 from sparsebench.sweep.checkpoint import Checkpoint
+from sparsebench.sweep.exclusive import timed
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.measured import Result, add_watched, measure
 from sparsebench.sweep.prepare import Context, Prepared, prepare
@@ -191,6 +192,8 @@ class _Run:
         """Test it and fill the result; keep the weights if others start from them."""
         assert self.cell is not None and self.trained is not None
         measure(self.result, self.cell, self.trained)
+        if "images_per_s" in self.result.metrics:
+            self.result.notes["timed"] = timed(self.context.device, self.context.exclusive)
         if self.job.keep_weights:
             state = self.cell.network.module.state_dict()
             weights = {name: value.cpu().contiguous() for name, value in state.items()}

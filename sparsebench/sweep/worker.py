@@ -8,13 +8,14 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from sparsebench.plugin.registry import Registry
+from sparsebench.sweep.exclusive import turn
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.keeper import end_with_parent
 from sparsebench.sweep.line import Line, Message
@@ -63,7 +64,10 @@ def main(setting: dict[str, Any]) -> None:
 
     locations = {name: Path(path) for name, path in setting["locations"].items()}
     registry = Registry()
-    context = Context(Path(setting["out"]), setting["device"], locations, setting["checkpoint"], alone=True)
+    context = Context(
+        Path(setting["out"]), setting["device"], locations, setting["checkpoint"], alone=True,
+        exclusive=setting["exclusive"],
+    )  # fmt: skip
 
     def begin(jobs: Sequence[Job]) -> None:
         forget_peak()
@@ -74,8 +78,15 @@ def main(setting: dict[str, Any]) -> None:
         warnings.simplefilter("ignore")
         health = Health(line.descriptors, context.device, os.getppid())
         line.say(Message())
-        for asked in line.jobs:
-            jobs, unfit = JOBS.validate_json(asked), ""
+
+        def turns() -> Iterator[list[Job]]:
+            for asked in line.jobs:
+                # Who waits says so: no second of it is a cell's.
+                with turn(context.device, lambda: line.say(Message())) if context.exclusive else nullcontext():
+                    yield JOBS.validate_json(asked)
+
+        for jobs in turns():
+            unfit = ""
             for done, record in enumerate(run_cells(jobs, registry, context, begin), 1):
                 faulthandler.cancel_dump_traceback_later()
                 record = record.model_copy(update={"memory": peak()})

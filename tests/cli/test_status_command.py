@@ -73,7 +73,7 @@ def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: runs.Plan, monk
 def test_a_run_that_was_killed_is_told_from_one_under_way(
     tmp_path: Path, plan: runs.Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = (beat.Cells(label="dense", task="theory", n=5),)
+    left = (beat.Cells(label="dense", task="theory", n_train=4, n=5),)
     file = beat.Underway(host="there", pid=7, workers=2, updated=time.time() - 300, left=left, running=left)
     store.write_whole(tmp_path / "underway" / "there-7.json", file.model_dump_json().encode())
     (tmp_path / "underway" / "torn.json").write_text("{")
@@ -108,3 +108,21 @@ def soon(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("first", [4, 8])
+def test_the_time_left_does_not_hang_on_which_cells_were_run_first(tmp_path: Path, plan: runs.Plan, first: int) -> None:
+    took = {4: 60.0, 8: 600.0}
+    writer = store.Writer(tmp_path)
+    of_each = [next(job for job in plan.jobs if job.cell.n_train == n) for n in took]
+    done = [job for job in plan.jobs if job.cell.n_train == first] + of_each
+    for job in {job.cell.id: job for job in done}.values():
+        record = job.record_of_failure("crashed", Failure(reason="none"), seconds=took[job.cell.n_train])
+        writer.append(record.model_copy(update={"status": "ok"}))
+    writer.close()
+    left = [job for job in plan.jobs if job.cell.n_train != first][1:]
+    with beat.Beat(tmp_path, left, 2):
+        soon(lambda: bool(beat.underway(tmp_path)))
+        result = status(tmp_path)
+    minutes = int(len(left) * took[12 - first] / 2 / 60)
+    assert f"{len(left)} cells without a record, about {minutes}:" in result.output

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sparsebench.budget import Budget
+from sparsebench.errors import UserError
 from sparsebench.sweep.cell import Cell, Part, canonical
 from sparsebench.tasks.theory import Theory
 
@@ -123,3 +124,9 @@ def test_canonical_json_is_sorted_dense_and_readable():
 def test_numbers_that_json_lacks_are_refused(value):
     with pytest.raises(ValueError, match="JSON"):
         canonical({"x": value})
+
+
+def test_half_a_surrogate_pair_is_told_in_the_users_words():
+    broken = cell(strategy=Part(name="mine", params={"word": "file \udcff.txt"}))
+    with pytest.raises(UserError, match=r"surrogate.*got .*\\udcff.*; allowed: text.*; give it anew"):
+        _ = broken.id

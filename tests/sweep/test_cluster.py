@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +222,12 @@ def test_a_scheduler_that_is_not_there_is_told_within_seconds() -> None:
     ):
         pass
     assert time.monotonic() - start < 4 * clusters.CONNECT
+
+
+def test_a_clock_that_is_set_back_makes_no_cell_last_less_than_nothing() -> None:
+    (job, *_) = theory_jobs(n_train=(4,))
+    run = object.__new__(clusters._Run)
+    run.lost = Counter({job.cell.id: clusters.TRIES - 1})
+    begun = datetime.now(UTC) + timedelta(hours=1), time.monotonic() - 2
+    (record,) = run._after_a_loss([job], [begun])
+    assert record.status == "crashed" and 2 <= record.seconds < 60

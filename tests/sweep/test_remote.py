@@ -27,7 +27,7 @@ def setting(tmp_path: Path) -> remote.Setting:
     (tmp_path / "run" / "proof").touch()
     return remote.Setting(
         version=__version__, out=tmp_path / "run", proof="proof", must_share=False, device="cpu", checkpoint=0.0,
-        timeout=0.0, memory=0, locations={}, files={},
+        timeout=0.0, memory=0, exclusive=False, locations={}, files={},
     )  # fmt: skip
 
 
@@ -108,3 +108,15 @@ def test_as_many_workers_wait_as_there_are_threads_or_gpus(setting: remote.Setti
     assert [slot.device for slot in place(setting, tmp_path).free] == ["cpu", "cpu"]
     on_gpus = remote._Place(setting.model_copy(update={"device": "cuda"}), tmp_path, 8, 2).free
     assert len({slot.environment["CUDA_VISIBLE_DEVICES"] for slot in on_gpus}) == len(on_gpus) == 2
+
+
+def test_of_the_workers_that_wait_the_one_that_has_the_data_is_taken(setting: remote.Setting, tmp_path: Path) -> None:
+    here = place(setting, tmp_path)
+    first, second = here._take("one"), here._take("two")
+    here._put(first, "one")
+    here._put(second, "two")
+    try:
+        assert here._take("one") is first and here._take("three") is second
+    finally:
+        for idle in here.idle:
+            idle.timer.cancel()

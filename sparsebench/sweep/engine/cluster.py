@@ -21,7 +21,7 @@ from sparsebench.sweep import environment, store
 from sparsebench.sweep.engine import batch_system, remote
 from sparsebench.sweep.engine.batch_system import TRIES
 from sparsebench.sweep.engine.limits import CHECKPOINT, Limits
-from sparsebench.sweep.engine.queue import Queue, most_together
+from sparsebench.sweep.engine.queue import Queue, Seconds, most_together, unknown
 from sparsebench.sweep.engine.stop import Stop
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Failure, Record
@@ -37,6 +37,9 @@ COUNT = 2.0
 """Seconds between two looks at how many can run at once."""
 
 
+Begun = tuple[datetime, float]
+
+
 class Cluster:
     """A connection to a Dask scheduler.
 
@@ -48,9 +51,14 @@ class Cluster:
     def __init__(self, client: Any, device: str):
         self.client, self.device = client, device
 
-    def slots(self) -> int:
-        """Return how many cells can run at once: threads of Dask workers, or the GPUs that they say they have."""
+    def slots(self, exclusive: bool = False) -> int:
+        """Return how many cells can run at once: threads of Dask workers, or the GPUs that they say they have.
+
+        With `exclusive` a machine has one, unless it is for its GPUs.
+        """
         found = self.client.scheduler_info()["workers"].values()
+        if self.device == "cpu" and exclusive:
+            return len({worker["host"] for worker in found})
         if self.device == "cpu":
             return sum(worker["nthreads"] for worker in found)
         return int(sum(worker["resources"].get(remote.GPU, 0) for worker in found))
@@ -64,6 +72,7 @@ class Cluster:
         limits: Limits | None = None,
         stop: Stop | None = None,
         on_begin: Callable[[Sequence[str]], None] = lambda ids: None,
+        seconds: Seconds = unknown,
     ) -> Generator[Record, None, None]:
         """Yield the record of each job as it comes; see `local`.
 
@@ -79,10 +88,12 @@ class Cluster:
             setting = remote.Setting(
                 version=__version__, out=out.resolve(), proof=proof, device=self.device, checkpoint=checkpoint,
                 must_share=any(job.after or job.keep_weights for job in jobs), timeout=limits.timeout,
-                memory=limits.memory, locations={name: Path(path).resolve() for name, path in locations.items()},
+                memory=limits.memory, exclusive=limits.exclusive,
+                locations={name: Path(path).resolve() for name, path in locations.items()},
                 files={path: _source(Path(path)) for path in sorted({path for job in jobs for path in job.files})},
             )  # fmt: skip
-            run = _Run(self, setting.model_dump_json(), Queue(jobs, most_together(self.device)), out, on_begin)
+            queue = Queue(jobs, most_together(self.device), seconds)
+            run = _Run(self, setting.model_dump_json(), queue, out, on_begin)
             if stop is not None:
                 stop.tell(run.begin_no_more)
             yield from run.records()
@@ -93,7 +104,7 @@ class _Run:
 
     Attributes:
         open: the jobs of each task that is with the scheduler, by its key.
-        begun: when each was begun; several times if workers are lost.
+        begun: when each was begun, as a time and on a clock that nobody sets; several times if workers are lost.
         dropped: tasks that nobody waits for any more.
         lost: how many workers were lost with jobs, by the first one's cell.
     """
@@ -107,7 +118,7 @@ class _Run:
         self.on_begin = on_begin
         self.open: dict[str, list[Job]] = {}
         self.futures: dict[str, Any] = {}
-        self.begun: defaultdict[str, list[datetime]] = defaultdict(list)
+        self.begun: defaultdict[str, list[Begun]] = defaultdict(list)
         self.dropped: set[str] = set()
         self.lost: Counter[str] = Counter()
         self.coming = as_completed(with_results=True, raise_errors=False, loop=self.client.loop)
@@ -157,7 +168,7 @@ class _Run:
         if cells:
             self.on_begin(cells)
             return
-        self.begun[key].append(datetime.now(UTC))
+        self.begun[key].append((datetime.now(UTC), time.monotonic()))
         if len(self.begun[key]) > TRIES:
             self._cancel([key])
 
@@ -212,16 +223,16 @@ class _Run:
 
         return isinstance(result[1] if isinstance(result, tuple) else result, KilledWorker)
 
-    def _after_a_loss(self, jobs: list[Job], begun: Sequence[datetime]) -> list[Record]:
+    def _after_a_loss(self, jobs: list[Job], begun: Sequence[Begun]) -> list[Record]:
         """Return records that say `crashed` if too many workers were lost with the jobs, else give them out again."""
-        first, now = jobs[0].cell.id, datetime.now(UTC)
+        first, now = jobs[0].cell.id, (datetime.now(UTC), time.monotonic())
         self.lost[first] += max(1, len(begun))  # schedulers blame a cell that only waits for a lost worker too
         if self.lost[first] < TRIES:
             self._submit(jobs)
             return []
         failure = Failure(reason=f"{TRIES} workers of the cluster were lost with this cell", kind="crashed")
-        since = begun[-1] if begun else now
-        seconds = (now - since).total_seconds()
+        since, clock = begun[-1] if begun else now
+        seconds = now[1] - clock
         return [job.record_of_failure("crashed", failure, since.isoformat(), seconds) for job in jobs]
 
     def _asked(self, question: Callable[[], Any]) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep.engine.limits import CHECKPOINT
-from sparsebench.sweep.engine.queue import batches, most_together
+from sparsebench.sweep.engine.queue import Queue, Seconds, most_together, unknown
 from sparsebench.sweep.engine.slots import first_of
 from sparsebench.sweep.engine.stop import Stop
+from sparsebench.sweep.exclusive import turn
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
 from sparsebench.tasks.base import Locations
@@ -24,6 +26,8 @@ def inline(
     checkpoint: float = CHECKPOINT,
     stop: Stop | None = None,
     on_begin: Callable[[Sequence[str]], None] = lambda ids: None,
+    seconds: Seconds = unknown,
+    exclusive: bool = False,
 ) -> Generator[Record, None, None]:
     """Yield the record of each job, run one after the other in this process; see `local`."""
     from sparsebench.sweep.prepare import Context
@@ -31,9 +35,14 @@ def inline(
     from sparsebench.sweep.worker import one_thread
 
     device = first_of(device)
+    queue, context = (
+        Queue(jobs, most_together(device), seconds),
+        Context(out, device, locations, checkpoint, exclusive=exclusive),
+    )
     with one_thread():
-        for batch in batches(jobs, most_together(device)):
-            if stop is not None and stop.asked:
-                return
-            context = Context(out, device, locations, checkpoint)
-            yield from run_cells(batch, registry, context, lambda at: on_begin([job.cell.id for job in at]))
+        while (stop is None or not stop.asked) and (batch := queue.take("here", wait=False)):
+            with turn(device) if exclusive else nullcontext():
+                records = run_cells(batch, registry, context, lambda at: on_begin([job.cell.id for job in at]))
+                for job, record in zip(batch, records, strict=True):
+                    yield record
+                    queue.done(job)

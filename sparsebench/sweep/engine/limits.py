@@ -1,4 +1,4 @@
-"""What a cell may take: seconds and memory."""
+"""What a cell may take: seconds, memory, and a machine for itself."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 
 from sparsebench.errors import UserError
+from sparsebench.sweep.exclusive import check
 
 TIMEOUT = 6 * 3600.0
 """Seconds that a cell may take unless told otherwise: many times what any cell of the suites here does, and a strategy
@@ -32,18 +33,24 @@ class Limits:
     Attributes:
         timeout: seconds.
         memory: bytes, of a worker and all that it has started, the libraries included.
+        exclusive: whether it has its machine, or its GPU, for itself; see `exclusive.turn`.
     """
 
     timeout: float = TIMEOUT
     memory: int = 0
+    exclusive: bool = False
 
     @classmethod
-    def given(cls, timeout: float | str | None, memory: float | str | None, workers: int) -> Limits:
+    def given(
+        cls, timeout: float | str | None, memory: float | str | None, workers: int, exclusive: bool = False
+    ) -> Limits:
         """Return the limits that a user asks for; None leaves the default.
 
         Raises:
-            UserError: no such limit, or there is no worker process, which alone can be killed.
+            UserError: no such limit, or there is no worker process, which alone can be killed; files cannot be locked.
         """
+        if exclusive:
+            check()
         for option, asked in (("--timeout", timeout), ("--memory-limit", memory)):
             if asked is not None and not workers:
                 raise UserError(
@@ -55,7 +62,7 @@ class Limits:
             raise UserError("--memory-limit", got=str(memory), allowed=f"{shown_size(LEAST_MEMORY)} or more, or 0")
         if size and sys.platform != "linux":
             raise UserError("--memory-limit: only Linux says what processes take", next_step="leave it out")
-        return cls(seconds, int(size))
+        return cls(seconds, int(size), exclusive)
 
 
 def _number(option: str, asked: float | str, units: dict[str, int], allowed: str) -> float:

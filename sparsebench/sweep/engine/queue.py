@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, groupby
 
 from sparsebench.sweep.job import Job
 
@@ -28,25 +30,73 @@ def batches(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
         yield batch
 
 
-class Queue:
-    """Jobs in order, each handed out once those it waits for are done; some several at a time."""
+Seconds = Callable[[Job], float | None]
+"""What a job is expected to take, or None if nobody knows."""
 
-    def __init__(self, jobs: Sequence[Job], most: int):
-        self.waiting = list(batches(jobs, most))
+
+def unknown(job: Job) -> None:
+    """Know of no job what it will take."""
+
+
+class Queue:
+    """Jobs in order, each handed out once those it waits for are done; some several at a time.
+
+    Who asks is given data that it has already, if it can be, and else data that nobody else is at. That is only a
+    choice among jobs that are expected to take as long as the next one in order: longer ones never come later for it.
+
+    Args:
+        jobs: in the order in which they are begun.
+        most: how many are handed out at once, see `batches`.
+        seconds: what each is expected to take.
+    """
+
+    def __init__(self, jobs: Sequence[Job], most: int, seconds: Seconds = unknown):
+        def length(job: Job) -> tuple[bool, float | None]:
+            return job.keep_weights, seconds(job)
+
+        ordered = [job for _, equals in groupby(jobs, length) for job in _neighbours(list(equals))]
+        parts = groupby(batches(ordered, most), lambda batch: length(batch[0]))
+        self.equals = [_by_draw(equals) for _, equals in parts]
         self.open = {job.cell.id for job in jobs}
+        self.at: dict[object, str] = {}
         self.changed = threading.Condition()
 
-    def take(self, wait: bool = True) -> list[Job] | None:
-        """Return the next batch; None when there is none left, or, unless one is waited for, none that may start."""
+    def take(self, who: object = None, wait: bool = True) -> list[Job] | None:
+        """Return the next batch; None when there is none left, or, unless one is waited for, none that may start.
+
+        Args:
+            who: asks, and has the data of what it was given last; None has none.
+            wait: whether one that waits for others is waited for.
+        """
         with self.changed:
-            while self.waiting:
-                for position, batch in enumerate(self.waiting):
-                    if not any(job.after in self.open for job in batch):
-                        return self.waiting.pop(position)
+            while self.equals:
+                if (batch := self._next(who)) is not None:
+                    return batch
                 if not wait:
                     return None
                 self.changed.wait()
             return None
+
+    def _next(self, who: object) -> list[Job] | None:
+        """Take out the next batch for somebody, if any may start."""
+        own, others = self.at.get(who, ""), {draw for one, draw in self.at.items() if one != who}
+        for equals in self.equals:
+            ready = (draw for draw, some in equals.items() if not any(job.after in self.open for job in some[0]))
+            if (first := next(ready, None)) is None:
+                continue
+            if own in equals and not any(job.after in self.open for job in equals[own][0]):
+                draw = own
+            else:
+                draw = next((draw for draw in chain([first], ready) if draw not in others), first)
+            batch = equals[draw].popleft()
+            if not equals[draw]:
+                del equals[draw]
+            if not equals:
+                self.equals.remove(equals)
+            if who is not None:
+                self.at[who] = batch[-1].cell.draw
+            return batch
+        return None
 
     def done(self, job: Job) -> None:
         """Take note that a job has its record."""
@@ -57,5 +107,21 @@ class Queue:
     def close(self) -> None:
         """Hand out no more."""
         with self.changed:
-            self.waiting.clear()
+            self.equals.clear()
             self.changed.notify_all()
+
+
+def _neighbours(jobs: list[Job]) -> list[Job]:
+    """Return the jobs with those that have the same data side by side, the first ones of all in their order."""
+    first: dict[str, int] = {}
+    for job in jobs:
+        first.setdefault(job.cell.draw, len(first))
+    return sorted(jobs, key=lambda job: first[job.cell.draw])
+
+
+def _by_draw(some: Iterable[list[Job]]) -> OrderedDict[str, deque[list[Job]]]:
+    """Return batches by the data of the first in each."""
+    found: OrderedDict[str, deque[list[Job]]] = OrderedDict()  # a dict passes by all that was taken out, each time
+    for batch in some:
+        found.setdefault(batch[0].cell.draw, deque()).append(batch)
+    return found

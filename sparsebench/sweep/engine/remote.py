@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -67,6 +68,7 @@ class Setting(_Model):
     checkpoint: float
     timeout: float
     memory: int
+    exclusive: bool
     locations: dict[str, Path]
     files: dict[str, Source]
 
@@ -136,6 +138,14 @@ def _place(setting: str, folder: str, threads: int, gpus: int) -> _Place:
     return _Place(Setting.model_validate_json(setting), Path(folder), threads, gpus)
 
 
+class _Idle(NamedTuple):
+    """A supervisor that waits for more, until a timer ends it, and the data that its worker has."""
+
+    supervisor: Supervisor
+    timer: threading.Timer
+    draw: str
+
+
 class _Place:
     """One run on this machine: where its files are, and the worker processes that wait for more of its cells."""
 
@@ -154,9 +164,9 @@ class _Place:
                 raise UserError(f"the images '{name}' are not on this machine", got=str(path))
         self.out = setting.out if self.shared else folder / setting.proof
         self.files = {path: _at_hand(Path(path), source, folder) for path, source in setting.files.items()}
-        self.limits = Limits(setting.timeout, setting.memory)
+        self.limits = Limits(setting.timeout, setting.memory, setting.exclusive)
         self.free = slots(setting.device, threads if setting.device == "cpu" else gpus, gpus)
-        self.idle: list[tuple[Supervisor, threading.Timer]] = []
+        self.idle: list[_Idle] = []
 
     def check(self, jobs: Sequence[Job]) -> None:
         """Raise UserError if a strategy is another one here."""
@@ -168,7 +178,7 @@ class _Place:
         self, jobs: Sequence[Job], wanted: Callable[[], bool], begins: Callable[[Sequence[str]], None]
     ) -> Answer:
         """Return the records."""
-        supervisor = self._take()
+        supervisor = self._take(jobs[0].cell.draw)
         supervisor.on_begin = begins
         with _ended_when(lambda: not wanted(), supervisor):
             try:
@@ -177,26 +187,27 @@ class _Place:
                 supervisor.kill()
                 raise
             finally:
-                self._put(supervisor)
+                self._put(supervisor, jobs[-1].cell.draw)
         note = "" if self.shared else f"{socket.gethostname()} does not see {self.setting.out}: checkpoints stay there"
         return Answer(records=records, note=note, environment=environment.describe())
 
     def _here(self, job: Job) -> Job:
         return job.model_copy(update={"files": tuple(str(self.files[path]) for path in job.files)})
 
-    def _take(self) -> Supervisor:
-        """Return a supervisor that waits, or a new one."""
+    def _take(self, draw: str) -> Supervisor:
+        """Return a supervisor that waits, one whose worker has that data if there is one, or a new one."""
         with self.lock:
             if self.idle:
-                supervisor, timer = self.idle.pop()
-                timer.cancel()
-                return supervisor
+                has = next((i for i, waiting in enumerate(self.idle) if waiting.draw == draw), -1)
+                waiting = self.idle.pop(has)
+                waiting.timer.cancel()
+                return waiting.supervisor
             slot = self.free.pop(0)
         setting = setting_of(self.out, self.setting.locations, self.setting.checkpoint, self.limits)
         log = log_of(self.out, f"{socket.gethostname()}-{os.getpid()}-{slot.number}")
         return Supervisor(setting, slot, log, self.limits, lambda cells: None)
 
-    def _put(self, supervisor: Supervisor) -> None:
+    def _put(self, supervisor: Supervisor, draw: str) -> None:
         """Let a supervisor wait for a while, unless it was killed."""
         if supervisor.stopped:
             supervisor.end()
@@ -206,12 +217,12 @@ class _Place:
         timer = threading.Timer(IDLE, self._retire, (supervisor,))
         timer.daemon = True
         with self.lock:
-            self.idle.append((supervisor, timer))
+            self.idle.append(_Idle(supervisor, timer, draw))
         timer.start()
 
     def _retire(self, supervisor: Supervisor) -> None:
         with self.lock:
-            waiting = [one for one, _ in self.idle]
+            waiting = [idle.supervisor for idle in self.idle]
             if supervisor not in waiting:
                 return
             self.idle.pop(waiting.index(supervisor))

@@ -15,7 +15,7 @@ from sparsebench.errors import UserError
 from sparsebench.sweep.engine.limits import CHECKPOINT, Limits, shown_size, shown_time
 from sparsebench.sweep.engine.memory import held_over
 from sparsebench.sweep.engine.process import Worker, how_it_left
-from sparsebench.sweep.engine.queue import Queue, most_together
+from sparsebench.sweep.engine.queue import Queue, Seconds, most_together, unknown
 from sparsebench.sweep.engine.slots import Slot, slots
 from sparsebench.sweep.engine.stop import Stop
 from sparsebench.sweep.job import Job
@@ -44,6 +44,7 @@ def local(
     stop: Stop | None = None,
     gpus: int = 0,
     on_begin: Callable[[Sequence[str]], None] = lambda ids: None,
+    seconds: Seconds = unknown,
 ) -> Generator[Record, None, None]:
     """Yield the record of each job as it comes, run by worker processes of one thread each.
 
@@ -62,12 +63,13 @@ def local(
         stop: by which the run is asked to end.
         gpus: how many torch sees.
         on_begin: called with the ids of cells that something begins for, in other threads.
+        seconds: what each job is expected to take; among equals a worker is given those whose data it has.
 
     Raises:
         UserError: workers do not start.
     """
     limits = limits or Limits()
-    queue_ = Queue(jobs, most_together(device))
+    queue_ = Queue(jobs, most_together(device), seconds)
     records: queue.SimpleQueue[Record | BaseException | None] = queue.SimpleQueue()
     setting = setting_of(out, locations, checkpoint, limits)
     servers = [
@@ -99,7 +101,10 @@ def local(
 def setting_of(out: Path, locations: Locations, checkpoint: float, limits: Limits) -> dict[str, Any]:
     """Return what all workers of a run are given."""
     places = {name: str(path) for name, path in locations.items()}
-    return {"out": str(out), "checkpoint": checkpoint, "timeout": limits.timeout, "locations": places}
+    return {
+        "out": str(out), "checkpoint": checkpoint, "timeout": limits.timeout, "exclusive": limits.exclusive,
+        "locations": places,
+    }  # fmt: skip
 
 
 def log_of(out: Path, worker: int | str) -> Path:
@@ -276,7 +281,7 @@ class _Server:
 
     def _serve(self) -> None:
         try:
-            while not self.supervisor.stopped and (batch := self.jobs.take()) is not None:
+            while not self.supervisor.stopped and (batch := self.jobs.take(self)) is not None:
                 for job, record in self.supervisor.records(batch):
                     self.records.put(record)
                     self.jobs.done(job)

@@ -1,0 +1,86 @@
+"""One cell at a time on a machine, whoever runs it there: what is timed is timed alone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sparsebench.errors import UserError
+
+LOOK = 0.2
+"""Seconds between two looks whether it is one's turn."""
+ALONE = {True: "alone on its machine", False: "alone on its GPU"}
+BESIDE = "perhaps beside other cells"
+
+
+def check() -> None:
+    """Raise UserError where files cannot be locked."""
+    try:
+        import fcntl  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            "--exclusive locks files, which this system cannot", got=os.name, allowed="Linux, macOS",
+            next_step="give --jobs 1, and start nothing else",
+        ) from error  # fmt: skip
+
+
+def timed(device: str, exclusive: bool) -> str:
+    """Return what a record says of how it was timed."""
+    return ALONE[device == "cpu"] if exclusive else BESIDE
+
+
+@contextmanager
+def turn(device: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Wait for one's turn and have it: no other turn at the same time on this machine, or on this GPU.
+
+    A cell on the CPU has the machine for itself, one on a GPU that GPU, with no cell on the CPU beside it. Turns end
+    with the process, however it ends. They are known to those who have the same folder for temporary files.
+
+    Args:
+        device: "cpu" or "cuda:i".
+        on_wait: called now and then meanwhile.
+    """
+    import fcntl
+
+    if device == "cpu":
+        with _locked("machine", fcntl.LOCK_EX, on_wait):
+            yield
+        return
+    import torch
+
+    gpu = str(torch.cuda.get_device_properties(device).uuid)
+    with _locked("machine", fcntl.LOCK_SH, on_wait), _locked(gpu, fcntl.LOCK_EX, on_wait):
+        yield
+
+
+@contextmanager
+def _locked(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
+    import fcntl
+
+    file = _opened(Path(tempfile.gettempdir()) / f"sparsebench-{name}.lock")
+    try:
+        while True:
+            try:
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                on_wait()
+                time.sleep(LOOK)
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # a copy of this process may have the file open too
+        os.close(file)
+
+
+def _opened(path: Path) -> int:
+    """Return a descriptor of the file, made for all users if it was not there."""
+    try:
+        return os.open(path, os.O_RDONLY)  # with O_CREAT Linux refuses the files of others in /tmp
+    except FileNotFoundError:
+        file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+        os.fchmod(file, 0o644)
+        return file
