@@ -60,14 +60,14 @@ def board_of(records: Flats, folder: Path) -> Board:
         notes=notes.notes_on(frame, over_all.contests),
         curves=[_curve(*each) for each in _entries(settings) if each[1].trials is not None],
         groups=[group for each in _entries(_largest(settings)) for group in _groups(*each)],
-        bibtex=_bibtex(folder, frame),
+        bibtex=bibtex(folder, frame),
         environments=_environments(folder, set(frame["environment"])),
         suites=[f"{suite.name}, version {suite.version}" for suite in described.suites(folder)],
         pictures=pictures,
     )
 
 
-def _bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
+def bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
     """Return the entries of what the strategies of a board cite."""
     known = described.strategies(folder)
     pairs = frame[["strategy", "sha256"]].drop_duplicates().itertuples(index=False)

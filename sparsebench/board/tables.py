@@ -39,7 +39,7 @@ def render(
     columns: Sequence[Column] | None = None,
     legend: str | None = None,
 ) -> str:
-    """Return rows in one of FORMATS; CSV and JSON have every column, the others join intervals.
+    """Return rows in one of FORMATS; CSV and JSON have every column, to DIGITS digits, the others join intervals.
 
     Args:
         rows: the leaderboard's, or another view's.
@@ -54,7 +54,7 @@ def render(
     if form not in FORMATS:
         raise UserError("--format", got=f"'{form}'", allowed=FORMATS)
     if form == "json":
-        return json.dumps(rows, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        return json.dumps([_short(row) for row in rows], indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     if form == "csv":
         return _csv(rows, columns_of(rows) if columns is None else columns)
     shown = shown_columns(rows) if columns is None else columns
@@ -89,9 +89,17 @@ def shown_columns(rows: Sequence[Row]) -> list[Column]:
     return [one for one in columns_of(rows) if not rows or any(row[one.key] not in (None, "") for row in rows)]
 
 
+DIGITS = 10
+"""Of numbers in files, significant ones: what machines differ in is not among them."""
+
+
+def _short(row: Row) -> Row:
+    return {key: float(format(x, f".{DIGITS}g")) if isinstance(x, float) else x for key, x in row.items()}
+
+
 def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, keys_of(columns), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(map(_short, rows))
     return out.getvalue()

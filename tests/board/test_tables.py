@@ -40,6 +40,10 @@ BY = [{"task": "theory", "model": "shallow", "n_train": 8} | r for r in ROWS]
 NOTES = ["broken on theory: 2 cells failed: it broke"]
 
 
+def short(value: Any) -> Any:
+    return float(f"{value:.10g}") if isinstance(value, float) else value
+
+
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
@@ -93,8 +97,9 @@ def test_json_is_strict_and_has_every_column() -> None:
         raise AssertionError(word)
 
     text = render(ROWS, "json", NOTES)
-    assert json.loads(text, parse_constant=refuse) == ROWS
-    assert all(list(r) == list(COLUMNS) for r in json.loads(text))
+    found = json.loads(text, parse_constant=refuse)
+    assert found == [{key: short(value) for key, value in r.items()} for r in ROWS]
+    assert all(list(r) == list(COLUMNS) for r in found)
 
 
 def test_json_refuses_what_is_no_number() -> None:
@@ -107,7 +112,7 @@ def test_csv_gives_every_value_back() -> None:
     assert header == list(COLUMNS) and len(lines) == len(ROWS)
     for expected, line in zip(ROWS, lines, strict=True):
         for value, text in zip(expected.values(), line, strict=True):
-            assert text == "" if value is None else type(value)(text) == value
+            assert text == "" if value is None else type(value)(text) == short(value)
 
 
 def test_csv_quotes_what_has_commas_and_breaks() -> None:

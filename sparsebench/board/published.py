@@ -1,0 +1,50 @@
+"""Boards that are published: whether their files are what their records give."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sparsebench.board.gather import gather
+from sparsebench.board.publish import files
+from sparsebench.errors import UserError
+from sparsebench.sweep import store
+
+SAME = (".md", ".csv", ".json", ".html")
+"""Files that are the same bytes anywhere; pictures hang on the version of what draws them."""
+NAME = "leaderboard.csv"
+
+
+def boards(folder: Path) -> list[Path]:
+    """Return the folders of boards: the one given, or those below it.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = sorted(path.parent for path in folder.rglob(NAME) if (path.parent / "records").is_dir())
+    if not found:
+        raise UserError(
+            f"no board in {folder}", allowed=f"folders with {NAME} and the records behind it",
+            next_step="sparsebench leaderboard DIR --update writes one",
+        )  # fmt: skip
+    return found
+
+
+def differing(folder: Path) -> list[str]:
+    """Return the names of a board's files that are not what its records give."""
+    there = {name: content for name, content in files(gather(folder)).items() if Path(name).suffix in SAME}
+    return [name for name, content in there.items() if _content(folder / name) != content]
+
+
+def update(folder: Path) -> list[str]:
+    """Write a board's files anew where they are not what its records give, and return their names."""
+    made = files(gather(folder))
+    changed = [name for name, content in made.items() if _content(folder / name) != content]
+    for name in changed:
+        store.write_whole(folder / name, made[name])
+    return changed
+
+
+def _content(path: Path) -> bytes | None:
+    """Return what is in a file, or None where there is no such plain file."""
+    return path.read_bytes() if os.path.isfile(path) and not path.is_symlink() else None

@@ -1,0 +1,81 @@
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sparsebench.board import published
+from sparsebench.cli import main
+from sparsebench.errors import UserError
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Path:
+    """Return a published board, in a folder of several things."""
+    shutil.copytree(GOLDEN / "records", tmp_path / "boards" / "one" / "records")
+    (tmp_path / "boards" / "figures").mkdir()
+    published.update(tmp_path / "boards" / "one")
+    return tmp_path / "boards" / "one"
+
+
+def call(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["leaderboard", *map(str, words)])
+    return result.exit_code, result.output
+
+
+def test_a_board_that_is_what_its_records_give_passes_and_is_not_written_again(board: Path) -> None:
+    assert published.differing(board) == [] and published.update(board) == []
+    code, said = call(board.parent, "--check")
+    assert code == 0 and "one: as it must be" in said
+
+
+@pytest.mark.parametrize("name", ["leaderboard.md", "leaderboard.csv", "leaderboard.json", "leaderboard.html"])
+def test_a_file_that_was_changed_or_is_missing_is_named_and_mended(board: Path, name: str) -> None:
+    content = (board / name).read_bytes()
+    (board / name).write_bytes(content.replace(b"0", b"1", 1))
+    code, said = call(board.parent, "--check")
+    assert code == 1 and f"one: not what the records give: {name}" in said and "--update" in said
+    assert (board / name).read_bytes() != content  # it is looked at, not mended
+    if name != published.NAME:
+        (board / name).unlink()
+        assert published.differing(board) == [name]
+    code, said = call(board.parent, "--update")
+    assert code == 0 and f"written: {name}" in said and (board / name).read_bytes() == content
+
+
+def test_a_record_less_is_another_board(board: Path) -> None:
+    segment = sorted((board / "records").glob("*.jsonl"))[0]
+    segment.write_bytes(b"".join(segment.read_bytes().splitlines(keepends=True)[:-1]))
+    assert "leaderboard.csv" in published.differing(board)
+
+
+def test_a_link_is_not_the_boards_file(board: Path) -> None:
+    target = board.parent / "elsewhere.md"
+    shutil.move(board / "leaderboard.md", target)
+    (board / "leaderboard.md").symlink_to(target)
+    assert published.differing(board) == ["leaderboard.md"]
+
+
+def test_a_folder_without_boards_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no board in .*--update"):
+        published.boards(tmp_path)
+
+
+def test_update_makes_a_board_where_there_was_none(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    code, said = call(tmp_path, "--update")
+    assert code == 0 and "leaderboard.html" in said and (tmp_path / "leaderboard.csv").exists()
+
+
+def test_bibtex_of_what_is_in_a_board(board: Path) -> None:
+    from sparsebench.sweep import store
+
+    sha = next(iter(store.read(board).values())).origin.sha256
+    name = next(record.cell.strategy.name for record in store.read(board).values() if record.origin.sha256 == sha)
+    about = {"name": name, "sha256": sha, "kind": "baseline", "site": "input", "trained": False, "adaptive": False,
+             "citation": "", "bibtex": "@article{one}"}  # fmt: skip
+    store.keep(board / "strategies", about)
+    store.keep(board / "strategies", about | {"name": "not in it", "bibtex": "@article{other}"})
+    assert call(board, "--format", "bibtex") == (0, "@article{one}\n\n")
