@@ -18,7 +18,8 @@ from sparsebench.board.board import Board, Row
 from sparsebench.board.columns import BY_TASK, CHECKS, COLUMNS, NOT_RANKED, VERIFIED, Column, keys_of, text_of
 
 SCRIPTS = ("vendor/table-core.js", "vendor/d3.min.js", "vendor/plot.umd.min.js", "assets/state.js", "assets/copy.js",
-           "assets/table.js", "assets/charts.js", "assets/main.js")  # fmt: skip
+           "assets/table.js", "assets/charts.js", "assets/cost.js", "assets/curves.js", "assets/groups.js",
+           "assets/main.js")  # fmt: skip
 """In the order in which they run; each sees what those before it declare."""
 STYLE = "assets/page.css"
 STYLE_OF_PLOT = "assets/plot.css"

@@ -267,6 +267,18 @@ def test_a_curve_is_drawn_while_its_button_is_pressed(opened: Open, board: Board
     assert lines.count() == 3 and chip.get_attribute("aria-pressed") == "false"
 
 
+def test_of_many_rows_few_are_drawn_and_the_filters_choose_which(opened: Open) -> None:
+    page = opened(board_of([row(f"s{k}", 1 - k / 100) for k in range(60)]))
+    assert (
+        page.locator("#curves .chips button").count() == 40
+        and page.locator("#curves [data-mark=dot] path").count() == 16
+    )
+    assert page.locator("#groups [data-mark=bar] rect").count() == 80
+    page.get_by_label("Search").fill("s59")
+    until(page, lambda: page.locator("#groups [data-mark=bar] rect").count() == 2)
+    assert page.locator("#curves .chips button").inner_text() == "s59, macs 0.5"
+
+
 def test_hostile_names_are_text(opened: Open) -> None:
     names = ["<script>alert(1)</script>", "</script><img src=x onerror=alert(2)>", "a\u202eb", "'\"`", "y" * 10_000,
              "${alert(3)}", "constructor", "__proto__"]  # fmt: skip

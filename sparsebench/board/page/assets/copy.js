@@ -1,8 +1,13 @@
 "use strict";
 // What the table shows - filtered, sorted, with the columns that are picked - as text for elsewhere.
 
-const LATEX = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "\\textless{}",
-                ">": "\\textgreater{}" };
+const LATEX = {
+  "\\": "\\textbackslash{}",
+  "~": "\\textasciitilde{}",
+  "^": "\\textasciicircum{}",
+  "<": "\\textless{}",
+  ">": "\\textgreater{}",
+};
 
 const FORMATS = {
   md: {
@@ -21,8 +26,14 @@ const FORMATS = {
       const line = (cells) => `${cells.map(clean).join(" & ")} \\\\`;
       const alignment = columns.map((column) => (column.shown === "text" ? "l" : "r")).join("");
       return [
-        `\\begin{tabular}{${alignment}}`, "\\toprule", line(columns.map((column) => column.heading)), "\\midrule",
-        ...rows.map((row) => line(columns.map((column) => row.text[column.key]))), "\\bottomrule", "\\end{tabular}", "",
+        `\\begin{tabular}{${alignment}}`,
+        "\\toprule",
+        line(columns.map((column) => column.heading)),
+        "\\midrule",
+        ...rows.map((row) => line(columns.map((column) => row.text[column.key]))),
+        "\\bottomrule",
+        "\\end{tabular}",
+        "",
       ].join("\n");
     },
   },
@@ -44,7 +55,8 @@ function oneLine(text) {
 async function copy(form, table) {
   const bibtex = form === "bibtex";
   const text = bibtex ? document.getElementById("bibtex").textContent + "\n" : FORMATS[form].of(table);
-  const what = bibtex ? "the entries as BibTeX"
+  const what = bibtex
+    ? "the entries as BibTeX"
     : `${counted(table.rows.length, "row")}, ${counted(table.columns.length, "column")} as ${FORMATS[form].name}`;
   say((await toClipboard(text)) ? `Copied ${what}.` : "The browser does not let this page copy.");
 }

@@ -32,8 +32,10 @@
     shown = select(view, state);
     controls(state);
     screen.show(view, shown, state.sort);
-    const all = view.data.length, left = shown.rows.length;
-    at("count").textContent = left === all ? counted(all, "row") : `${left.toLocaleString("en")} of ${counted(all, "row")}`;
+    const all = view.data.length,
+      left = shown.rows.length;
+    at("count").textContent =
+      left === all ? counted(all, "row") : `${left.toLocaleString("en")} of ${counted(all, "row")}`;
     const charts = JSON.stringify([state.view, state.search, state.filters, state.cost]);
     if (charts !== drawn) later(charts);
   }
@@ -52,11 +54,18 @@
   }
 
   function controls(state) {
-    keepFocus(at("views"), [...views.values()].map(({ name, title }) => {
-      const button = make("button", { type: "button", id: `view-${name}`, "aria-pressed": String(name === view.name) }, title);
-      button.addEventListener("click", () => writeState({ view: name, columns: null, sort: [] }));
-      return button;
-    }));
+    keepFocus(
+      at("views"),
+      [...views.values()].map(({ name, title }) => {
+        const button = make(
+          "button",
+          { type: "button", id: `view-${name}`, "aria-pressed": String(name === view.name) },
+          title,
+        );
+        button.addEventListener("click", () => writeState({ view: name, columns: null, sort: [] }));
+        return button;
+      }),
+    );
     if (at("search").value !== state.search) at("search").value = state.search;
     keepFocus(at("facets"), facets(state));
     const legend = at("columns").querySelector("legend");
@@ -65,15 +74,21 @@
   }
 
   function facets(state) {
-    return view.columns.filter(({ key, shown: kind }) => kind === "text" && key !== "rank" && key !== "strategy").flatMap((column) => {
-      const values = [...new Set(view.data.map((row) => row.text[column.key]))].sort(natural.compare);
-      if (values.length < 2) return [];
-      const options = values.map((value) => make("option", { value, selected: state.filters[column.key] === value }, clip(value)));
-      const select = make("select", { id: `facet-${column.key}` }, make("option", { value: "" }, "all"), ...options);
-      select.addEventListener("change", () => writeState({ filters: { ...readState().filters, [column.key]: select.value } }));
-      const label = make("label", { for: select.id }, column.heading);
-      return [make("span", { class: state.filters[column.key] ? "facet on" : "facet" }, label, " ", select)];
-    });
+    return view.columns
+      .filter(({ key, shown: kind }) => kind === "text" && key !== "rank" && key !== "strategy")
+      .flatMap((column) => {
+        const values = [...new Set(view.data.map((row) => row.text[column.key]))].sort(natural.compare);
+        if (values.length < 2) return [];
+        const options = values.map((value) =>
+          make("option", { value, selected: state.filters[column.key] === value }, clip(value)),
+        );
+        const select = make("select", { id: `facet-${column.key}` }, make("option", { value: "" }, "all"), ...options);
+        select.addEventListener("change", () =>
+          writeState({ filters: { ...readState().filters, [column.key]: select.value } }),
+        );
+        const label = make("label", { for: select.id }, column.heading);
+        return [make("span", { class: state.filters[column.key] ? "facet on" : "facet" }, label, " ", select)];
+      });
   }
 
   function pick({ key, heading, what }, state) {
@@ -96,7 +111,9 @@
   }
 
   function theme() {
-    const root = document.documentElement, button = at("theme"), system = matchMedia("(prefers-color-scheme: dark)");
+    const root = document.documentElement,
+      button = at("theme"),
+      system = matchMedia("(prefers-color-scheme: dark)");
     const remembered = (value) => {
       try {
         return value === undefined ? localStorage.getItem("theme") : localStorage.setItem("theme", value);
@@ -126,8 +143,9 @@
     at("search").focus();
   });
   at("cost-by").addEventListener("change", (event) => writeState({ cost: event.target.value }));
-  document.querySelectorAll("[data-copy]").forEach((button) =>
-    button.addEventListener("click", () => copy(button.dataset.copy, shown)));
+  document
+    .querySelectorAll("[data-copy]")
+    .forEach((button) => button.addEventListener("click", () => copy(button.dataset.copy, shown)));
   document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault(); // the address holds the state
     at("scroll").focus();

@@ -32,8 +32,8 @@ function writeState(change, { typing = false } = {}) {
   if (state.cost) out.set("cost", state.cost);
   for (const [key, value] of Object.entries(state.filters)) if (value) out.set(FILTER + key, value);
   const hash = "#" + String(out).replaceAll("%2C", ",");
-  if (typing) location.replace(hash);
-  else location.hash = hash;
+  history[typing ? "replaceState" : "pushState"](null, "", hash);
+  dispatchEvent(new HashChangeEvent("hashchange")); // at once, so that no key that is typed meanwhile is lost
 }
 
 function make(name, attributes = {}, ...children) {

@@ -12,7 +12,8 @@ const natural = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
 /** Return a view's rows as {value by key, text by column, search}, and a TanStack table of them. */
 function makeView({ name, title, length, columns, values, texts }) {
   const entries = (packed) => Object.entries(packed).map(([key, column]) => [key, unpacked(column)]);
-  const value = entries(values), text = entries(texts);
+  const value = entries(values),
+    text = entries(texts);
   const data = Array.from({ length }, (_, at) => rowAt(at, columns, value, text));
   const width = Object.fromEntries(columns.map((column) => [column.key, widthOf(column, data)]));
   const table = TableCore.createTable({
@@ -59,7 +60,11 @@ function compare(a, b) {
 
 function widthOf({ key, heading }, data) {
   const words = Math.max(...heading.split(" ").map((word) => word.length)) + 2;
-  return Math.min(WIDEST, data.reduce((most, row) => Math.max(most, row.text[key].length), words));
+  const mark = key === "kind" || BADGES.has(key) ? 3 : 0; // a dot, or a frame
+  return Math.min(
+    WIDEST,
+    data.reduce((most, row) => Math.max(most, row.text[key].length + mark), words),
+  );
 }
 
 /** Return the columns and rows that the state asks for; oracles come last, however it is sorted. */
@@ -71,7 +76,9 @@ function select(view, state) {
       ...view.table.initialState,
       sorting: state.sort.filter(({ id }) => known.has(id)),
       globalFilter: state.search.trim().toLowerCase() || undefined,
-      columnFilters: Object.entries(state.filters).filter(([id]) => known.has(id)).map(([id, value]) => ({ id, value })),
+      columnFilters: Object.entries(state.filters)
+        .filter(([id]) => known.has(id))
+        .map(([id, value]) => ({ id, value })),
     },
   }));
   const sorted = view.table.getSortedRowModel().rows.map((row) => row.original);
@@ -100,11 +107,13 @@ class TableOnScreen {
     Object.assign(this, { columns, lines: lines(rows, oracles), first: -1 });
     this.caption.textContent = `${view.title}, ${counted(rows.length, "row")}`;
     this.table.setAttribute("aria-rowcount", this.lines.length + 1);
-    this.group.replaceChildren(...columns.map(({ key }) => {
-      const col = make("col");
-      col.style.width = `calc(${view.width[key]}ch + 1.6rem)`;
-      return col;
-    }));
+    this.group.replaceChildren(
+      ...columns.map(({ key }) => {
+        const col = make("col");
+        col.style.width = `calc(${view.width[key]}ch + 1.6rem)`;
+        return col;
+      }),
+    );
     this.header(columns, sort);
     const widths = columns.reduce((sum, { key }) => sum + view.width[key], 0);
     this.table.style.width = `calc(${widths}ch + ${1.6 * columns.length}rem)`; // a fixed layout needs one
@@ -116,15 +125,29 @@ class TableOnScreen {
 
   header(columns, sort) {
     const focused = document.activeElement?.dataset?.sort;
-    this.head.replaceChildren(make("tr", { "aria-rowindex": "1" }, ...columns.map((column) => {
-      const at = sort.find(({ id }) => id === column.key);
-      const sorted = at && (at.desc ? "descending" : "ascending");
-      const arrow = make("span", { class: "arrow", "aria-hidden": "true" }, at ? (at.desc ? "\u2193" : "\u2191") : "");
-      const button = make("button", { type: "button", "data-sort": column.key, title: column.what },
-                          make("span", {}, column.heading), arrow);
-      button.addEventListener("click", (event) => this.onSort(column, event.shiftKey));
-      return make("th", { scope: "col", class: classOf(column), "aria-sort": sorted }, button);
-    })));
+    this.head.replaceChildren(
+      make(
+        "tr",
+        { "aria-rowindex": "1" },
+        ...columns.map((column) => {
+          const at = sort.find(({ id }) => id === column.key);
+          const sorted = at && (at.desc ? "descending" : "ascending");
+          const arrow = make(
+            "span",
+            { class: "arrow", "aria-hidden": "true" },
+            at ? (at.desc ? "\u2193" : "\u2191") : "",
+          );
+          const button = make(
+            "button",
+            { type: "button", "data-sort": column.key, title: column.what },
+            make("span", {}, column.heading),
+            arrow,
+          );
+          button.addEventListener("click", (event) => this.onSort(column, event.shiftKey));
+          return make("th", { scope: "col", class: classOf(column), "aria-sort": sorted }, button);
+        }),
+      ),
+    );
     if (focused) this.head.querySelector(`[data-sort="${CSS.escape(focused)}"]`)?.focus();
   }
 
@@ -143,7 +166,10 @@ class TableOnScreen {
     if (first === this.first && last === this.last) return;
     Object.assign(this, { first, last });
     const made = this.lines.slice(first, last).map((line, k) => this.line(line, first + k));
-    if (!n) made.push(make("tr", {}, make("td", { colSpan: this.columns.length, class: "none" }, "No row is left by the filters.")));
+    if (!n)
+      made.push(
+        make("tr", {}, make("td", { colSpan: this.columns.length, class: "none" }, "No row is left by the filters.")),
+      );
     this.body.replaceChildren(...this.room(first), ...made, ...this.room(n - last));
   }
 
@@ -161,8 +187,11 @@ class TableOnScreen {
   line(line, at) {
     const place = { "aria-rowindex": String(at + 2) };
     if (line.divider) {
-      return make("tr", { ...place, class: "divider" },
-                  make("td", { colSpan: this.columns.length }, make("span", {}, line.divider)));
+      return make(
+        "tr",
+        { ...place, class: "divider" },
+        make("td", { colSpan: this.columns.length }, make("span", {}, line.divider)),
+      );
     }
     const row = make("tr", { ...place, class: `${line.value.kind} ${at % 2 ? "odd" : "even"}` });
     for (const column of this.columns) row.append(cell(line, column));
@@ -186,7 +215,8 @@ function cell(row, column) {
   const attributes = { class: classOf(column), scope: name === "th" && "row", title: text.length > WIDEST && text };
   if (text === "-") return make(name, attributes, make("span", { class: "missing" }, text));
   if (column.key === "kind") return make(name, attributes, make("span", { class: "dot", "aria-hidden": "true" }), text);
-  if (BADGES.has(column.key)) return make(name, attributes, make("span", { class: `badge ${text.split(/\W/)[0]}` }, text));
+  if (BADGES.has(column.key))
+    return make(name, attributes, make("span", { class: `badge ${text.split(/\W/)[0]}` }, text));
   const [value, interval] = column.interval ? text.split(" [") : [text];
   const shown = value === NOT_REACHED ? make("span", { class: "unreached" }, value) : value;
   return make(name, attributes, shown, ...(interval ? [make("span", { class: "interval" }, ` [${interval}`)] : []));
