@@ -1,6 +1,7 @@
 """What the harness adds to a cell, and what a second worker brings, on this machine and through Dask.
 
-python benchmarks/sweep.py            # three minutes of an idle core pair; prints the tables of RESULTS.md
+python benchmarks/sweep.py                     # ten minutes of an idle core pair; prints the tables of RESULTS.md
+python benchmarks/sweep.py --part grouped      # one of them
 
 How many cells are run at a time is read from the records, so other work on the machine slows all cells and does not
 change it; that they do not hinder each other is read from the CPU-seconds that a cell takes.
@@ -234,6 +235,7 @@ def driver(numbers: Sequence[int]) -> str:
         seconds, before, *marks = map(float, done.stdout.split())
         shown = (f"{mark:.0f}" for mark in (before, *marks))
         rows.append((f"{number:,}", *shown, f"{1e3 * seconds / number:.0f}"))
+        print(*rows[-1], file=sys.stderr)
     return table(["cells", "planned, MiB", *(f"at {tenth}0 %" for tenth in TENTHS), "wall-ms a cell"], rows)
 
 

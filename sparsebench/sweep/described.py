@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy import Kind, Site
 from sparsebench.sweep import store
@@ -74,11 +76,12 @@ def keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
     """Write what the strategies of jobs are, unless it is there; of those that could not be loaded nothing."""
     there = {(job.cell.strategy.name, job.origin.sha256) for job in jobs if job.failure is None}
     for name, sha256 in sorted(there):
-        cls = registry.strategy(name).cls
-        store.keep(out / STRATEGIES, Described(
-            name=name, sha256=sha256, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
-            citation=cls.citation, bibtex=cls.bibtex,
-        ).model_dump(mode="json"))  # fmt: skip
+        with suppress(UserError):  # in a file that the workers load
+            cls = registry.strategy(name).cls
+            store.keep(out / STRATEGIES, Described(
+                name=name, sha256=sha256, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
+                citation=cls.citation, bibtex=cls.bibtex,
+            ).model_dump(mode="json"))  # fmt: skip
 
 
 def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -117,10 +118,10 @@ def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: in
             repetition=WEIGHTS_SEED,
         )  # fmt: skip
         yield Job(cell=init, origin=dense.origin, kind=dense.cls.kind, label="dense", files=files, keep_weights=True)
-    strategy, found, budget = contender
+    strategy, found, budget, part = contender
     cell = Cell(
-        task=Part.of(setting.task), model=Part.of(setting.model), strategy=Part.of(strategy), budget=budget,
-        n_train=n_train, repetition=repetition, where=_where(setting, strategy), init=init,
+        task=setting.parts[0], model=setting.parts[1], strategy=part, budget=budget, n_train=n_train,
+        repetition=repetition, where=_where(setting, strategy), init=init,
     )  # fmt: skip
     yield Job(
         cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), files=files, failure=found.failure,
@@ -139,7 +140,8 @@ def _label(strategy: Strategy) -> str:
     return label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
 
 
-_Contender = tuple[Strategy, Found, Budget]
+_Contender = tuple[Strategy, Found, Budget, Part]
+"""The part is made once: a hundred thousand cells share a few."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,11 @@ class _Setting:
     n_train: tuple[int, ...]
     seeds: int
     where: Where
+
+    @cached_property
+    def parts(self) -> tuple[Part, Part]:
+        """The task and the model, which all its cells share."""
+        return Part.of(self.task), Part.of(self.model)
 
 
 def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_Setting]:
@@ -264,8 +271,9 @@ def _contenders(
         found = registry.strategy(spec.name)
         for params in spec.combinations(without=BUDGET_KEYS):
             strategy = found.cls() if found.failure else fill(found.cls, params, f"strategy '{spec.name}'")
+            part = Part.of(strategy)
             for budget in some if strategy.budgeted else [FULL]:
-                yield strategy, found, _placed(budget, strategy, None if request.model else suite.budget.blocks)
+                yield strategy, found, _placed(budget, strategy, None if request.model else suite.budget.blocks), part
 
 
 def _own_budgets(spec: Spec) -> list[Budget]:
