@@ -74,7 +74,7 @@ def _conclude(results: Path, left_out: list[str]) -> None:
 
     for line in left_out:
         click.echo(f"not checked: {line}", err=True)
-    board = f"; written: {results}/leaderboard.md, .csv, .json, .png" if refresh(results) else ""
+    board = f"; written: {results}/leaderboard.md, .csv, .json, .png, .html" if refresh(results) else ""
     click.echo(f"stored: {results}/checks{board}", err=True)
 
 

@@ -57,5 +57,5 @@ def run(form: str, dry_run: bool, out: Path, **options: Any) -> None:
         )
     judged = judge(finished)
     click.echo(render(judged.rows, form, notes_on(finished, judged.contests)), nl=False)
-    click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png", err=True)
+    click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     sys.exit(int(not finished["status"].isin(("ok", "unsupported", "skipped")).all()))

@@ -67,7 +67,7 @@ def test_a_whole_check_puts_badges_on_the_board(folder):
     done = subprocess.run(line, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "prints_nothing" in done.stdout and done.stderr.endswith(
-        f"written: {folder}/leaderboard.md, .csv, .json, .png\n"
+        f"written: {folder}/leaderboard.md, .csv, .json, .png, .html\n"
     )
     found = badges_of(folder)
     assert found["norm"] == found["norm(largest=False)"] == "passes" and found["noise"] == "unchecked"
