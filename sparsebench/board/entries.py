@@ -50,11 +50,16 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
 
 
 class Columns:
-    """The columns of all records, as arrays that are made once; predictions stay where they are until looked at."""
+    """The columns of all records, as arrays that are made once; predictions stay where they are until looked at.
+
+    Attributes:
+        labels: those that were unpacked, by what they were packed to: all strategies of a seed have the same.
+    """
 
     def __init__(self, frame: pd.DataFrame):
         self.frame = frame
         self._made: dict[str, Any] = {}
+        self.labels: dict[str, np.ndarray] = {}
 
     def take(self, name: str, places: np.ndarray) -> np.ndarray:
         """Return some values of a column."""
@@ -128,11 +133,13 @@ class Entry:
 
     def contender(self) -> Contender:
         """Return what it is compared by: the accuracy of each seed, and which test items it got right."""
-        hits = {}
+        hits, known = {}, self.columns.labels
         outcomes = zip(self.repetitions.tolist(), *(self.column(name) for name in OUTCOMES), strict=True)
         for seed, n, labels, predictions in outcomes:
             if predictions:
-                hits[seed] = labels, unpack(predictions, n) == unpack(labels, n)
+                if labels not in known:
+                    known[labels] = unpack(labels, n)
+                hits[seed] = labels, unpack(predictions, n) == known[labels]
         return Contender(self.by_seed("accuracy"), hits)
 
 

@@ -123,18 +123,17 @@ def _compare(found: Pairs, contenders: Sequence[Contender], rows: np.ndarray, co
     half, least, p_seeds = (np.full(mean.shape, np.nan) for _ in range(3))
     spread = np.array([(one - right).var(axis=1, ddof=1) for one in left]) if len(seeds) > 1 else None
     if paired:
-        hits = [np.stack([[contenders[i].hits[s][1] for s in seeds] for i in block]) for block in (rows, columns)]
-        both = np.tensordot(hits[0].astype(float), hits[1].astype(float), axes=([1, 2], [1, 2]))
-        only_a, only_b = (h.sum(axis=(1, 2), dtype=float) for h in hits)
-        only_a, only_b = np.rint(only_a[:, None] - both), np.rint(only_b[None] - both)
+        first = _stacked(contenders, rows, seeds)
+        second = first if columns is rows else _stacked(contenders, columns, seeds)
+        both = first @ second.T
+        only_a, only_b = first.sum(axis=1)[:, None] - both, second.sum(axis=1)[None] - both
         p_items = mcnemar(only_a, only_b)
     if spread is not None:
         variance, freedom = spread / len(seeds), np.full(mean.shape, len(seeds) - 1.0)
         half, least, p_seeds = _student(mean, variance, freedom)
         if shared:
-            variance, freedom = _crossed(
-                mean, spread, only_a + only_b, hits[0].mean(axis=1), hits[1].mean(axis=1), len(seeds)
-            )
+            by_item = [h.reshape(len(h), len(seeds), -1).mean(axis=1, dtype=float) for h in (first, second)]
+            variance, freedom = _crossed(mean, spread, only_a + only_b, by_item[0], by_item[1], len(seeds))
             half, least, p_both = _student(mean, variance, freedom)
             p_seeds = np.maximum(p_seeds, p_both)  # far in the tail Satterthwaite's approximation is too bold
     for name, block in (("half", half), ("least", least), ("p_items", p_items), ("p_seeds", p_seeds)):
@@ -142,6 +141,15 @@ def _compare(found: Pairs, contenders: Sequence[Contender], rows: np.ndarray, co
         getattr(found, name)[np.ix_(columns, rows)] = block.T
     found.mean[np.ix_(rows, columns)], found.mean[np.ix_(columns, rows)] = mean, -mean.T
     found.n_seeds[np.ix_(rows, columns)] = found.n_seeds[np.ix_(columns, rows)] = len(seeds)
+
+
+def _stacked(contenders: Sequence[Contender], block: np.ndarray, seeds: Sequence[int]) -> np.ndarray:
+    """Return (a, S I), 0 or 1, what the contenders of a block get right, seed after seed.
+
+    Their products count items, which single precision does exactly up to 16 million.
+    """
+    kind = np.float32 if sum(len(contenders[block[0]].hits[s][1]) for s in seeds) < 2**24 else np.float64
+    return np.array([np.concatenate([contenders[i].hits[s][1] for s in seeds]) for i in block], dtype=kind)
 
 
 def _student(mean: np.ndarray, variance: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, ...]:
