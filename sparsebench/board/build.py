@@ -14,7 +14,7 @@ from sparsebench.board import columns, paired
 from sparsebench.board.badges import CHECKS, SEVERAL, UNCHECKED
 from sparsebench.board.board import Row
 from sparsebench.board.columns import NOT_RANKED, NOT_REACHED
-from sparsebench.board.entries import DENSE, PRETRAINING, Entry, Key, Setting, frame_of, settings_of
+from sparsebench.board.entries import DENSE, PRETRAINING, TRAINED, VERIFIED, Entry, Key, Setting, frame_of, settings_of
 from sparsebench.board.statistics import mean_interval, n50_ratio, sample_complexity
 from sparsebench.errors import UserError
 
@@ -67,9 +67,10 @@ def judge(records: Flats, by: str | None = None) -> Judged:
     settings, lossy = settings_of(frame), _lossy(frame)
     parts = [_over_all(settings, lossy)] if by is None else _by_task(settings, lossy)
     rows = [row for part in parts for row in part.rows]
-    if all(row[CHECKS] == UNCHECKED for row in rows):
-        for row in rows:
-            del row[CHECKS]
+    for name, nothing in ((CHECKS, UNCHECKED), (VERIFIED, "")):
+        if all(row[name] == nothing for row in rows):
+            for row in rows:
+                del row[name]
     return Judged(rows, [contest for part in parts for contest in part.contests])
 
 
@@ -126,8 +127,8 @@ def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None
         row |= _trial_columns(mine[1], dense[1]) | _spurious_columns(mine[2], dense[2])
         there = [entry for entry in mine if entry is not None]
         row["n_seeds"] = min(_seeds(entry) for entry in there)
-        row["trained"] = _common({entry.trained for entry in there}, "")
-        row[CHECKS] = _common({badge for entry in there for badge in entry.badges}, SEVERAL)
+        for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (VERIFIED, "")):
+            row[name] = _common({word for entry in there for word in entry.words(name)}, otherwise)
         rows.append(row)
     return rows
 

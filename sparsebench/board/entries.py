@@ -24,7 +24,7 @@ METRICS = (
     "selection_auroc", "images_per_s",
 )  # fmt: skip
 """The metrics that the board reads."""
-TRAINED, READY = "trained", "ready for the board"
+TRAINED, VERIFIED, READY = "trained", "verified", "ready for the board"
 ABOUT = ("cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device")
 Key = tuple[str, str, str]
 """Strategy, kind and budget of an entry."""
@@ -38,7 +38,7 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     frame = records if isinstance(records, pd.DataFrame) else pd.DataFrame(list(records))
     if frame.attrs.get(READY):
         return frame
-    lacking: dict[str, Any] = {name: "" for name in (*ABOUT, TRAINED, *OUTCOMES[1:]) if name not in frame}
+    lacking: dict[str, Any] = {name: "" for name in (*ABOUT, TRAINED, VERIFIED, *OUTCOMES[1:]) if name not in frame}
     lacking |= {name: 0 for name in ("n_train", "repetition", OUTCOMES[0]) if name not in frame}
     numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in (*METRICS, "macs_ratio_asked")}
     frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
@@ -118,18 +118,11 @@ class Entry:
     @property
     def devices(self) -> list[str]:
         """The devices that it ran on."""
-        return sorted(set(self.column("device")))
+        return sorted(self.words("device"))
 
-    @property
-    def badges(self) -> set[str]:
-        """What checks found of its strategy."""
-        return set(self.column(CHECKS))
-
-    @property
-    def trained(self) -> str:
-        """Whether the strategy is trained: yes, no, or "" where it is not known."""
-        words = set(self.column(TRAINED))
-        return words.pop() if len(words) == 1 else ""
+    def words(self, name: str) -> set[str]:
+        """Return the different values of a column of texts."""
+        return set(self.column(name))
 
     def contender(self) -> Contender:
         """Return what it is compared by: the accuracy of each seed, and which test items it got right."""

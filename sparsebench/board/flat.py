@@ -10,7 +10,7 @@ import pandas as pd
 
 from sparsebench.board import compact
 from sparsebench.board.badges import CHECKS, REMARK, UNCHECKED, Badges
-from sparsebench.board.entries import TRAINED
+from sparsebench.board.entries import TRAINED, VERIFIED
 from sparsebench.board.rows import Row, row_of
 from sparsebench.errors import UserError
 from sparsebench.sweep import described, store
@@ -56,14 +56,26 @@ def marked(found: pd.DataFrame, out: Path) -> pd.DataFrame:
     """Return records with what a run's folder says of their strategies: the badge, remarks, and whether trained."""
     badges, known = Badges(stored.read(out)), described.strategies(out)
     grouped = found.groupby(["strategy", "sha256"], observed=True, sort=False)
-    said = []
+    said, (submitted, badge) = [], _verified(out)
     for label, sha256 in grouped.groups:
-        about = known.get((label.partition("(")[0], sha256))
+        name = label.partition("(")[0]
+        about = known.get((name, sha256))
         trained = "" if about is None else "yes" if about.trained else "no"
-        said.append((*(badges.of(label, sha256) if badges else (UNCHECKED, "")), trained))
+        checked = badges.of(label, sha256) if badges else (UNCHECKED, "")
+        said.append((*checked, trained, badge if name == submitted else ""))
     number = grouped.ngroup()
-    named = zip((CHECKS, REMARK, TRAINED), zip(*said, strict=True), strict=True)
+    named = zip((CHECKS, REMARK, TRAINED, VERIFIED), zip(*said, strict=True), strict=True)
     return found.assign(**{name: pd.Categorical(values).take(number) for name, values in named})
+
+
+def _verified(out: Path) -> tuple[str, str]:
+    """Return whose submission a folder is and its badge, as far as its own records bear it; "" of any other folder."""
+    if not (out / "manifest.json").is_file():
+        return "", ""
+    from sparsebench.publish.verify import verify
+
+    verdict = verify(out)
+    return verdict.strategy, verdict.badge
 
 
 def nothing(out: Path) -> UserError:

@@ -27,6 +27,17 @@ def test_what_is_submitted_can_be_verified(out: Path, tmp_path: Path) -> None:
     assert (one["badge"], one["strategy"], one["notes"]) == ("recounted", "norm", [])
 
 
+def test_the_board_of_a_submission_says_how_far_it_was_followed(sound: Path, tampered: Tamper, out: Path) -> None:
+    def badges(folder: Path) -> dict[str, Any]:
+        rows = json.loads(call("leaderboard", folder, "--format", "json").stdout)
+        return {row["strategy"]: row.get("verified") for row in rows}
+
+    assert badges(sound) == {"norm": "recounted", "dense": "", "random": "", "oracle": ""}
+    assert badges(tampered(flip("predicted")))["norm"] == "reported"
+    assert badges(out)["norm"] is None  # no submission, no column
+    assert "recounted" in call("leaderboard", sound, "--format", "html").stdout.split("</noscript>")[0]
+
+
 def test_it_leaves_with_1_if_something_contradicts_itself(tampered: Tamper) -> None:
     result = call("verify", tampered(flip("predicted")))
     assert result.exit_code == 1 and ": reported\n" in result.stdout and "not the next badge: cell" in result.stdout
