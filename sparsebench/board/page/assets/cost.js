@@ -7,6 +7,7 @@ const COSTS = [
 ];
 const MOST_NAMES = 14;
 const NAME_HEIGHT = 14; // pixels
+const WIDE = 8; // times that the dearest row costs of the cheapest, from which the axis is logarithmic
 
 function legend() {
   const dot = () => make("span", { class: "dot", "aria-hidden": "true" });
@@ -60,6 +61,8 @@ function costPlot(width, points, cost, headed) {
   const names = points.length <= MOST_NAMES ? points : front.slice(0, MOST_NAMES);
   const best = front.map(({ name, x, y }) => `${name} (${x.toPrecision(3)}, ${y.toFixed(3)})`).join(", ");
   const [least, most] = d3.extent(points, (point) => point.y);
+  const costs = d3.extent(points, (point) => point.x);
+  const wide = costs[0] > 0 && costs[1] / costs[0] > WIDE;
   return Plot.plot({
     className: "plot",
     width,
@@ -80,7 +83,7 @@ function costPlot(width, points, cost, headed) {
       labelArrow: "none",
       ticks: 6,
       nice: true,
-      domain: ends(points.map(({ x }) => x)),
+      ...(wide ? { type: "log", domain: costs, tickFormat: "~g" } : { domain: ends(costs) }),
     },
     y: {
       label: "accuracy",
