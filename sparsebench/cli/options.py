@@ -89,8 +89,8 @@ _PLUGINS = click.option(
     "--plugin",
     "plugins",
     multiple=True,
-    metavar="NAME|FILE.py[:PARAM=V,V...]",
-    help="A strategy, or a file that brings some; keep_rate=... and macs=... set its budgets. Repeatable.",
+    metavar="NAME|FILE.py|all[:PARAM=V,V...]",
+    help="A strategy, a file that brings some, or all there are; keep_rate=... and macs=... set budgets. Repeatable.",
 )
 _SETTING = (
     click.option("--suite", default="quick", show_default=True, help="A suite's name, or a .toml file."),

@@ -170,6 +170,13 @@ def test_an_unknown_suite_is_refused_with_the_nearest_name(tmp_path: Path) -> No
         suites.load(str(tmp_path / "none.toml"))
 
 
+def test_all_is_every_strategy_that_is_installed_with_the_parameters_given() -> None:
+    registry = Registry()
+    jobs = expand(Request(plugins=("all:keep_rate=0.5",), tasks=(THEORY,), n_train=(4,), seeds=1), registry)
+    assert {job.cell.strategy.name for job in jobs} == {found.cls.name for found in registry.strategies()}
+    assert {job.cell.budget.keep_rate for job in jobs if job.label == "attn_topk"} == {0.5}
+
+
 def test_a_suite_of_ones_own_says_what_is_run(own: Any) -> None:
     jobs = expand(Request(plugins=("attn_topk",), suite=own()), Registry())
     assert strategies_of(jobs) == {"dense", "random", "attn_topk"}
