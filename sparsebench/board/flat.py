@@ -13,6 +13,7 @@ from sparsebench.board.badges import CHECKS, REMARK, UNCHECKED, Badges
 from sparsebench.board.entries import TRAINED, VERIFIED
 from sparsebench.board.rows import Row, row_of
 from sparsebench.errors import UserError
+from sparsebench.publish.folder import MANIFEST
 from sparsebench.sweep import described, store
 from sparsebench.sweep.record import Record
 from sparsebench.testing import stored
@@ -70,7 +71,7 @@ def marked(found: pd.DataFrame, out: Path) -> pd.DataFrame:
 
 def _verified(out: Path) -> tuple[str, str]:
     """Return whose submission a folder is and its badge, as far as its own records bear it; "" of any other folder."""
-    if not (out / "manifest.json").is_file():
+    if not (out / MANIFEST).is_file():
         return "", ""
     from sparsebench.publish.verify import verify
 

@@ -49,7 +49,7 @@ def pairs(contests: Iterable[Contest]) -> list[Row]:
     """Return a row for each two ranked strategies of each task, see `PAIRS`, the surest differences first."""
     rows = []
     for one in contests:
-        found, p = one.pairs, one.pairs.p
+        found, p, better = one.pairs, one.pairs.p, one.pairs.better()
         for i, j in zip(*np.triu_indices(len(one.rows), 1), strict=True):
             if math.isnan(found.mean[i, j]):
                 continue
@@ -60,7 +60,7 @@ def pairs(contests: Iterable[Contest]) -> list[Row]:
                 "task": one.task, "strategy": mine["strategy"], "budget": mine["budget"], "other": other["strategy"],
                 "other_budget": other["budget"], "difference": mean, "difference_low": ends[0],
                 "difference_high": ends[1], "p": _or_none(p[i, j]), "p_items": _or_none(found.p_items[i, j]),
-                "p_seeds": _or_none(found.p_seeds[i, j]), "told": "yes" if p[i, j] <= 0.05 else "no",
+                "p_seeds": _or_none(found.p_seeds[i, j]), "told": "yes" if better[i, j] else "no",
                 "n_seeds": int(found.n_seeds[i, j]),
             })  # fmt: skip
     names = ("strategy", "budget", "other", "other_budget")
