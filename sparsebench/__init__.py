@@ -11,12 +11,13 @@ from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.observe.base import Observer
 from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.plugin.hooks import hookimpl
-from sparsebench.strategy import Disposal, Kind, Lesson, Place, Schedule, Site, Strategy, Told
+from sparsebench.strategy import Convention, Disposal, Kind, Lesson, Place, Published, Schedule, Site, Strategy, Told
 from sparsebench.view import TokenView
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Convention",
     "Disposal",
     "Keep",
     "Kind",
@@ -27,6 +28,7 @@ __all__ = [
     "Observer",
     "Place",
     "Plan",
+    "Published",
     "Schedule",
     "Shift",
     "Site",

@@ -23,6 +23,7 @@ Kind = Literal["baseline", "deployable", "oracle"]
 Disposal = Literal["drop", "fuse", "merge", "squeeze"]
 Schedule = Literal["stages", "every", "late"]
 Site = Literal["input", "attention", "block"]
+Convention = Literal["power-floor", "compound-ceil"]
 KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
 SITES: tuple[Site, ...] = ("input", "attention", "block")
 
@@ -77,7 +78,8 @@ class Lesson:
             these classes, the output layer's among them.
         memory: what the strategy left in `TokenView.memory`.
         weights: (B, N) how much each of the student's tokens counts, see `Mask`.
-        shares: for each block in which it acts, the share of the first tokens that is to be there after it.
+        shares: for each block in which it acts, the share of the first tokens that was asked for after it: the keep
+            rate to the power of the stage, or where there is none the share of the counts.
         macs: the fraction of the dense MACs that the budget comes to.
         spent: returns the fraction that one has spent when other numbers of tokens go on, one for each of `shares`, in
             order; with gradients where they are tensors.
@@ -92,6 +94,20 @@ class Lesson:
     spent: Callable[[Sequence[Any]], Any]
 
 
+class Published(NamedTuple):
+    """Words that give a published method.
+
+    Attributes:
+        words: as a user types them after --plugin.
+        network: what it was published on.
+        gmacs: what its authors say that an image costs there, in 10^9 MACs, or None where that is not known here.
+    """
+
+    words: str
+    network: str
+    gmacs: float | None = None
+
+
 class Habits(NamedTuple):
     """What of a strategy decides how a budget becomes token counts; see `Strategy`.
 
@@ -102,6 +118,7 @@ class Habits(NamedTuple):
         most: the largest share of the tokens that can leave at once.
         fuses: whether one token more goes on, in which those that left are fused.
         own_macs: the MACs of its own that a choice costs, those of its disposal among them.
+        scaled: blocks in which one token alone is fused, so that as many go on as came.
     """
 
     site: str
@@ -110,6 +127,7 @@ class Habits(NamedTuple):
     most: float = 1.0
     fuses: bool = False
     own_macs: Callable[[Place], float] = lambda place: 0.0
+    scaled: frozenset[int] = frozenset()
 
 
 class Strategy(BaseModel):
@@ -131,7 +149,10 @@ class Strategy(BaseModel):
         distils: whether its loss compares with the network that it began as.
         citation: where the method was published; `bibtex` the same as a BibTeX entry.
         expected_failures: conformance checks that it cannot pass, each with the reason; see `sparsebench check`.
+        published: the words that give the published method, the best-known setting first.
+        differs: how it differs from the published method, in one sentence without its end; "" where nothing is known.
         schedule: in which blocks it acts where the budget does not say, see `Budget`.
+        convention: how a keep rate becomes counts where the user does not say, see `Budget`.
         most: the largest share of the tokens that it can remove at once; 0.5 for those that merge pairs.
         fuses: whether one of the tokens that go on is made of those that do not.
         proportional: whether attention after it weighs a token by its size, softmax(qk^T / sqrt(d) + log s), as in
@@ -152,8 +173,11 @@ class Strategy(BaseModel):
     distils: ClassVar[bool] = False
     citation: ClassVar[str] = ""
     bibtex: ClassVar[str] = ""
+    published: ClassVar[tuple[Published, ...]] = ()
+    differs: ClassVar[str] = ""
     expected_failures: ClassVar[Mapping[str, str]] = {}
     schedule: ClassVar[Schedule] = "stages"
+    convention: ClassVar[Convention] = "power-floor"
     most: ClassVar[float] = 1.0
     fuses: ClassVar[bool] = False
     proportional: ClassVar[bool] = False
@@ -211,6 +235,13 @@ class Strategy(BaseModel):
         """Return a scalar that is added to the mean loss of a training step; not called unless it is overridden."""
         raise NotImplementedError
 
+    def ramp(self, done: float) -> float:
+        """Return the share of the way from all tokens to the budget's when the share `done` of the training is done.
+
+        Not called unless it is overridden. In the test it is the budget.
+        """
+        return 1.0
+
     def read_out(self, memory: dict[str, Any], prefix: Tensor) -> Tensor:
         """Return the (B, P, C) class and register tokens that the head is to read, for those after the last block.
 
@@ -222,6 +253,11 @@ class Strategy(BaseModel):
     def has_loss(self) -> bool:
         """Whether it has a loss of its own."""
         return type(self).loss is not Strategy.loss
+
+    @property
+    def ramps(self) -> bool:
+        """Whether it begins its training with more tokens than the budget's."""
+        return type(self).ramp is not Strategy.ramp
 
     @property
     def reads_out(self) -> bool:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sparsebench.budget import FULL, Budget, capped, counts_at, solve, stages
+from sparsebench.budget import FULL, Budget
+from sparsebench.counts import capped, check_fits, counts_at, ramped, rate_of, scaled_at, shares_of, solve, stages
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import BlockCost, ShallowCost, VitCost
 from sparsebench.strategy import Habits
@@ -40,12 +41,12 @@ def test_published_keep_rates_give_the_published_counts_of_196_tokens(convention
 
 
 @given(RATES, st.integers(1, 400), st.integers(1, 4))
-def test_counts_are_those_of_exact_arithmetic(rate, tokens, number):
+def test_counts_are_those_of_exact_arithmetic_and_rounding_up_that_of_floating_point(rate, tokens, number):
     floor = tuple(max(1, math.floor(rate**s * tokens)) for s in range(1, number + 1))
     assert counts_at(float(rate), "power-floor", tokens, number) == floor
     ceil = [tokens]
     for _ in range(number):
-        ceil.append(math.ceil(rate * ceil[-1]))
+        ceil.append(math.ceil(float(rate) * ceil[-1]))
     assert counts_at(float(rate), "compound-ceil", tokens, number) == tuple(ceil[1:])
 
 
@@ -56,9 +57,9 @@ def test_counts_never_rise_and_never_reach_zero(rate, convention, tokens, number
     assert all(tokens >= a >= b >= 1 for a, b in zip((tokens, *counts), counts, strict=False))
 
 
-def test_a_product_that_is_whole_but_for_rounding_counts_as_whole():
+def test_a_product_that_is_whole_but_for_rounding_is_whole_rounded_down_and_as_published_rounded_up():
     assert 0.29 * 100 < 29 and counts_at(0.29, "power-floor", 100, 1) == (29,)
-    assert 0.07 * 100 > 7 and counts_at(0.07, "compound-ceil", 100, 1) == (7,)
+    assert 0.07 * 100 > 7 and counts_at(0.07, "compound-ceil", 100, 1) == (8,)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -75,7 +76,7 @@ def test_a_budget_outside_zero_to_one_is_a_user_error(key, value):
 
 @pytest.mark.parametrize("given_", [{}, {"macs": None}, {"macs": 0.5, "keep_rate": 0.5}])
 def test_a_budget_is_one_currency_and_not_two_or_none(given_):
-    with pytest.raises(UserError, match="either a fraction of MACs or a keep rate"):
+    with pytest.raises(UserError, match="a budget is one amount"):
         Budget(**given_)
 
 
@@ -224,3 +225,123 @@ def test_published_records_can_be_read(board):
     folder = Path(__file__).parents[1] / "leaderboard" / board
     lines = [line for path in (folder / "records").glob("*.jsonl") for line in path.read_bytes().splitlines()]
     assert lines and {store.parse(line).status for line in lines} <= {"ok", "failed"}
+
+
+ATTENTION = Habits("attention", ("tokens",), "every", 0.5)
+DEEP = VitCost(tokens=196, prefix=1, class_rows=1, embed=1, head=1, blocks=(BLOCK,) * 12)
+
+
+@pytest.mark.parametrize(
+    ("budget", "counts"),
+    [
+        (Budget(per_block="26..0"), (170, 147, 126, 108, 92, 78, 67, 58, 51, 47, 45, 45)),
+        (Budget(per_block="0..26"), (196, 194, 190, 183, 174, 163, 149, 133, 115, 94, 71, 45)),
+        (Budget(per_block="4..2", blocks=(3, 6, 9)), (192, 189, 187)),
+        (Budget(per_block=13, blocks=(3, 6, 9)), (183, 170, 157)),
+        (Budget(ratio=0.9), (177, 160, 144, 130, 117, 106, 96, 87, 79, 72, 65, 59)),
+        (Budget(ratio=1.0), (196,) * 12),
+        (Budget(ratio=0.3, blocks=(0, 1)), (98, 49)),  # half at once, at most
+        (Budget(counts=(196, 150, 100), blocks=(2, 3, 11)), (196, 150, 100)),
+        (Budget(counts=tuple(range(196, 184, -1))), tuple(range(196, 184, -1))),
+    ],
+    ids=lambda value: value.label if isinstance(value, Budget) else "",
+)
+def test_amounts_that_speak_of_each_block_give_their_counts(budget, counts):
+    assert solve(budget, DEEP, ATTENTION) == counts
+    again = Budget.model_validate_json(budget.model_dump_json())
+    assert again == budget and solve(again, DEEP, ATTENTION) == counts
+
+
+@given(first=st.integers(0, 40), last=st.integers(0, 40), number=st.integers(1, 12))
+def test_a_falling_number_a_block_is_that_of_exact_arithmetic(first, last, number):
+    if first == last == 0:
+        return
+    blocks, tokens = tuple(range(number)), 2000
+    cost = VitCost(tokens=tokens, prefix=1, class_rows=1, embed=1, head=1, blocks=(BLOCK,) * 12)
+    got = solve(Budget(per_block=f"{first}..{last}", blocks=blocks), cost, ATTENTION)
+    leave = [first + Fraction(last - first, max(1, number - 1)) * place for place in range(number)]
+    # One less where a whole number is made of a quotient that is rounded down, as the published parser has it.
+    for before, after, exact in zip((tokens, *got), got, leave, strict=False):
+        assert before - after in ({math.floor(exact)} if exact % 1 else {int(exact), int(exact) - 1})
+
+
+@pytest.mark.parametrize("schedule", ["stages", "every", "late"])
+def test_blocks_hold_with_every_schedule(schedule):
+    budget = Budget(keep_rate=0.5, schedule=schedule, blocks=(3, 4, 11))
+    assert stages(budget, ATTENTION, 12) == (3, 4, 11)
+    counts = solve(budget, DEEP, Habits("attention", ("tokens",)))
+    expected = {"stages": (98, 49, 24), "every": (164, 131, 98), "late": (188, 175, 98)}
+    assert counts == expected[schedule]
+
+
+@pytest.mark.parametrize(
+    ("given_", "says"),
+    [
+        ({"counts": (5, 6)}, r"token counts .*; got 5\+6; allowed: 1 or more each, never more than before"),
+        ({"counts": (5, 0)}, "token counts"),
+        ({"counts": ()}, "token counts"),
+        ({"counts": (5, 4), "blocks": (1,)}, "2 counts for 1 blocks; allowed: one count a block"),
+        ({"counts": (5,), "schedule": "every"}, "counts says how many tokens leave each block, and schedule=every"),
+        ({"ratio": 0.9, "schedule": "late"}, "ratio says .* schedule=late says another thing; allowed: schedule=every"),
+        ({"per_block": 3, "schedule": "late"}, "per_block says"),
+        ({"ratio": 0}, r"got 0; allowed: \(0, 1\]"),
+        ({"ratio": 1.5}, r"allowed: \(0, 1\]"),
+        ({"ratio": math.nan}, r"allowed: \(0, 1\]"),
+        ({"per_block": "0..0"}, "per_block.*26..0"),
+        ({"per_block": "-1..3"}, "per_block.*26..0"),
+        ({"per_block": 1.5}, "per_block.*26..0"),
+        ({"macs": 0.5, "blocks": (3, 3)}, r"budget blocks; got 3\+3; allowed: rising numbers from 0, none twice"),
+        ({"macs": 0.5, "blocks": (6, 3)}, "budget blocks"),
+        ({"macs": 0.5, "ratio": 0.5}, "a budget is one amount; got macs=0.5, ratio=0.5"),
+    ],
+)
+def test_a_budget_that_contradicts_itself_is_a_user_error(given_, says):
+    with pytest.raises(UserError, match=says):
+        Budget(**given_)
+
+
+@pytest.mark.parametrize(
+    ("budget", "says"),
+    [
+        (Budget(counts=(5, 4)), "token counts .*; got 2 of them; allowed: 12, one for each block"),
+        (Budget(counts=(197,), blocks=(3,)), "got 197; allowed: 196 at most, the model's patches"),
+        (Budget(macs=0.5, blocks=(3, 12)), r"budget blocks; got 3\+12; allowed: 0 to 11 for this model"),
+    ],
+)
+def test_a_budget_for_another_network_is_a_user_error(budget, says):
+    with pytest.raises(UserError, match=says):
+        check_fits(budget, ATTENTION, 196, 12)
+
+
+@given(
+    rate=st.integers(1, 100).map(lambda percent: percent / 100),
+    tokens=st.integers(2, 200),
+    convention=st.sampled_from(CONVENTIONS),
+)
+def test_a_token_is_scaled_where_it_alone_would_be_fused(rate, tokens, convention):
+    habits = Habits("attention", ("tokens", "attention"), fuses=True)
+    budget = Budget(keep_rate=rate, convention=convention, blocks=(0, 1))
+    scaled, before = scaled_at(budget, habits, rate, tokens, (0, 1)), tokens
+    for block in (0, 1):
+        kept = math.ceil(rate * before)
+        assert (block in scaled) == (convention == "compound-ceil" and kept == before - 1)
+        before = min(before, kept + 1) if convention == "compound-ceil" else before
+
+
+def test_half_way_to_the_budget_the_keep_rate_is_half_way_to_one():
+    habits = Habits("attention", ("tokens",))
+    half, rate = ramped(0.5, Budget(keep_rate=0.5, blocks=(0, 1)), 0.5, DEEP, habits)
+    assert (half, rate) == ((147, 110), 0.75)
+    assert ramped(0.0, Budget(keep_rate=0.5), 0.5, DEEP, habits)[0] == (196,) * 3
+    assert ramped(0.5, Budget(counts=(100, 51), blocks=(0, 1)), None, DEEP, habits)[0] == (148, 124)
+
+
+@pytest.mark.parametrize("blocks", [None, (1, 2)])
+def test_the_share_asked_for_is_the_rate_and_not_what_rounding_makes_of_it(blocks):
+    habits, budget = Habits("block", ()), Budget(keep_rate=0.7, blocks=blocks)
+    shares = shares_of(budget, 0.7, VIT, habits)
+    assert shares == pytest.approx([0.7**s for s in range(1, 1 + len(blocks or (1, 2, 3)))])
+    rate = rate_of(Budget(macs=0.6), VIT, habits)
+    assert shares_of(Budget(macs=0.6), rate, VIT, habits) == pytest.approx([rate, rate**2, rate**3])
+    every = Budget(keep_rate=0.7, schedule="every")
+    assert shares_of(every, 0.7, VIT, habits) == tuple(k / 64 for k in solve(every, VIT, habits))

@@ -1,11 +1,12 @@
 """The most attended tokens stay, and the others go on as one."""
 
+import math
 from typing import ClassVar
 
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Keep, Site, Strategy, TokenView
+from sparsebench import Convention, Keep, Published, Site, Strategy, TokenView
 
 
 class EViT(Strategy):
@@ -14,15 +15,24 @@ class EViT(Strategy):
     Liang et al. (2022): between attention and MLP, a_i the attention from the class token to token i, mean over heads;
     K - 1 tokens with the largest a_i stay and the others become sum a_i x_i, the last of the K. The next stage treats
     that token as any other. The paper writes an average; what its results were made with are the a_i as they are, so
-    that the length of the fused token tells how much attention it stands for. Both are here. With a keep rate and the
-    convention "compound-ceil" the counts are the published ones. Without a class token the attention received takes
-    its place. It cannot act on the theory model, which only removes tokens.
+    that the length of the fused token tells how much attention it stands for. Both are here. Where one token alone
+    would be fused, as many go on as came, that one times its attention.
+
+    In training all tokens stay in the first part, `warmup`, and in the next, `shrink`, the keep rate falls to the
+    budget's by half a cosine: epochs 10 and 100 of 300, as published for training from scratch. Without a class token
+    the attention received takes its place. It cannot act on the theory model, which only removes tokens.
     """
 
     name: ClassVar[str] = "evit"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"attention", "tokens"})
     fuses: ClassVar[bool] = True
+    convention: ClassVar[Convention] = "compound-ceil"
+    published: ClassVar[tuple[Published, ...]] = (
+        Published("evit:keep_rate=0.7", "DeiT-S", 3.0),
+        Published("evit:keep_rate=0.9", "DeiT-S", 4.0),
+        Published("evit:keep_rate=0.5", "DeiT-S", 2.3),
+    )
     citation: ClassVar[str] = "Liang et al., Not all patches are what you need (EViT), ICLR 2022"
     bibtex: ClassVar[str] = """@inproceedings{liang2022evit,
   title = {Not All Patches are What You Need: Expediting Vision Transformers via Token Reorganizations},
@@ -32,6 +42,16 @@ class EViT(Strategy):
 }"""
 
     renormalise: bool = Field(False, description="divide the weights of what is fused by their sum")
+    warmup: float = Field(10 / 300, ge=0, le=1, description="share of the training in which all tokens stay")
+    shrink: float = Field(100 / 300, ge=0, le=1, description="share of it in which the keep rate then falls")
+
+    def ramp(self, done: float) -> float:
+        """Return the share of the way to the budget's keep rate."""
+        if done < self.warmup:
+            return 0.0
+        if done >= self.warmup + self.shrink:
+            return 1.0
+        return 0.5 * (1 - math.cos(math.pi * (done - self.warmup) / self.shrink))
 
     def plan(self, view: TokenView, keep: int) -> Keep:
         """Keep one token fewer than go on; the rest is the last."""

@@ -176,8 +176,9 @@ class VitCost:
         at, n, steps = dict(zip(blocks, counts, strict=True)), self.tokens, []
         for block in range(self.depth):
             out = min(n, at.get(block, n))
-            own = habits.own_macs(self.place(block, n, out)) if out < n else 0.0
-            if out < n and habits.site == "attention":
+            acts = out < n or block in habits.scaled
+            own = habits.own_macs(self.place(block, n, out)) if acts else 0.0
+            if acts and habits.site == "attention":
                 steps.append(Step(n, out, early, scoring, own=own))
             else:
                 steps.append(Step(out, out, own=own))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sparsebench import seeds, tokens
-from sparsebench.budget import Budget, counted, solve, stages
+from sparsebench.budget import Budget
+from sparsebench.counts import counted, counts_of, ramped, rate_of, scaled_at, shares_of, stages
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
 from sparsebench.models.legal import check_plan, only_removes
@@ -27,6 +28,8 @@ class Actor:
 
     Attributes:
         keep: how many tokens are to go on after each block in which it acts.
+        scaled: the blocks of these in which one token alone is fused, see `counts.scaled_at`.
+        shares: for each of these blocks the share of the first tokens that was asked for.
         planned: the steps that the budget comes to.
         learned: the modules that it learns, by block; they are the network's to train, see `Strategy.module`.
 
@@ -42,26 +45,39 @@ class Actor:
         self.strategy, self.grid, self.stream = strategy, grid, stream
         self.budget, self.cost, self.depth, self.tokens = budget, cost, cost.depth, cost.tokens
         self.requires, self.habits = strategy.reads(), strategy.habits()
-        if (strategy.trained or strategy.adaptive) and cost.alike:
+        if (strategy.trained or strategy.adaptive or strategy.ramps) and cost.alike:
             raise UnsupportedError(
-                f"'{strategy.name}' is learned or keeps another number of tokens of each sample: this model's training "
-                "takes steps in which neither has a place"
+                f"'{strategy.name}' is learned, keeps another number of tokens of each sample, or changes the number "
+                "while training: this model's training takes steps in which none of these has a place"
             )
         if "relevance" in self.requires and strategy.kind != "oracle":
             raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
         self.spend(budget)
-        self.planned = cost.steps(counted(budget, cost, self.habits), tuple(self.keep), tuple(self.keep.values()))
+        habits = counted(budget, cost, self.habits)._replace(scaled=self.scaled)
+        self.planned = cost.steps(habits, tuple(self.keep), tuple(self.keep.values()))
         self.learned = {block: module for block in self.keep if (module := self._module(block)) is not None}
 
     def spend(self, budget: Budget) -> None:
         """Take the counts of that budget; what is asked for and planned stays as it was."""
-        blocks, counts = stages(budget, self.habits, self.depth), solve(budget, self.cost, self.habits)
-        self.keep = dict(zip(blocks, counts, strict=True))
+        given = budget, rate_of(budget, self.cost, self.habits), self.cost, self.habits
+        blocks, self._asked = stages(budget, self.habits, self.depth), given
+        self.keep = dict(zip(blocks, counts_of(*given), strict=True))
+        self.shares = dict(zip(blocks, shares_of(*given), strict=True))
+        self.scaled = scaled_at(budget, self.habits, given[1], self.tokens, blocks)
+
+    def counts(self, done: float) -> tuple[dict[int, int], frozenset[int]]:
+        """Return `keep` and `scaled` as they are in training when the share `done` of it is done."""
+        if not self.strategy.ramps or (way := self.strategy.ramp(done)) == 1:
+            return self.keep, self.scaled
+        counts, rate = ramped(way, *self._asked)
+        blocks = tuple(self.keep)
+        return dict(zip(blocks, counts, strict=True)), scaled_at(self.budget, self.habits, rate, self.tokens, blocks)
 
     @property
     def acts(self) -> bool:
-        """Whether any tokens are to leave."""
-        return min(self.keep.values()) < self.tokens
+        """Whether anything is to happen: tokens leave, or an adaptive strategy was given counts as upper bounds."""
+        bounds = self.strategy.adaptive and self.budget.counts is not None
+        return min(self.keep.values()) < self.tokens or bool(self.scaled) or bounds
 
     def share_of(self, steps: Sequence[Step]) -> Any:
         """Return the MACs of these steps as a fraction of the dense ones."""
@@ -78,12 +94,23 @@ class Actor:
             torch.manual_seed(seeds.seed_of("learned", self.strategy.name, self.stream, block))
             return self.strategy.module(place)
 
-    def begin(self, items: Tensor, visit: int, relevance: Tensor | None, *, tokens: int, training: bool) -> Pass:
+    def begin(
+        self,
+        items: Tensor,
+        visit: int,
+        relevance: Tensor | None,
+        *,
+        tokens: int,
+        training: bool,
+        done: float = 1.0,
+    ) -> Pass:
         """Start a forward pass over the (B,) items, seen for the `visit`-th time; relevance is (B, N) or None.
 
-        The pass has the relevance only where the strategy reads it.
+        The pass has the relevance only where the strategy reads it. `done` is the share of the training that is done.
         """
-        return Pass(self, items, visit, relevance if "relevance" in self.requires else None, tokens, training)
+        relevance = relevance if "relevance" in self.requires else None
+        keep, scaled = self.counts(done) if training else (self.keep, self.scaled)
+        return Pass(self, items, visit, relevance, tokens, training, keep, scaled)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +134,7 @@ class Pass:
     """The state of one forward pass. Networks call `acts` and `decide`; the rest is its record.
 
     Attributes:
+        keep, scaled: as in `Actor`, in this pass.
         index, sizes: (B, N) of the tokens that are there now, see `TokenView`.
         weights: (B, N) how much each counts as a key, see `Mask`.
         ragged: whether images kept different numbers of tokens; what fills up their rows has size 0 and index -1.
@@ -123,6 +151,8 @@ class Pass:
     relevance: Tensor | None
     count: int
     training: bool
+    keep: dict[int, int]
+    scaled: frozenset[int]
     index: Tensor = field(init=False)
     sizes: Tensor = field(init=False)
     weights: Tensor = field(init=False)
@@ -157,10 +187,9 @@ class Pass:
 
     def acts(self, block: int) -> bool:
         """Say whether fewer tokens are to leave this block than are there now; how many an adaptive one decides."""
-        keep = self.actor.keep
         if self.actor.strategy.adaptive:
-            return block in keep and self.actor.acts
-        return keep.get(block, self.index.shape[1]) < self.index.shape[1]
+            return block in self.keep and self.actor.acts
+        return block in self.scaled or self.keep.get(block, self.index.shape[1]) < self.index.shape[1]
 
     @property
     def present(self) -> Any:
@@ -191,8 +220,7 @@ class Pass:
     def loss(self) -> Tensor:
         """Return the strategy's own loss, when the network has run; see `Strategy.loss`."""
         assert self.student is not None
-        shares = {block: count / self.actor.tokens for block, count in self.actor.keep.items()}
-        macs = self.actor.share_of(self.actor.planned)
+        macs, shares = self.actor.share_of(self.actor.planned), self.actor.shares
         lesson = Lesson(self.student, self.teacher, self.memory, self.weights, shares, macs, self.actor.spent)
         return self.actor.strategy.loss(lesson)
 
@@ -227,7 +255,7 @@ class Pass:
         """
         if not self.acts(block):
             return None
-        keep, came, strategy = self.actor.keep[block], self.present, self.actor.strategy
+        keep, came, strategy = self.keep[block], self.present, self.actor.strategy
         plan = strategy.plan(self._view(block, given), keep)
         if plan is not None:
             check_plan(plan, strategy, self.index, keep, training=self.training)

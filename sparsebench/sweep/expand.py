@@ -9,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sparsebench.budget import AMOUNTS, FULL, LATER, Budget, schedule_of
+from sparsebench.budget import AMOUNTS, FULL, SHARED, Budget
+from sparsebench.counts import check_fits, schedule_of
 from sparsebench.errors import UserError, unknown
-from sparsebench.models.base import Model
+from sparsebench.models.base import Model, Size
 from sparsebench.plugin.registry import Found, Registry
 from sparsebench.plugin.spec import Spec, fill, label, parse
 from sparsebench.strategy import Strategy
@@ -20,7 +21,7 @@ from sparsebench.sweep.job import Job
 from sparsebench.sweep.suite import Suite, SuiteTask, load
 from sparsebench.tasks.base import Locations, Task
 
-SHAPE_KEYS = ("schedule", "gamma", "convention")
+SHAPE_KEYS = ("schedule", "gamma", "convention", "blocks")
 ALL = "all"
 """In place of a strategy's name: every one that is installed."""
 BUDGET_KEYS = (*AMOUNTS, *SHAPE_KEYS)
@@ -174,8 +175,13 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
                 where = entry.where if request.where == "both" else request.where
                 if where == "train" and not task.trains:
                     raise UserError(f"task '{task.name}' trains nothing", got="where: train", allowed=("both", "test"))
-                seeds = request.seeds or entry.seeds or suite.seeds
-                yield _Setting(fitted, model, contenders, _sizes(task, entry, request), seeds, where)
+                seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
+                size = model.size(fitted)
+                placed = tuple(
+                    (strategy, found, _placed(budget, strategy, None if request.model else blocks, size), part)
+                    for strategy, found, budget, part in contenders
+                )
+                yield _Setting(fitted, model, placed, _sizes(task, entry, request), seeds, where)
 
 
 def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:
@@ -263,9 +269,10 @@ def _contenders(
     own = () if request.alone else entry.strategies
     specs = plugins + [parse(text) for text in own or ()]
     shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
-    budgets = [_shaped(spec, _own_budgets(spec) or shared or [suite.budget]) for spec in specs]
-    amounts = (_plain(budget) for some in budgets for budget in some if budget.per_block is None)
-    every = list(dict.fromkeys(amounts)) or shared or [suite.budget]
+    usual = shared or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
+    budgets = [_budgets(spec, usual) for spec in specs]
+    amounts = (_plain(budget) for some in budgets for budget in some if any(getattr(budget, key) for key in SHARED))
+    every = list(dict.fromkeys(amounts)) or usual
     baselines = [(Spec(name), every) for name in suite.baselines] if own is None else []
     for spec, some in [*zip(specs, budgets, strict=True), *baselines]:
         found = registry.strategy(spec.name)
@@ -273,39 +280,52 @@ def _contenders(
             strategy = found.cls() if found.failure else fill(found.cls, params, f"strategy '{spec.name}'")
             part = Part.of(strategy)
             for budget in some if strategy.budgeted else [FULL]:
-                yield strategy, found, _placed(budget, strategy, None if request.model else suite.budget.blocks), part
+                yield strategy, found, budget, part
 
 
-def _own_budgets(spec: Spec) -> list[Budget]:
-    return [Budget(**{key: value}) for key in AMOUNTS for value in spec.params.get(key, ())]
-
-
-def _shaped(spec: Spec, budgets: list[Budget]) -> list[Budget]:
-    """Return the budgets in each of the shapes that the specification asks for."""
+def _budgets(spec: Spec, others: list[Budget]) -> list[Budget]:
+    """Return the specification's own budgets, or else the others, in each of the shapes that it asks for."""
+    what = f"the budget of '{spec.name}'"
+    amounts: list[dict[str, Any]] = [{key: value} for key in AMOUNTS for value in spec.params.get(key, ())]
+    amounts = amounts or [budget.model_dump(exclude_unset=True) for budget in others]
     swept = {key: spec.params[key] for key in SHAPE_KEYS if key in spec.params}
     shapes = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
-    own = [budget.model_dump(exclude_none=True) for budget in budgets]
-    return [fill(Budget, budget | shape, f"the budget of '{spec.name}'") for budget in own for shape in shapes]
+    return [fill(Budget, amount | shape, what) for amount in amounts for shape in shapes]
 
 
 def _plain(budget: Budget) -> Budget:
-    """Return the budget without a schedule of its own."""
-    return budget.model_copy(update=LATER)
+    """Return the budget's amount, and its convention if it was asked for; what is left is each strategy's own."""
+    return Budget(**budget.model_dump(include={*SHARED, "convention"}, exclude_unset=True))
 
 
-def _placed(budget: Budget, strategy: Strategy, blocks: tuple[int, ...] | None) -> Budget:
-    """Return the budget with these stages, or none where the strategy acts at the input or spends nothing.
+def _placed(budget: Budget, strategy: Strategy, suite_blocks: tuple[int, ...] | None, size: Size | None) -> Budget:
+    """Return the budget as the strategy spends it on a model of that size: with its blocks and its convention.
 
-    A suite's stages are made for its own models; with another model the budget's default is taken.
+    The blocks are those asked for, or the suite's, which are for its own models, or none where it acts at the input.
+
+    Raises:
+        UserError: the budget does not fit the strategy or the model.
     """
-    inside = strategy.budgeted and strategy.site != "input"
-    if strategy.budgeted and not inside and (budget.schedule or budget.per_block):
+    if not strategy.budgeted:
+        return budget
+    inside, habits = strategy.site != "input", strategy.habits()
+    if not inside and (budget.schedule or budget.blocks or not any(getattr(budget, key) for key in SHARED)):
         raise UserError(
             f"strategy '{strategy.name}' acts at the input only, once", got=f"budget {budget.label}",
-            allowed="macs or keep_rate, without a schedule", next_step="or take one of the attention or block site",
+            allowed="macs or keep_rate, without schedule or blocks",
+            next_step="or take one of the attention or block site",
         )  # fmt: skip
-    everywhere = schedule_of(budget, strategy.habits()) != "stages"
-    return budget.model_copy(update={"blocks": blocks if inside and not everywhere else None})
+    changes: dict[str, Any] = {}
+    if budget.keep_rate is not None and "convention" not in budget.model_fields_set:
+        changes["convention"] = strategy.convention
+    if inside and budget.blocks is None and len(budget.counts or suite_blocks or ()) == len(suite_blocks or ()):
+        changes["blocks"] = suite_blocks
+    budget = budget.model_copy(update=changes)
+    if inside and size is not None and size.blocks > 1:
+        if schedule_of(budget, habits) != "stages" and budget.blocks == tuple(range(size.blocks)):
+            budget = budget.model_copy(update={"blocks": None})  # every block, which is what this schedule means
+        check_fits(budget, habits, size.patches, size.blocks)
+    return budget
 
 
 def _named(text: str, registry: Registry) -> list[Spec]:

@@ -87,6 +87,9 @@ def _calibrate(result: Result, cell: Prepared) -> None:
     if not len(cell.train.labels):
         result.notes["calibration"] = "none: there are no training images"
         return
+    if actor.budget.counts is not None:
+        result.notes["calibration"] = "none: the budget's counts are upper bounds"
+        return
     found = calibrate(cell.network, actor, cell.train)
     result.notes["calibration"] = (
         f"counts of {found.budget.label}: {found.ratio:.4f} of the dense MACs on {found.images} training images"
@@ -192,12 +195,13 @@ def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation:
     result.trajectory = tuple(TokenStep(**vars(step)) for step in steps)
     dense, macs = cost.macs(full), cost.macs(steps)
     planned = dense if actor is None else cost.macs(actor.planned)
+    bounds = actor is not None and actor.strategy.adaptive and actor.budget.counts is not None
     result.add("macs", macs, "MACs", n)
     result.add("macs_dense", dense, "MACs", n)
     result.add("macs_ratio", macs / dense, "fraction", n)
     if len(evaluation.macs) and np.ptp(evaluation.macs):
         result.add("macs_p95", float(np.quantile(evaluation.macs, 0.95)), "MACs", n)
-    result.add("macs_ratio_planned", planned / dense, "fraction", n)
+    result.add("macs_ratio_planned", None if bounds else planned / dense, "fraction", n)
 
 
 def _add_timing(result: Result, network: Network, actor: Actor | None, samples: Samples, batch: int) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sparsebench.budget import Budget
+from sparsebench.budget import AMOUNTS, Budget
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Network
 from sparsebench.training.evaluate import first_batch, halving
@@ -51,7 +51,7 @@ def calibrate(network: Network, actor: Actor, samples: Samples) -> Calibration:
         actor.spend(Budget(macs=macs, **shape))
         return _mean_macs(network, actor, samples, rows) / dense
 
-    shape = actor.budget.model_dump(exclude={"macs", "keep_rate", "per_block"})
+    shape = actor.budget.model_dump(exclude=set(AMOUNTS))
     low, high, first, best = 0.0, 1.0, np.nan, (np.inf, target, np.nan)
     for attempt in range(TRIES):
         macs = target if attempt == 0 else (low + high) / 2

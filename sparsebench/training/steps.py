@@ -24,7 +24,7 @@ FIXED = frozenset({"tokens", "pixels", "relevance"})
 
 def chooses_once(actor: Actor | None, recipe: Recipe) -> bool:
     """Say whether the same tokens stay in every step: nothing acts, or what acts sees nothing that training changes."""
-    return actor is None or (actor.requires <= FIXED and recipe.fixed_selection)
+    return actor is None or (actor.requires <= FIXED and recipe.fixed_selection and not actor.strategy.ramps)
 
 
 def losses(recipe: Recipe, outputs: Tensor, labels: Tensor, *, training: bool = False) -> Tensor:
@@ -107,25 +107,35 @@ class Samples:
         visit: int,
         training: bool,
         teacher: Teacher | None = None,
+        done: float = 1.0,
     ) -> tuple[Tensor, Pass | None]:
         """Return the network's outputs for those rows, and the pass (None where nothing acts).
 
-        A teacher is shown the same inputs; what it says is in the pass.
+        A teacher is shown the same inputs; what it says is in the pass. `done` is as in `Steps.step`.
         """
         inputs, relevance = self.take(rows), None
         if training and self.augmentation is not None:
             inputs, relevance = self.augmentation(inputs, rows, visit)
         if actor is None:
             return network(inputs), None
-        acting = self.begin(actor, rows, visit=visit, training=training, relevance=relevance)
+        acting = self.begin(actor, rows, visit=visit, training=training, relevance=relevance, done=done)
         acting.teacher = None if teacher is None else teacher.tell(inputs)
         return network(inputs, acting), acting
 
-    def begin(self, actor: Actor, rows: Tensor, *, visit: int, training: bool, relevance: Tensor | None = None) -> Pass:
+    def begin(
+        self,
+        actor: Actor,
+        rows: Tensor,
+        *,
+        visit: int,
+        training: bool,
+        relevance: Tensor | None = None,
+        done: float = 1.0,
+    ) -> Pass:
         """Return the strategy's pass over those rows; `relevance` replaces the split's own."""
         if relevance is None and self.relevance is not None:
             relevance = self.relevance if rows is self.items else self.relevance[rows]
-        return actor.begin(self.items[rows], visit, relevance, tokens=actor.tokens, training=training)
+        return actor.begin(self.items[rows], visit, relevance, tokens=actor.tokens, training=training, done=done)
 
 
 class Teacher(Protocol):
@@ -181,7 +191,7 @@ class Autograd:
                 group["lr"] = step_size(self.recipe, done, self.total)
         while True:
             try:
-                loss = self._gradients(chosen, visit)
+                loss = self._gradients(chosen, visit, done)
                 break
             except torch.OutOfMemoryError:
                 if self.parts >= len(chosen):
@@ -190,7 +200,7 @@ class Autograd:
         self.opt.step()
         return loss
 
-    def _gradients(self, chosen: Tensor, visit: int) -> Tensor:
+    def _gradients(self, chosen: Tensor, visit: int, done: float = 1.0) -> Tensor:
         """Set the gradients to those of the mean loss of the chosen samples; return the sum of their losses.
 
         What the strategy adds of its own has its part in the gradients, and none in the loss that is returned.
@@ -200,7 +210,7 @@ class Autograd:
         summed = []
         for rows in (chosen,) if parts == 1 else chosen.tensor_split(parts):
             outputs, acting = self.samples.forward(
-                self.network, self.actor, rows, visit=visit, training=True, teacher=self.teacher
+                self.network, self.actor, rows, visit=visit, training=True, teacher=self.teacher, done=done
             )
             loss = losses(self.recipe, outputs, self.samples.labels[rows], training=True).sum()
             own = acting.loss() * len(rows) if acting is not None and acting.learns else 0.0

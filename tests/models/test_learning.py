@@ -144,5 +144,5 @@ def test_where_it_did_not_act_the_head_reads_the_bare_network(network):
 def test_theory_models_take_no_learned_and_no_adaptive_strategy(scripted, attribute):
     strategy = scripted(lambda view, keep: None)
     setattr(type(strategy), attribute, True)
-    with pytest.raises(UnsupportedError, match="learned or keeps another number"):
+    with pytest.raises(UnsupportedError, match="learned, keeps another number"):
         Actor(strategy, Budget(keep_rate=0.5), ShallowCost(10, 4, 4, 4, 8), None, 0)

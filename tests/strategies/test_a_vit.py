@@ -9,7 +9,8 @@ import torch
 from sparsebench_plugins.a_vit import AViT
 from tiny import B, N, act, images, vit
 
-from sparsebench.budget import Budget, solve
+from sparsebench.budget import Budget
+from sparsebench.counts import solve
 from sparsebench.errors import UnsupportedError
 from sparsebench.models.acting import Actor
 from sparsebench.testing.networks import build

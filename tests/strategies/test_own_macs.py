@@ -18,7 +18,8 @@ from sparsebench_plugins.zero_tprune import ZeroTPrune
 from tiny import SHIPPED, B, N, images, vit
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparsebench.budget import Budget, solve
+from sparsebench.budget import Budget
+from sparsebench.counts import solve
 from sparsebench.errors import UnsupportedError
 from sparsebench.models.acting import Actor
 from sparsebench.models.shallow import ShallowViT

@@ -8,7 +8,8 @@ import timm
 import torch
 from tiny import SHIPPED, B, N, act, images, vit
 
-from sparsebench.budget import FULL, Budget, counted, schedule_of, solve, stages
+from sparsebench.budget import FULL, Budget
+from sparsebench.counts import counted, schedule_of, solve, stages
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import VitCost
 from sparsebench.models.acting import Actor

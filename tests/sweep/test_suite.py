@@ -135,9 +135,11 @@ def test_figures_can_be_asked_for_alone() -> None:
         pytest.param("seeds = 2", "seeds = 2\nseed = 2", "did you mean 'seeds'", id="key of a suite"),
         pytest.param("n_train =", "ntrain = 1\nn_train =", "did you mean 'n_train'", id="key of a task"),
         pytest.param("macs = 0.25", "macs = 0.25\nblock = 1", "did you mean 'per_block'", id="key of a budget"),
-        pytest.param("macs = 0.25", "keep = 0.25", "neither", id="no budget"),
+        pytest.param("macs = 0.25", "keep = 0.25", "one amount; got none", id="no budget"),
         pytest.param("macs = 0.25", "macs = 1.25", "1.25; allowed: (0, 1]", id="budget out of range"),
-        pytest.param("macs = 0.25", "macs = 0.25\nkeep_rate = 0.5", "either", id="two budgets"),
+        pytest.param(
+            "macs = 0.25", "macs = 0.25\nkeep_rate = 0.5", "one amount; got macs=0.25, keep_rate=0.5", id="two budgets"
+        ),
         pytest.param("seeds = 2", "seeds = 0", "seeds.*got 0", id="no seeds"),
         pytest.param("seeds = 2", "seeds = 'two'", "seeds.*got two", id="seeds in words"),
         pytest.param("[40, 80]", "[]", "n_train", id="no samples"),

@@ -1,0 +1,225 @@
+"""How a budget becomes token counts on one network: where tokens leave, and how many go on after each place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from sparsebench.budget import Budget
+from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.measure.cost import CostModel
+from sparsebench.strategy import Convention, Habits, Schedule
+
+
+def schedule_of(budget: Budget, habits: Habits) -> Schedule:
+    """Return the schedule: the budget's, or the strategy's own; amounts that speak of each block leave every block."""
+    if budget.per_block is not None or budget.ratio is not None or budget.counts is not None:
+        return budget.schedule or "every"
+    return budget.schedule or habits.schedule
+
+
+def stages(budget: Budget, habits: Habits, depth: int) -> tuple[int, ...]:
+    """Return the blocks in which a strategy acts: block 0 for the input, else the budget's, else the schedule's.
+
+    The default stages are blocks round(depth s / 4), s = 1..3: 3, 6, 9 of 12, as published methods have it.
+
+    Raises:
+        UserError: the network has fewer blocks, or another number of places than the budget has counts.
+    """
+    if habits.site == "input" or depth == 1:
+        blocks: tuple[int, ...] = (0,)
+    elif budget.blocks is not None:
+        blocks = budget.blocks
+    elif schedule_of(budget, habits) != "stages":
+        blocks = tuple(range(depth))
+    else:
+        blocks = tuple(sorted({max(0, min(depth - 1, round(depth * s / 4))) for s in (1, 2, 3)}))
+    if blocks[-1] >= depth:
+        raise UserError(
+            "budget blocks", got="+".join(map(str, blocks)), allowed=f"0 to {depth - 1} for this model",
+            next_step="name blocks that it has, as in blocks=0+1",
+        )  # fmt: skip
+    if budget.counts is not None and len(budget.counts) != len(blocks) == depth == 1:
+        raise UnsupportedError(f"{len(budget.counts)} token counts are for a network of several blocks; this has one")
+    if budget.counts is not None and len(budget.counts) != len(blocks):
+        raise UserError(
+            "token counts (counts)", got=f"{len(budget.counts)} of them",
+            allowed=f"{len(blocks)}, one for each block in which tokens leave",
+            next_step="name the blocks that they are for, as in blocks=3+6+9",
+        )  # fmt: skip
+    return blocks
+
+
+def check_fits(budget: Budget, habits: Habits, tokens: int, depth: int) -> None:
+    """Raise UserError if the budget is not for a network of that many patch tokens and blocks."""
+    stages(budget, habits, depth)
+    if budget.counts is not None and budget.counts[0] > tokens:
+        raise UserError("token counts (counts)", got=budget.counts[0], allowed=f"{tokens} at most, the model's patches")
+
+
+def counts_at(rate: float, convention: Convention, tokens: int, number: int, fuses: bool = False) -> tuple[int, ...]:
+    """Return how many of the tokens stay after each of `number` stages; never fewer than one.
+
+    By "compound-ceil" a fused token comes on top: K_s = ceil(r K_(s-1)) + 1, as EViT has it. The product is rounded up
+    as floating-point numbers have it, as there: 0.07 * 100 comes to 8.
+    """
+    if convention == "power-floor":
+        # The small amount keeps floor(0.7 * 10) at 7 where the product is 6.999...
+        return tuple(max(1, math.floor(rate**s * tokens + 1e-9)) for s in range(1, number + 1))
+    counts = [tokens]
+    for _ in range(number):
+        counts.append(min(counts[-1], max(1, math.ceil(rate * counts[-1])) + fuses))
+    return tuple(counts[1:])
+
+
+def scaled_at(budget: Budget, habits: Habits, rate: float | None, tokens: int, blocks: Sequence[int]) -> frozenset[int]:
+    """Return the blocks where one token alone is to be fused: as many go on as came, that one times its weight."""
+    staged = schedule_of(budget, habits) == "stages"
+    if not habits.fuses or rate is None or not staged or budget.convention != "compound-ceil":
+        return frozenset()
+    after = counts_at(rate, "compound-ceil", tokens, len(blocks), fuses=True)
+    return frozenset(
+        block
+        for block, (n, out) in zip(blocks, pairwise((tokens, *after)), strict=True)
+        if n == out and math.ceil(rate * n) < n
+    )
+
+
+def spread(removed: float, tokens: int, blocks: Sequence[int], depth: int, gamma: float) -> tuple[int, ...]:
+    """Return how many stay after each block when `removed` leave in all, in proportion to ((l + 1) / depth)^gamma."""
+    weights = [((block + 1) / depth) ** gamma for block in blocks]
+    total, gone, counts = sum(weights), 0.0, []
+    for weight in weights:
+        gone += removed * weight / total
+        counts.append(max(1, tokens - math.floor(gone + 1e-9)))
+    return tuple(counts)
+
+
+def capped(counts: Sequence[int], tokens: int, most: float, *, later: bool = False) -> tuple[int, ...]:
+    """Return the counts when no more than the share `most` of the tokens can leave at once.
+
+    As many leave each stage as was asked for there, or as can. What could not leave does so `later`, as soon as it
+    can, or never.
+    """
+    out, asked = [tokens], [tokens, *counts]
+    for before, after in pairwise(asked):
+        wanted = (out[-1] if later else before) - after
+        out.append(out[-1] - min(wanted, math.floor(most * out[-1] + 1e-9)))
+    return tuple(out[1:])
+
+
+def counted(budget: Budget, cost: CostModel, habits: Habits) -> Habits:
+    """Return the habits as a budget counts them: without own products where nothing is saved for them.
+
+    Where the fewest tokens cost as much as the dense network, the nearest to any fraction would be to leave them all.
+    Then a fraction of MACs is what may be spent but for own products. These are in the realised MACs all the same,
+    which differ from the planned ones: a board says so.
+    """
+    if budget.macs is None:
+        return habits
+    blocks = stages(budget, habits, cost.depth)
+    fewest = capped((1,) * len(blocks), cost.tokens, habits.most, later=True)
+    saves = cost.macs(cost.steps(habits, blocks, fewest)) < cost.macs(cost.dense())
+    return habits if saves else habits._replace(own_macs=lambda place: 0.0)
+
+
+def solve(budget: Budget, cost: CostModel, habits: Habits) -> tuple[int, ...]:
+    """Return the token count of each stage.
+
+    A fraction of MACs is reached with the same keep rate at every stage, or by as many tokens as it takes in every
+    block; of all counts that can come out, those whose MACs lie nearest to the target are taken. The realised fraction
+    is in the record.
+
+    Raises:
+        UserError: see `check_fits`.
+    """
+    return counts_of(budget, rate_of(budget, cost, habits), cost, habits)
+
+
+def rate_of(budget: Budget, cost: CostModel, habits: Habits) -> float | None:
+    """Return the keep rate that the counts follow from: as asked, or as a fraction of MACs needs it; None if neither.
+
+    To spend few MACs where tokens leave every block, it may be so small that more are asked to leave than are there.
+    """
+    if budget.macs is None:
+        return budget.keep_rate
+    habits, blocks = counted(budget, cost, habits), stages(budget, habits, cost.depth)
+    return _nearest(budget.macs, lambda rate: counts_of(budget, rate, cost, habits), cost, habits, blocks)
+
+
+def counts_of(budget: Budget, rate: float | None, cost: CostModel, habits: Habits) -> tuple[int, ...]:
+    """Return the token count of each stage at that keep rate, or as the budget says it where it has none."""
+    check_fits(budget, habits, cost.tokens, cost.depth)
+    blocks, schedule, N = stages(budget, habits, cost.depth), schedule_of(budget, habits), cost.tokens
+    if rate is None:
+        return _falling(budget, N, len(blocks), habits.most)
+    if schedule == "stages" or habits.site == "input" or cost.depth == 1:
+        made = counts_at(rate, budget.convention, N, len(blocks), habits.fuses)
+    else:
+        # To leave soon, tokens are asked to leave that are not there any more: the last blocks then have one.
+        removed = (1 - rate if budget.macs is None else 1 / rate - 1) * N
+        made = spread(removed, N, blocks, cost.depth, budget.gamma if schedule == "late" else 0.0)
+    # A keep rate means what it does in published methods. A fraction of MACs is searched for: there a smaller rate
+    # must never cost more, as it would where what could not leave in one stage stays for good.
+    return capped(made, N, habits.most, later=budget.macs is not None)
+
+
+def shares_of(budget: Budget, rate: float | None, cost: CostModel, habits: Habits) -> tuple[float, ...]:
+    """Return the share of the first tokens that is asked for after each stage: r^s, or where no rate is, K / N."""
+    counts = counts_of(budget, rate, cost, habits)
+    if rate is not None and schedule_of(budget, habits) == "stages":
+        return tuple(rate**s for s in range(1, len(counts) + 1))
+    return tuple(count / cost.tokens for count in counts)
+
+
+def ramped(
+    way: float, budget: Budget, rate: float | None, cost: CostModel, habits: Habits
+) -> tuple[tuple[int, ...], float | None]:
+    """Return the counts, and their keep rate, the share `way` of the way from all tokens to the budget's."""
+    if rate is not None:
+        rate = 1 - (1 - rate) * way
+        return counts_of(budget, rate, cost, habits), rate
+    N = cost.tokens
+    return tuple(N - math.floor((N - count) * way) for count in counts_of(budget, None, cost, habits)), None
+
+
+def _falling(budget: Budget, tokens: int, number: int, most: float) -> tuple[int, ...]:
+    """Return the counts of a budget that says how many tokens leave each block, or as many as can."""
+    counts = [tokens]
+    for place in range(number):
+        n = counts[-1]
+        if budget.counts is not None:
+            leave = n - min(n, budget.counts[place])
+        elif budget.ratio is not None:
+            leave = math.floor(n - budget.ratio * n)
+        else:
+            leave = _leaving(budget.per_block, place, number)
+        counts.append(max(1, n - min(leave, math.floor(most * n + 1e-9))))
+    return tuple(counts[1:])
+
+
+def _leaving(per_block: int | str | None, place: int, number: int) -> int:
+    """Return how many tokens leave at one of a number of places."""
+    if isinstance(per_block, str):
+        first, last = map(int, per_block.split(".."))
+        return int(first + (last - first) / max(1, number - 1) * place)
+    return per_block or 0
+
+
+def _nearest(
+    target: float, counts: Callable[[float], tuple[int, ...]], cost: CostModel, habits: Habits, blocks: tuple[int, ...]
+) -> float:
+    """Return the keep rate whose counts' MACs lie nearest to a fraction of the dense ones."""
+    dense = cost.macs(cost.dense())
+
+    def ratio(rate: float) -> float:
+        return cost.macs(cost.steps(habits, blocks, counts(rate))) / dense
+
+    if target == 1.0:
+        return 1.0
+    low, high = 1e-6, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ratio(middle) <= target else (low, middle)
+    return min((low, high, 1.0), key=lambda rate: abs(ratio(rate) - target))
