@@ -19,6 +19,15 @@ NEEDS: dict[Disposal, frozenset[str]] = {"drop": frozenset(), "fuse": _TOKENS, "
 """What each reads besides the scores: the tokens, wherever more is done than to remove some."""
 
 
+DOES: dict[Disposal, str] = {
+    "drop": "the others are gone",
+    "fuse": "the size-weighted mean of the others goes on as one token; EViT fuses by attention, see evit",
+    "merge": "each other token joins the kept one that it is most similar to, by size-weighted means",
+    "squeeze": "each other token is added to the kept one that it is most similar to, with weight e^cosine (TPS)",
+}
+"""What becomes of the tokens that a score does not keep, for users."""
+
+
 def dispose(kind: Disposal, scores: Tensor, keep: int, view: TokenView) -> Plan:
     """Return the plan after which `keep` tokens go on, the best of the (B, N) scores among them.
 

@@ -107,6 +107,10 @@ class Published(NamedTuple):
     network: str
     gmacs: float | None = None
 
+    def __str__(self) -> str:
+        cost = "" if self.gmacs is None else f" {self.gmacs:g} G"
+        return f"{self.words} · {self.network}{cost}"
+
 
 class Habits(NamedTuple):
     """What of a strategy decides how a budget becomes token counts; see `Strategy`.

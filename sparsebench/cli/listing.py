@@ -22,7 +22,8 @@ def first_line(thing: Any) -> str:
 @click.argument("what", type=click.Choice(WHAT), default="plugins")
 @click.option("--json", "as_json", is_flag=True, help="A list of objects with at least `name`.")
 @click.option("--bibtex", is_flag=True, help="Where the listed strategies were published, as BibTeX.")
-def list_(what: str, as_json: bool, bibtex: bool) -> None:
+@click.option("--published", is_flag=True, help="The words that give the published methods, and what they cost.")
+def list_(what: str, as_json: bool, bibtex: bool, published: bool) -> None:
     """List the plugins (strategies), tasks, models, suites or observers that can be named."""
     from tabulate import tabulate
 
@@ -34,7 +35,9 @@ def list_(what: str, as_json: bool, bibtex: bool) -> None:
             raise UserError("--bibtex lists what strategies cite", allowed="sparsebench list plugins --bibtex")
         click.echo("\n\n".join(sorted({found.cls.bibtex for found in registry.strategies()} - {""})))
         return
-    tables = {"plugins": _plugins, "tasks": _tasks, "models": _models, "suites": _suites, "observers": _observers}
+    if published and what != "plugins":
+        raise UserError("--published lists settings of strategies", allowed="sparsebench list plugins --published")
+    tables = {"plugins": _published if published else _plugins, "tasks": _tasks, "models": _models, "suites": _suites, "observers": _observers}
     rows = tables[what](registry)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
@@ -61,6 +64,20 @@ def _plugins(registry: Any) -> list[dict[str, str]]:
         for name, reason in sorted(registry.broken.items())
     ]
     return rows + broken
+
+
+def _published(registry: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": found.cls.name,
+            "words": setting.words,
+            "network": setting.network,
+            "GMACs": setting.gmacs,
+            "citation": found.cls.citation,
+        }
+        for found in registry.strategies()
+        for setting in found.cls.published
+    ]
 
 
 def _tasks(registry: Any) -> list[dict[str, str]]:

@@ -54,11 +54,32 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
             raise UserError(f"{what} '{cls.name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
         click.echo(entry)
         return
-    click.echo(f"{what} {cls.name}\n\n{inspect.cleandoc(cls.__doc__ or '')}\n")
+    click.echo(f"{what} {cls.name}\n")
+    if what == "strategy":
+        click.echo("\n".join(f"published: {setting}" for setting in cls.published or ("no setting is known here",)))
+        click.echo(f"differs from the published method: {_differs(cls)}\n")
+    click.echo(f"{inspect.cleandoc(cls.__doc__ or '')}\n")
     if what == "strategy":
         click.echo(f"kind: {cls.kind}\nsite: {cls.site}\nneeds: {', '.join(sorted(cls.needs)) or 'nothing'}")
         click.echo(f"trained: {'yes' if cls.trained else 'no'}\ncitation: {cls.citation or '-'}\n")
     for key, info in cls.model_fields.items():
+        if key == "disposal" and len(cls.disposals) == 1:
+            continue
         kind = str(info.annotation) if not isinstance(info.annotation, type) else info.annotation.__name__
         about = f"  {info.description}" if info.description else ""
         click.echo(f"  {key} = {info.default!r}  ({kind.replace('typing.', '')}){about}")
+        if key == "disposal":
+            _disposals(cls)
+
+
+def _differs(cls: Any) -> str:
+    """Return how a strategy differs from the published method, as far as it is known."""
+    return cls.differs or ("nothing known" if cls.citation else "none is published")
+
+
+def _disposals(cls: Any) -> None:
+    """Print what each disposal does that the strategy can have."""
+    from sparsebench.disposal import DOES
+
+    for kind in cls.disposals:
+        click.echo(f"    {kind}: {DOES[kind]}")
