@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 import sparsebench
-from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
+from sparsebench import Merge, Place, Published, Schedule, Site, Strategy, TokenView
 
 
 class ATC(Strategy):
@@ -28,6 +28,7 @@ class ATC(Strategy):
   booktitle = {European Conference on Computer Vision},
   year = {2024}
 }"""
+    published: ClassVar[tuple[Published, ...]] = (Published("atc:keep_rate=0.7", "DeiT-S"),)
     schedule: ClassVar[Schedule] = "stages"
     proportional: ClassVar[bool] = True
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import sparsebench
-from sparsebench import Site, Strategy, TokenView
+from sparsebench import Published, Site, Strategy, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,15 @@ class AttnTopK(Strategy):
   booktitle = {International Conference on Learning Representations},
   year = {2022}
 }"""
+    published: ClassVar[tuple[Published, ...]] = (
+        Published("attn_topk:keep_rate=0.7,convention=compound-ceil", "DeiT-S", 3.0),
+        Published("attn_topk:keep_rate=0.9,convention=compound-ceil", "DeiT-S", 4.0),
+        Published("attn_topk:keep_rate=0.5,convention=compound-ceil", "DeiT-S", 2.3),
+    )
+    differs: ClassVar[str] = (
+        "as many tokens leave from the first step of a training on, where EViT's keep rate falls; with disposal=fuse "
+        "it is not EViT, whose fused token is weighted by attention"
+    )
 
     attention: Literal["auto", "class", "received", "mean_query"] = "auto"
 

@@ -49,6 +49,10 @@ class DiffRateSearch(Strategy):
   booktitle = {IEEE/CVF International Conference on Computer Vision},
   year = {2023}
 }"""
+    differs: ClassVar[str] = (
+        "the network is trained in the same steps, where the paper learns the counts alone, and the loss has the MACs"
+        " from the first step on"
+    )
 
     weight: float = Field(5 * 4.6**2, ge=0, description="weight of the squared difference from the budget's MACs")
     merged: float = Field(0.5, ge=0, le=1, description="share of the tokens not kept that is merged, to begin with")

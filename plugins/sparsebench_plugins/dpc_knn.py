@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Merge, Place, Site, Strategy, TokenView
+from sparsebench import Merge, Place, Published, Site, Strategy, TokenView
 
 
 class DPCKNN(Strategy):
@@ -30,6 +30,8 @@ class DPCKNN(Strategy):
   booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
   year = {2022}
 }"""
+    published: ClassVar[tuple[Published, ...]] = (Published("dpc_knn:keep_rate=0.7", "DeiT-S"),)
+    differs: ClassVar[str] = "all members of a cluster weigh the same, where the published weights are learned"
 
     neighbours: int = Field(5, gt=0, description="k, nearest tokens that density is measured on")
 

@@ -26,6 +26,7 @@ class FeatureNorm(Strategy):
   booktitle = {International Conference on Learning Representations},
   year = {2024}
 }"""
+    differs: ClassVar[str] = "only that such tokens are there is published; to choose by their length is this project's"
 
     keep: Literal["largest", "smallest"] = "largest"
 

@@ -35,6 +35,7 @@ class Noise(Strategy):
   pages = {300--302},
   year = {1996}
 }"""
+    differs: ClassVar[str] = "only the estimate of the noise is published; to remove tokens by it is this project's"
 
     by: Literal["sigma", "ratio"] = "sigma"
 

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 import sparsebench
-from sparsebench import Keep, Kind, Strategy, TokenView
+from sparsebench import Keep, Kind, Published, Strategy, TokenView
 
 
 class PatchDropout(Strategy):
@@ -26,6 +26,7 @@ class PatchDropout(Strategy):
   booktitle = {IEEE/CVF Winter Conference on Applications of Computer Vision},
   year = {2023}
 }"""
+    published: ClassVar[tuple[Published, ...]] = (Published("patch_dropout:keep_rate=0.5", "ViT"),)
 
     def plan(self, view: TokenView, keep: int) -> Keep | None:
         """Keep tokens drawn uniformly, one stream a sample; in the test leave all as they are."""

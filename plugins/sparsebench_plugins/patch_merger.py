@@ -29,6 +29,7 @@ class PatchMerger(Strategy):
   journal = {arXiv preprint arXiv:2202.12015},
   year = {2022}
 }"""
+    differs: ClassVar[str] = "merges at each stage, where the paper merges once, half-way: blocks=6 of 12"
 
     def module(self, place: Place) -> "Module":
         """Return the norm and the queries, the rows of a linear layer."""

@@ -29,6 +29,7 @@ class Radial(Strategy):
   booktitle = {IEEE/CVF International Conference on Computer Vision Workshops},
   year = {2023}
 }"""
+    differs: ClassVar[str] = "tokens leave, where the published baseline masks them"
 
     p: Literal[1, 2, "inf"] = 2
 

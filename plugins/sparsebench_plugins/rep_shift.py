@@ -21,6 +21,7 @@ class RepShift(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"branch"})
     citation: ClassVar[str] = "Choi et al., Representation shift, ICCV 2025"
+    differs: ClassVar[str] = "the change that attention makes is measured, where the paper mostly shows the MLP's"
 
     def scores(self, view: TokenView) -> "Tensor":
         """Return the norm of what was added."""

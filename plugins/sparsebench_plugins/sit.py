@@ -28,6 +28,7 @@ class SiT(Strategy):
   booktitle = {European Conference on Computer Vision},
   year = {2022}
 }"""
+    differs: ClassVar[str] = "without the distillation for which tokens are made of the few again"
 
     def module(self, place: Place) -> "Module":
         """Return the MLP, which holds s too."""

@@ -20,6 +20,7 @@ class ValueNorm(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"values"})
     citation: ClassVar[str] = "Fayyaz et al., Adaptive token sampling (ATS), ECCV 2022"
+    differs: ClassVar[str] = "only a part of a published score: that of ATS without its attention"
 
     keep: Literal["largest", "smallest"] = "largest"
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 import sparsebench
-from sparsebench import Keep, Place, Site, Strategy, TokenView
+from sparsebench import Keep, Place, Published, Site, Strategy, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,11 @@ class ZeroTPrune(Strategy):
   booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
   year = {2024}
 }"""
+    published: ClassVar[tuple[Published, ...]] = (Published("zero_tprune:macs=0.653", "DeiT-S", 3.0),)
+    differs: ClassVar[str] = (
+        "the blocks, the rates, the share that leaves as similar and the grouping are chosen here, and the bounds on "
+        "the variance of a head are taken of s T"
+    )
 
     iterations: tuple[PositiveInt, PositiveInt, PositiveInt] = Field((30, 5, 1), description="early, middle, late")
     low: float = Field(0.01, description="least variance of s T of a head that counts")

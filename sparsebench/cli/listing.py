@@ -37,7 +37,13 @@ def list_(what: str, as_json: bool, bibtex: bool, published: bool) -> None:
         return
     if published and what != "plugins":
         raise UserError("--published lists settings of strategies", allowed="sparsebench list plugins --published")
-    tables = {"plugins": _published if published else _plugins, "tasks": _tasks, "models": _models, "suites": _suites, "observers": _observers}
+    tables = {
+        "plugins": _published if published else _plugins,
+        "tasks": _tasks,
+        "models": _models,
+        "suites": _suites,
+        "observers": _observers,
+    }
     rows = tables[what](registry)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
