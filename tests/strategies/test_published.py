@@ -1,0 +1,185 @@
+"""What strategies say of the methods that they are: words that can be typed, counts and MACs as published, names."""
+
+import re
+import tomllib
+from functools import cache
+
+import click
+import pytest
+import timm
+import torch
+from click.testing import CliRunner
+from tiny import ROOT, SHIPPED
+
+from sparsebench.budget import AMOUNTS
+from sparsebench.cli import main
+from sparsebench.counts import solve, stages
+from sparsebench.measure.cost import VitCost
+from sparsebench.models.anatomy import vit_cost
+from sparsebench.plugin.registry import Registry
+from sparsebench.plugin.spec import fill
+from sparsebench.strategy import Strategy
+from sparsebench.sweep.expand import BUDGET_KEYS, Request, expand
+from sparsebench.tasks.base import Task
+from sparsebench.view import NEEDS
+
+ALL = [setting for cls in SHIPPED.values() for setting in cls.published]
+DEIT = {"DeiT-S": "deit_small_patch16_224", "DeiT-Ti": "deit_tiny_patch16_224"}
+
+
+@cache
+def deit_small() -> VitCost:
+    with torch.device("meta"):
+        return vit_cost(timm.create_model("deit_small_patch16_224"), class_rows=1)
+
+
+def typed(words: str, model: str = "timm:deit_small_patch16_224"):
+    """Return the strategy and the budget of what a user types after --plugin, with a model."""
+    request = Request(plugins=(words,), tasks=("composite:canvas=224,patch=16",), model=model, n_train=(8,), seeds=1)
+    registry = Registry()
+    name = words.partition(":")[0]
+    (cell,) = [job.cell for job in expand(request, registry) if job.cell.strategy.name == name]
+    return fill(SHIPPED[name], cell.strategy.params, name), cell.budget
+
+
+def counts_of(words: str) -> dict[int, int]:
+    strategy, budget = typed(words)
+    habits = strategy.habits()
+    blocks = stages(budget, habits, 12)
+    return dict(zip(blocks, solve(budget, deit_small(), habits), strict=True))
+
+
+def gmacs_of(words: str) -> float:
+    strategy, budget = typed(words)
+    counts = counts_of(words)
+    return deit_small().macs(deit_small().steps(strategy.habits(), tuple(counts), tuple(counts.values()))) / 1e9
+
+
+EVERY = range(12)
+DIFFRATE = (196, 193, 175, 155, 140, 132, 120, 106, 87, 63, 55, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "counts"),
+    [
+        ("evit:keep_rate=0.7", {3: 139, 6: 99, 9: 71}),
+        ("evit:keep_rate=0.5", {3: 99, 6: 51, 9: 27}),
+        ("evit:keep_rate=0.7,convention=power-floor", {3: 137, 6: 96, 9: 67}),
+        ("attn_topk:keep_rate=0.7,convention=compound-ceil", {3: 138, 6: 97, 9: 68}),
+        ("tome:per_block=13", {block: 196 - 13 * (block + 1) for block in EVERY}),
+        ("tome:per_block=26..0", dict(enumerate((170, 147, 126, 108, 92, 78, 67, 58, 51, 47, 45, 45)))),
+        ("dynamic_vit:keep_rate=0.7", {3: 137, 6: 96, 9: 67}),
+        ("pitome:ratio=0.9", dict(enumerate((177, 160, 144, 130, 117, 106, 96, 87, 79, 72, 65, 59)))),
+        ("ats:blocks=3+4+5+6+7+8+9+10+11,counts=" + "+".join(["196"] * 9), dict.fromkeys(range(3, 12), 196)),
+        ("diffrate:counts=" + "+".join(map(str, DIFFRATE)), dict(enumerate(DIFFRATE))),
+    ],
+)
+def test_published_settings_give_the_published_token_counts_of_deit_small(words, counts):
+    assert counts_of(words) == counts
+
+
+@pytest.mark.parametrize("setting", ALL, ids=str)
+def test_the_words_of_a_published_method_can_be_typed_and_cost_what_its_authors_say(setting):
+    strategy, budget = typed(setting.words)
+    assert setting in type(strategy).published
+    if setting.gmacs is None or strategy.adaptive:
+        return  # what an adaptive one costs is known when it has seen images
+    assert setting.network == "DeiT-S"
+    assert gmacs_of(setting.words) == pytest.approx(setting.gmacs, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("evit:counts=5+6+7", "got 5+6+7; allowed: 1 or more each, never more than before"),
+        ("evit:counts=9+8", "got 2 of them; allowed: 12"),
+        ("evit:counts=9+8,blocks=3+3", "got 3+3; allowed: rising numbers from 0, none twice"),
+        ("evit:counts=9+8,blocks=3", "2 counts for 1 blocks"),
+        ("evit:counts=197+8,blocks=3+6", "got 197; allowed: 196 at most"),
+        ("evit:counts=9+x,blocks=3+6", "counts"),
+        ("pitome:ratio=1.2", "got 1.2; allowed: (0, 1]"),
+        ("pitome:ratio=0", "got 0; allowed: (0, 1]"),
+        ("tome:per_block=26..", "26..0"),
+        ("tome:blocks=3+12", "got 3+12; allowed: 0 to 11 for this model"),
+        ("tome:blocks=-1", "got -1; allowed: rising numbers from 0"),
+        ("tome:counts=9,blocks=3,schedule=late", "counts says how many tokens leave each block, and schedule=late"),
+        ("random:keep_rate=0.5,blocks=3", "acts at the input only, once"),
+        ("random:ratio=0.5", "acts at the input only, once"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_line_before_anything_runs(tmp_path, words, says):
+    given = ["--task", "composite:canvas=224,patch=16", "--model", "timm:deit_small_patch16_224", "--n-train", "8"]
+    done = CliRunner().invoke(main, ["run", "--plugin", words, *given, "--out", str(tmp_path / "out"), "--dry-run"])
+    assert done.exit_code == 2 and says in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_published_setting_on_a_network_of_another_depth_is_a_clear_line(name):
+    for setting in SHIPPED[name].published:
+        strategy, budget = typed(setting.words)
+        if budget.blocks is None and budget.counts is None:
+            continue
+        done = CliRunner().invoke(
+            main, ["run", "--plugin", setting.words, "--task", "composite", "--model", "vit:depth=2", "--dry-run"]
+        )
+        assert done.exit_code == 2 and "allowed" in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_show_begins_with_the_published_words_and_says_what_differs(name):
+    cls, lines = SHIPPED[name], CliRunner().invoke(main, ["show", name]).stdout.splitlines()
+    published = [line for line in lines if line.startswith("published: ")]
+    assert lines[2 : 2 + len(published)] == published
+    assert published == [f"published: {s}" for s in cls.published] or published == ["published: no setting is known here"]
+    (differs,) = [line for line in lines if line.startswith("differs from the published method: ")]
+    assert differs.partition(": ")[2] == (cls.differs or ("nothing known" if cls.citation else "none is published"))
+    assert any(line.startswith("  disposal = ") for line in lines) == (len(cls.disposals) > 1)
+
+
+def test_show_says_what_a_disposal_does_and_that_fusing_is_not_evit():
+    said = CliRunner().invoke(main, ["show", "attn_topk"]).stdout
+    assert all(f"    {kind}: " in said for kind in ("drop", "fuse", "merge", "squeeze"))
+    assert "with disposal=fuse it is not EViT" in said
+    assert "disposal" not in CliRunner().invoke(main, ["show", "tome"]).stdout
+
+
+def test_the_list_of_published_settings_has_them_all():
+    said = CliRunner().invoke(main, ["list", "--published"]).stdout
+    assert ALL and all(setting.words in said for setting in ALL)
+    wrong = CliRunner().invoke(main, ["list", "tasks", "--published"])
+    assert wrong.exit_code == 2 and "--published" in wrong.stderr
+
+
+def options_of(command: click.Command) -> set[str]:
+    subs = command.commands.values() if isinstance(command, click.Group) else ()
+    own = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    return own.union(*map(options_of, subs))
+
+
+OPTIONS = options_of(main) | {"--help", "--version"}
+BASE = set(Strategy.model_fields) | {*BUDGET_KEYS, "keep_rate", "macs"}
+
+
+def texts_of(cls: type[Strategy]) -> list[str]:
+    fields = [info.description or "" for info in cls.model_fields.values()]
+    return [cls.__doc__ or "", cls.differs, *fields, *(method.__doc__ or "" for method in vars(cls).values())]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_option_and_parameter_that_a_docstring_names_is_there(name):
+    cls = SHIPPED[name]
+    text = "\n".join(texts_of(cls))
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= OPTIONS
+    for owner, key in re.findall(r"(?:\b([a-z_]+):)?\b([a-z_]+)=[\w.]", text):
+        assert key in BASE | set((SHIPPED[owner] if owner in SHIPPED else cls).model_fields), key
+    known = BASE | set(cls.model_fields) | set(SHIPPED) | NEEDS | set(AMOUNTS) | {"stages", "every", "late"}
+    for word in re.findall(r"`([a-z_]+)`", text):
+        assert word in known or hasattr(Strategy, word) or hasattr(Task, word), word
+    for option, key in re.findall(r"`(--[a-z-]+|[a-z_]+)(?:=[^`]*)?`", text):
+        assert option
+
+
+def test_what_this_file_knows_of_entry_points_is_what_is_installed():
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sparsebench"]
+    assert set(entries) == set(SHIPPED)
