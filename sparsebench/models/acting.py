@@ -282,6 +282,7 @@ class Pass:
             index=self.index,
             sizes=self.sizes,
             weights=self.weights,
+            prefix_count=self.actor.cost.place(block, count, self.actor.keep[block]).prefix,
             block=block,
             depth=self.actor.depth,
             training=self.training,

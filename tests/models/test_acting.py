@@ -132,6 +132,14 @@ def test_reading_an_undeclared_field_is_a_strategy_error(scripted):
         acting.decide(0, GIVEN | {"keys": lambda: TOKENS})
 
 
+@pytest.mark.parametrize(("cost", "prefix"), [(ONE, 0), (FOUR, 1)])
+def test_the_view_tells_how_many_prefix_tokens_there_are(scripted, cost, prefix):
+    seen = []
+    strategy = scripted(lambda view, keep: seen.append(view.prefix_count), site="block", needs=())
+    begin(strategy, cost, blocks=(0,)).decide(0, {})
+    assert seen == [prefix]
+
+
 def test_an_undeclared_relevance_is_not_there_even_for_an_oracle(scripted):
     strategy = scripted(lambda view, keep: view.relevance, needs=("tokens",), kind="oracle")
     with pytest.raises(StrategyError, match=r"view\.relevance"):

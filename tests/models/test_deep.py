@@ -209,7 +209,7 @@ def test_the_modules_really_get_fewer_tokens(scripted, site, attended, fed, need
 @torch.no_grad()
 def test_prefix_tokens_are_neither_seen_nor_dropped(scripted, make, prefix):
     def last_one(view, keep):
-        assert view.tokens.shape[1] == view.index.shape[1] == N
+        assert view.tokens.shape[1] == view.index.shape[1] == N and view.prefix_count == prefix
         return Keep(torch.full((B, 1), N - 1))
 
     network = DeepViT(make())
