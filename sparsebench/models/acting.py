@@ -93,7 +93,7 @@ class Decision:
     Attributes:
         block: where it was made.
         before, after: (B, N) and (B, M) of the tokens there, see `TokenView.index`.
-        plan: what it was; the positions of a `Keep` in rising order.
+        plan: what it was; the positions of a `Keep` in the order in which the tokens go on, rising unless `ordered`.
     """
 
     block: int
@@ -240,7 +240,7 @@ class Pass:
 
     def _follow(self, block: int, plan: Plan) -> Plan:
         """Note what the plan makes of the tokens' names and sizes; return it as it is to be carried out."""
-        if isinstance(plan, Keep):
+        if isinstance(plan, Keep) and not plan.ordered:
             plan = Keep(plan.index.sort(dim=1).values, plan.fuse, plan.scores)
         elif isinstance(plan, Mask) and plan.keep.dtype == torch.bool:
             padded = Padded.of(Mask(plan.keep & (self.sizes > 0), plan.scores))

@@ -191,6 +191,23 @@ def test_kept_tokens_go_on_in_their_old_order(scripted):
     assert acting.decide(0, GIVEN).index.tolist() == [[0, 3, 5], [1, 2, 4]] == acting.index.tolist()
 
 
+@pytest.mark.parametrize(
+    ("second", "names"),
+    [
+        (Keep(full([4, 1, 0], [0, 4, 2])), [[5, 0, 2], [4, 1, 3]]),
+        (Keep(full([4, 1], [0, 4]), fuse=torch.ones(B, 5), ordered=True), [[2, 0, -1], [4, 3, -1]]),
+    ],
+    ids=["in the order in which they came", "ordered"],
+)
+def test_ordered_tokens_go_on_as_the_index_has_them(scripted, second, names):
+    first = Keep(full([5, 0, 3, 7, 2], [4, 2, 1, 0, 3]), ordered=True)
+    strategy = scripted(lambda view, keep: first if view.block == 1 else second, site="block")
+    acting = begin(strategy, FOUR, rate=0.7, blocks=(1, 3))
+    assert acting.decide(1, GIVEN).index.tolist() == first.index.tolist() == acting.index.tolist()
+    acting.decide(3, GIVEN)
+    assert acting.index.tolist() == names
+
+
 def test_where_as_many_stay_as_there_are_nobody_is_asked(scripted):
     acting = begin(scripted(lambda view, keep: pytest.fail("asked")), rate=1.0)
     assert not acting.acts(0) and acting.decide(0, GIVEN) is None

@@ -2,7 +2,21 @@ import pytest
 import torch
 from timm.layers import Attention
 from timm.models.vision_transformer import Block
-from vits import ARCHITECTURES, BLOCKS, B, Gated, N, any_tokens, begin, close, images, reference, tokens_at, vit
+from vits import (
+    ARCHITECTURES,
+    BLOCKS,
+    B,
+    Gated,
+    N,
+    any_tokens,
+    begin,
+    close,
+    images,
+    ordered,
+    reference,
+    tokens_at,
+    vit,
+)
 
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models.deep import DeepViT
@@ -175,6 +189,21 @@ def test_the_order_in_which_tokens_are_kept_does_not_matter(scripted, site):
         for decide in (any_tokens, lambda view, keep: Keep(any_tokens(view, keep).index.flip(1)))
     ]
     assert torch.equal(*out)
+
+
+@sites
+@pytest.mark.parametrize("needs", [(), ("tokens",)])
+@pytest.mark.parametrize("prefix", [{}, {"class_token": False, "global_pool": "avg"}], ids=str)
+@torch.no_grad()
+def test_ordered_tokens_come_to_the_next_modules_in_the_order_asked_for(scripted, site, needs, prefix):
+    network = DeepViT(vit(**prefix))
+    pixels, after, P = images(network), [network.module.blocks[2].norm1], network.prefix
+    passes = [begin(network, scripted(d, site=site, needs=needs), blocks=(1,)) for d in (any_tokens, ordered)]
+    (one,), (other,) = (tokens_at(after, network, acting, pixels) for acting in passes)
+    close(torch.cat([other[:, :P], other[:, P:].flip(1)], dim=1), one)
+    assert torch.equal(passes[1].index, passes[0].index.flip(1))
+    again = (begin(network, acting.actor.strategy, blocks=(1,)) for acting in passes)
+    close(*(network(pixels, acting) for acting in again))
 
 
 @pytest.mark.parametrize("training", [False, True])
