@@ -134,8 +134,6 @@ class Strategy(BaseModel):
         schedule: in which blocks it acts where the budget does not say, see `Budget`.
         most: the largest share of the tokens that it can remove at once; 0.5 for those that merge pairs.
         fuses: whether one of the tokens that go on is made of those that do not.
-        proportional: whether attention after it weighs a token by its size, softmax(qk^T / sqrt(d) + log s), as in
-            ToMe (Bolya et al. 2023).
         disposal: what becomes of the tokens that its scores do not keep, see `sparsebench.disposal.dispose`.
     """
 
@@ -156,7 +154,6 @@ class Strategy(BaseModel):
     schedule: ClassVar[Schedule] = "stages"
     most: ClassVar[float] = 1.0
     fuses: ClassVar[bool] = False
-    proportional: ClassVar[bool] = False
 
     disposal: Disposal = "drop"
 
@@ -222,6 +219,15 @@ class Strategy(BaseModel):
     def has_loss(self) -> bool:
         """Whether it has a loss of its own."""
         return type(self).loss is not Strategy.loss
+
+    @property
+    def weighs_sizes(self) -> bool:
+        """Whether attention after it weighs a token by its size, softmax(qk^T / sqrt(d) + log s).
+
+        ToMe's proportional attention (Bolya et al. 2023). It is what `proportional` says, a parameter or class variable
+        of a strategy that merges; without one, no.
+        """
+        return bool(getattr(self, "proportional", False))
 
     @property
     def reads_out(self) -> bool:

@@ -2,6 +2,8 @@
 
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 import sparsebench
 from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
 
@@ -29,9 +31,9 @@ class ATC(Strategy):
   year = {2024}
 }"""
     schedule: ClassVar[Schedule] = "stages"
-    proportional: ClassVar[bool] = True
 
     linkage: Literal["single", "complete", "average"] = "average"
+    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of all tokens."""

@@ -33,9 +33,9 @@ class DiffRate(Strategy):
   year = {2023}
 }"""
     schedule: ClassVar[Schedule] = "every"
-    proportional: ClassVar[bool] = True
 
     merged: float = Field(0.5, ge=0, le=1, description="share of the tokens not kept that is merged, not dropped")
+    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of those that merge to those that stay."""

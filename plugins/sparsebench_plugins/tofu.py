@@ -36,9 +36,9 @@ class ToFu(Strategy):
     }
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
-    proportional: ClassVar[bool] = True
 
     merge_from: float = Field(0.5, ge=0, le=1, description="share of the depth from which tokens are merged")
+    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of A to B."""

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
+from pydantic import Field
+
 import sparsebench
 from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
 
@@ -36,7 +38,8 @@ class ToMe(Strategy):
     }
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
-    proportional: ClassVar[bool] = True
+
+    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of A to B."""

@@ -170,7 +170,7 @@ class Pass:
     @property
     def weighs_sizes(self) -> bool:
         """Whether attention is to weigh tokens by their sizes: where the strategy asks for it, and some are merged."""
-        return self.actor.strategy.proportional and any(_merges(d.plan) for d in self.decisions)
+        return self.actor.strategy.weighs_sizes and any(_merges(d.plan) for d in self.decisions)
 
     @property
     def even(self) -> bool:
