@@ -18,11 +18,13 @@ class Keep:
         fuse: (B, N) weights, or None. With weights w the tokens not kept become one last token sum_i w_i x_i
             (EViT, Liang et al. 2022), so that M + 1 tokens go on.
         scores: (B, N) what the choice was made by, larger is kept; only used to measure the selection.
+        ordered: whether the kept tokens go on in the order of `index`; else in the order in which they came.
     """
 
     index: Tensor
     fuse: Tensor | None = None
     scores: Tensor | None = None
+    ordered: bool = False
 
     @classmethod
     def top(cls, scores: Tensor, keep: int) -> Keep:

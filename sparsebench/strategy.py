@@ -159,8 +159,6 @@ class Strategy(BaseModel):
         convention: how a keep rate becomes counts where the user does not say, see `Budget`.
         most: the largest share of the tokens that it can remove at once; 0.5 for those that merge pairs.
         fuses: whether one of the tokens that go on is made of those that do not.
-        proportional: whether attention after it weighs a token by its size, softmax(qk^T / sqrt(d) + log s), as in
-            ToMe (Bolya et al. 2023).
         disposal: what becomes of the tokens that its scores do not keep, see `sparsebench.disposal.dispose`.
     """
 
@@ -184,7 +182,6 @@ class Strategy(BaseModel):
     convention: ClassVar[Convention] = "power-floor"
     most: ClassVar[float] = 1.0
     fuses: ClassVar[bool] = False
-    proportional: ClassVar[bool] = False
 
     disposal: Disposal = "drop"
 
@@ -262,6 +259,15 @@ class Strategy(BaseModel):
     def ramps(self) -> bool:
         """Whether it begins its training with more tokens than the budget's."""
         return type(self).ramp is not Strategy.ramp
+
+    @property
+    def weighs_sizes(self) -> bool:
+        """Whether attention after it weighs a token by its size, softmax(qk^T / sqrt(d) + log s).
+
+        ToMe's proportional attention (Bolya et al. 2023). It is what `proportional` says, a parameter or class variable
+        of a strategy that merges; without one, no.
+        """
+        return bool(getattr(self, "proportional", False))
 
     @property
     def reads_out(self) -> bool:

@@ -29,6 +29,7 @@ class TokenView:
             of a batch whose images kept different numbers of tokens (see `there`).
         weights: (B, N) how much each token counts as a key, see `Mask`; 1 but for masks in training.
         grid: (rows, columns) of the patches, or None where tokens have no places.
+        prefix_count: P, the class and register tokens, which come before the N patch tokens and are not among them.
         block: which block it is, from 0; `depth` how many there are.
         training: whether the network is being trained.
         learned: the module that the strategy made for this block, see `Strategy.module`; None where it made none.
@@ -43,6 +44,7 @@ class TokenView:
         index: Tensor,
         sizes: Tensor,
         weights: Tensor,
+        prefix_count: int,
         block: int,
         depth: int,
         training: bool,
@@ -53,6 +55,7 @@ class TokenView:
     ):
         self._given, self._seen, self._random = given, {}, random  # type: ignore[var-annotated]
         self.index, self.sizes, self.weights, self.grid = index, sizes, weights, grid
+        self.prefix_count = prefix_count
         self.block, self.depth, self.training = block, depth, training
         self.learned, self.memory = learned, {} if memory is None else memory
 

@@ -28,6 +28,7 @@ def a_view(**given):
         index=torch.arange(3).expand(2, 3),
         sizes=ones,
         weights=ones,
+        prefix_count=1,
         block=4,
         depth=12,
         training=False,

@@ -2,6 +2,8 @@
 
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 import sparsebench
 from sparsebench import Merge, Place, Published, Schedule, Site, Strategy, TokenView
 
@@ -30,9 +32,9 @@ class ATC(Strategy):
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("atc:keep_rate=0.7", "DeiT-S"),)
     schedule: ClassVar[Schedule] = "stages"
-    proportional: ClassVar[bool] = True
 
     linkage: Literal["single", "complete", "average"] = "average"
+    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of all tokens."""

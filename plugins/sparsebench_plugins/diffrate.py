@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 import sparsebench
-from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
+from sparsebench import Merge, Place, Published, Schedule, Site, Strategy, TokenView, UserError
 
 
 class DiffRate(Strategy):
@@ -17,8 +17,9 @@ class DiffRate(Strategy):
     token is the plain mean of its members; a merged token's size is multiplied by its cosine (at least 0) before it is
     added. Attention after it weighs tokens by their sizes. In every block.
 
-    The published method searches how many are dropped and merged in each block, which `diffrate_search` does. Here the
-    budget gives the numbers, and one share for all blocks divides them; one half is this project's.
+    The published method searches how many are dropped and merged in each block, which `diffrate_search` does. What it
+    found can be given: `counts` of the budget are the numbers that stay, and `undropped` those that are left between
+    dropping and merging. Without these the share divides what leaves in all blocks; one half is this project's.
     """
 
     name: ClassVar[str] = "diffrate"
@@ -32,14 +33,36 @@ class DiffRate(Strategy):
   booktitle = {IEEE/CVF International Conference on Computer Vision},
   year = {2023}
 }"""
+    published: ClassVar[tuple[Published, ...]] = (
+        Published(
+            "diffrate:counts=196+193+175+155+140+132+120+106+87+63+55+2,"
+            "undropped=196+195+189+167+149+138+128+116+98+77+57+2",
+            "DeiT-S",
+            2.9,
+        ),
+    )
     schedule: ClassVar[Schedule] = "every"
-    proportional: ClassVar[bool] = True
 
     merged: float = Field(0.5, ge=0, le=1, description="share of the tokens not kept that is merged, not dropped")
+    undropped: tuple[PositiveInt, ...] | None = Field(
+        None, description="tokens left in each block of the network when some are dropped and none merged yet"
+    )
+    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of those that merge to those that stay."""
-        return round(self.merged * (place.tokens - place.keep)) * place.keep * place.width
+        return self._merging(place.block, place.depth, place.tokens, place.keep) * place.keep * place.width
+
+    def _merging(self, block: int, depth: int, tokens: float, keep: float) -> int:
+        """Return how many tokens merge in a block."""
+        if self.undropped is None:
+            return round(self.merged * (tokens - keep))
+        if len(self.undropped) != depth:
+            raise UserError(
+                "diffrate: tokens left when some are dropped (undropped)", got=f"{len(self.undropped)} of them",
+                allowed=f"{depth}, one for each block of this model",
+            )  # fmt: skip
+        return int(max(0, min(tokens, self.undropped[block]) - keep))
 
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Drop the last ranks and merge the middle ones."""
@@ -49,7 +72,7 @@ class DiffRate(Strategy):
         ranked = view.attention.argsort(dim=1, descending=True, stable=True)
         N = ranked.shape[1]
         stay = ranked[:, :keep].sort(dim=1).values
-        goes = ranked[:, keep : keep + round(self.merged * (N - keep))]
+        goes = ranked[:, keep : keep + self._merging(view.block, view.depth, N, keep)]
         unit = F.normalize(view.tokens.detach(), dim=2)
         one, other = (unit.gather(1, i[:, :, None].expand(-1, -1, unit.shape[2])) for i in (goes, stay))
         cosine, match = (one @ other.mT).max(dim=2)

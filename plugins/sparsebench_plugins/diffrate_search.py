@@ -38,7 +38,6 @@ class DiffRateSearch(Strategy):
         "gradients_flow": "no class token reads what stays in the last block: the task gives its counts no gradient"
     }
     schedule: ClassVar[Schedule] = "every"
-    proportional: ClassVar[bool] = True
     trained: ClassVar[bool] = True
     adaptive: ClassVar[bool] = True
     citation: ClassVar[str] = "Chen et al., DiffRate: differentiable compression rate, ICCV 2023"
@@ -57,6 +56,7 @@ class DiffRateSearch(Strategy):
     weight: float = Field(5 * 4.6**2, ge=0, description="weight of the squared difference from the budget's MACs")
     merged: float = Field(0.5, ge=0, le=1, description="share of the tokens not kept that is merged, to begin with")
     pace: float = Field(10.0, gt=0, description="how many times faster the logits of the counts are learned")
+    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
 
     def module(self, place: Place) -> "Module":
         """Return the logits of p and m over pace."""

@@ -38,11 +38,11 @@ class MCTF(Strategy):
 }"""
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
-    proportional: ClassVar[bool] = True
 
     tau_similarity: float = Field(1.0, gt=0, description="temperature of the similarity")
     tau_information: float = Field(20.0, gt=0, description="temperature of the attention received")
     tau_size: float = Field(40.0, gt=0, description="temperature of the size")
+    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of A to B, and where more than one token leaves of B to A."""

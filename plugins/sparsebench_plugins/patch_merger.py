@@ -15,7 +15,7 @@ class PatchMerger(Strategy):
     With X (N, C) and X' = LN(X): softmax over the tokens of Q X'^T, times X', with neither 1 / sqrt(C) nor a residual.
     Q (K, C) begins as standard normal numbers; Q and LN are trained with the network. K is the number that the budget
     gives, and what comes out stands for no place. Before the block; class and register tokens pass by. The paper
-    merges once, half-way (--blocks); here it is at each stage. Both products are among the MACs.
+    merges once, half-way; here it is at each stage, or where `blocks` says. Both products are among the MACs.
     """
 
     name: ClassVar[str] = "patch_merger"

@@ -26,9 +26,9 @@ class PiToMe(Strategy):
     citation: ClassVar[str] = "Tran et al., Accelerating transformers with spectrum-preserving token merging, 2024"
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
-    proportional: ClassVar[bool] = True
 
     margin: float = Field(0.5, ge=-1, le=1, description="cosine above which tokens count as alike")
+    proportional: bool = Field(False, description="attention after it weighs tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of all tokens."""

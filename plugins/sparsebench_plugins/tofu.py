@@ -12,13 +12,17 @@ from sparsebench import Keep, Merge, Place, Plan, Schedule, Site, Strategy, Toke
 class ToFu(Strategy):
     """Drops similar tokens where a network is least linear, and merges them where it is more so (Kim et al.).
 
-    The pairs are found as in ToMe (Bolya et al. 2023, Section 3): tokens dealt in turn to A and B, each of A paired
-    with the token of B whose key is most similar (cosine, mean over heads), the r closest pairs taken; the second
-    patch goes to A, as where the class token, which is not among the tokens here, is the first of A. In the blocks
-    before `merge_from` of the depth the token of A is dropped. From there on each group becomes the direction of its
-    size-weighted mean times the length of its longest member (MLERP), as a mean of unlike tokens is shorter than they
-    are. The paper sets from which block on by how linear the network is; the half here is this project's. The released
-    code multiplies the mean by the longest length over that of the token of B instead.
+    The pairs are those of ToMe (Bolya et al. 2023, Section 3): of the whole sequence, class and register tokens first,
+    A has the even places and B the odd; each patch of A is paired with the patch of B whose key is most similar
+    (cosine, mean over heads), and the r closest pairs are taken. The others of A go on, then B: in their order, but
+    where there are no class and register tokens those of A most similar first. In the blocks before `merge_from` the
+    tokens of A in the pairs are dropped. From there on each group becomes the direction of its plain mean times the
+    length of its longest member (MLERP), as a mean of unlike tokens is shorter than they are. Sizes do not weigh the
+    mean; they add up for attention after it, which weighs tokens by them unless `proportional` is off.
+
+    Tokens are dropped in the first round(`merge_from` depth) blocks: 7 of 12, where the known implementation merges
+    from block 7 on, counted from 0. That is a re-implementation by the authors of PiToMe (Tran et al. 2024); the paper
+    sets the block by how linear the network is. A network of one block drops.
     """
 
     name: ClassVar[str] = "tofu"
@@ -36,9 +40,9 @@ class ToFu(Strategy):
     }
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
-    proportional: ClassVar[bool] = True
 
-    merge_from: float = Field(0.5, ge=0, le=1, description="share of the depth from which tokens are merged")
+    merge_from: float = Field(7 / 12, ge=0, le=1, description="share of the blocks after which tokens are merged")
+    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of A to B."""
@@ -49,22 +53,25 @@ class ToFu(Strategy):
         import torch
         import torch.nn.functional as F
 
-        from sparsebench.tokens import apply, sizes_after
+        from sparsebench.tokens import apply
 
-        metric = F.normalize(view.keys.mean(dim=1), dim=2)
-        N = metric.shape[1]
-        similarity, match = (metric[:, 1::2] @ metric[:, ::2].mT).max(dim=2)
-        closest = similarity.argsort(dim=1, descending=True, stable=True)[:, : N - keep]
-        host = torch.arange(N, device=metric.device).repeat(len(metric), 1)
-        host = host.scatter(1, 2 * closest + 1, 2 * match.gather(1, closest))
-        if view.block < self.merge_from * view.depth:
-            gone = torch.zeros_like(host).scatter(1, 2 * closest + 1, 1)
-            return Keep(gone.argsort(dim=1, stable=True)[:, :keep])
-        plan = Merge.into(host)
-        lengths, size = view.tokens.norm(dim=2), sizes_after(plan, view.sizes)
-        longest = torch.zeros_like(size).scatter_reduce(1, plan.target, lengths, "amax")
-        mean = apply(plan, view.tokens, view.sizes).norm(dim=2).clamp(min=1e-12)
-        return Merge(plan.target, weight=view.sizes * (longest / mean / size).gather(1, plan.target))
+        metric, P = F.normalize(view.keys.mean(dim=1), dim=2), view.prefix_count
+        A, B = slice(P % 2, None, 2), slice(1 - P % 2, None, 2)
+        similarity, match = (metric[:, A] @ metric[:, B].mT).max(dim=2)
+        rank = similarity.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        N, r = metric.shape[1], metric.shape[1] - keep
+        place = (rank >= r).cumsum(dim=1) - 1 if P else rank - r  # of those of A that go on
+        drops = view.block < round(self.merge_from * view.depth)
+        stay = rank.shape[1] - r
+        target = torch.empty_like(view.index)
+        target[:, A] = place.where(rank >= r, N if drops else stay + match)
+        target[:, B] = torch.arange(stay, keep, device=target.device)
+        if drops:
+            return Keep(target.argsort(dim=1)[:, :keep], ordered=True)
+        ones, lengths = torch.ones_like(view.sizes), view.tokens.norm(dim=2)
+        longest = torch.zeros_like(lengths[:, :keep]).scatter_reduce(1, target, lengths, "amax")
+        total = apply(Merge(target, weight=ones), view.tokens, view.sizes).norm(dim=2).clamp(min=1e-12)
+        return Merge(target, weight=(longest / total).gather(1, target))
 
 
 @sparsebench.hookimpl

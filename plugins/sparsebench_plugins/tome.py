@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
+from pydantic import Field
+
 import sparsebench
 from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
 
@@ -10,14 +12,15 @@ from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
 class ToMe(Strategy):
     """Merges the tokens whose keys are most alike, by bipartite soft matching (Bolya et al., Section 3).
 
-    Tokens are dealt in turn to two sets A and B; each of A finds the token of B with the most similar key (cosine of
-    keys, mean over heads); the r pairs that are most alike are merged into their size-weighted mean, r the number that
-    has to leave. The others of A go on, then B, so that the next block deals them anew. Attention after it weighs
-    tokens by their sizes. As published, in every block, at most half of the tokens; r tokens a block is the budget
-    `per_block`.
+    Of the whole sequence, class and register tokens first, set A has the even places and B the odd. Each patch of A
+    finds the patch of B with the most similar key (cosine of keys, mean over heads); the r pairs that are most alike
+    are merged into their size-weighted mean, r the number that has to leave. Class and register tokens are never
+    merged. The others of A go on in their order, then B, so that the next block deals them anew. Where there are no
+    class and register tokens, the others of A go on most similar first. As published, in every block, at most half of
+    the tokens; r tokens a block is the budget `per_block`. Attention after it weighs tokens by their sizes, unless
+    `proportional` is off.
 
-    The class token is not among the tokens here: it is never merged. As where it is the first of A, the second patch
-    goes to A and the first to B. With no class token or several the published split starts with the other set.
+    The published code knows a class token, a distillation token, both or none. With registers the same rule holds here.
     """
 
     name: ClassVar[str] = "tome"
@@ -36,7 +39,8 @@ class ToMe(Strategy):
     }
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
-    proportional: ClassVar[bool] = True
+
+    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of A to B."""
@@ -47,15 +51,16 @@ class ToMe(Strategy):
         import torch
         import torch.nn.functional as F
 
-        metric = F.normalize(view.keys.mean(dim=1), dim=2)
-        B, N, a, r = *metric.shape[:2], metric.shape[1] // 2, metric.shape[1] - keep
-        similarity, match = (metric[:, 1::2] @ metric[:, ::2].mT).max(dim=2)
+        metric, P = F.normalize(view.keys.mean(dim=1), dim=2), view.prefix_count
+        A, B = slice(P % 2, None, 2), slice(1 - P % 2, None, 2)
+        similarity, match = (metric[:, A] @ metric[:, B].mT).max(dim=2)
         rank = similarity.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        merges = rank < r
-        place = (~merges).cumsum(dim=1) - 1  # of those of A that go on
-        target = metric.new_empty(B, N, dtype=torch.int64)
-        target[:, ::2] = torch.arange(a - r, keep, device=metric.device)
-        target[:, 1::2] = torch.where(merges, a - r + match, place)
+        r = metric.shape[1] - keep
+        place = (rank >= r).cumsum(dim=1) - 1 if P else rank - r  # of those of A that go on
+        stay = rank.shape[1] - r
+        target = torch.empty_like(view.index)
+        target[:, A] = torch.where(rank < r, stay + match, place)
+        target[:, B] = torch.arange(stay, keep, device=target.device)
         return Merge(target)
 
 

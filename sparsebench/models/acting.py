@@ -120,7 +120,7 @@ class Decision:
     Attributes:
         block: where it was made.
         before, after: (B, N) and (B, M) of the tokens there, see `TokenView.index`.
-        plan: what it was; the positions of a `Keep` in rising order.
+        plan: what it was; the positions of a `Keep` in the order in which the tokens go on, rising unless `ordered`.
     """
 
     block: int
@@ -199,7 +199,7 @@ class Pass:
     @property
     def weighs_sizes(self) -> bool:
         """Whether attention is to weigh tokens by their sizes: where the strategy asks for it, and some are merged."""
-        return self.actor.strategy.proportional and any(_merges(d.plan) for d in self.decisions)
+        return self.actor.strategy.weighs_sizes and any(_merges(d.plan) for d in self.decisions)
 
     @property
     def even(self) -> bool:
@@ -268,7 +268,7 @@ class Pass:
 
     def _follow(self, block: int, plan: Plan) -> Plan:
         """Note what the plan makes of the tokens' names and sizes; return it as it is to be carried out."""
-        if isinstance(plan, Keep):
+        if isinstance(plan, Keep) and not plan.ordered:
             plan = Keep(plan.index.sort(dim=1).values, plan.fuse, plan.scores)
         elif isinstance(plan, Mask) and plan.keep.dtype == torch.bool:
             padded = Padded.of(Mask(plan.keep & (self.sizes > 0), plan.scores))
@@ -310,6 +310,7 @@ class Pass:
             index=self.index,
             sizes=self.sizes,
             weights=self.weights,
+            prefix_count=self.actor.cost.place(block, count, self.actor.keep[block]).prefix,
             block=block,
             depth=self.actor.depth,
             training=self.training,

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from sparsebench.models.acting import Actor, Replay
 from sparsebench.models.base import Network
-from sparsebench.plans import Keep
+from sparsebench.models.legal import only_removes
 from sparsebench.strategy import Site
+from sparsebench.tokens import Padded
 from sparsebench.training.evaluate import BATCH, halving, patches_in
 from sparsebench.training.steps import Samples
 
@@ -38,7 +39,7 @@ def influences(network: Network, actor: Actor | None, samples: Samples, n: int) 
     p^(-k) that of the same class with token k discarded after the position embedding (arXiv 2509.04009, where only
     images that are classified rightly count: `predicted` says which). The strategy does not choose anew without it:
     the same patches leave at the same blocks. A token that it removes before the first block has z = 0. It can be told
-    of strategies that keep or remove tokens, and do not fuse, merge or mix any.
+    of strategies that keep or remove tokens, as many of each image, and do not fuse, merge or mix any.
     """
     return halving(TOGETHER, lambda together: _all(network, actor, samples, n, together))
 
@@ -51,17 +52,17 @@ def _all(network: Network, actor: Actor | None, samples: Samples, n: int, togeth
     for rows in samples.items[:n].split(min(BATCH, together)):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
         decisions = [] if acting is None else acting.decisions
-        if not all(isinstance(decision.plan, Keep) and decision.plan.fuse is None for decision in decisions):
+        if not all(only_removes(decision.plan) and not isinstance(decision.plan, Padded) for decision in decisions):
             return None
         site = "input" if acting is None else acting.site
-        stays = [(decision.block, decision.after) for decision in decisions]
+        stays = [(decision.block, decision.after.sort(dim=1).values) for decision in decisions]  # as a Replay has them
         found.append(_influences(network, samples, rows, outputs, site, stays, together))
         predicted.append(outputs.argmax(dim=1))
     return Influences(torch.cat(found).cpu().numpy(), torch.cat(predicted).cpu().numpy())
 
 
 _Stays = list[tuple[int, Tensor]]
-"""Each block in which tokens left, with the (B, M) patches that stayed."""
+"""Each block in which tokens left, with the (B, M) patches that stayed, in rising order."""
 
 
 def _influences(

@@ -132,6 +132,14 @@ def test_reading_an_undeclared_field_is_a_strategy_error(scripted):
         acting.decide(0, GIVEN | {"keys": lambda: TOKENS})
 
 
+@pytest.mark.parametrize(("cost", "prefix"), [(ONE, 0), (FOUR, 1)])
+def test_the_view_tells_how_many_prefix_tokens_there_are(scripted, cost, prefix):
+    seen = []
+    strategy = scripted(lambda view, keep: seen.append(view.prefix_count), site="block", needs=())
+    begin(strategy, cost, blocks=(0,)).decide(0, {})
+    assert seen == [prefix]
+
+
 def test_an_undeclared_relevance_is_not_there_even_for_an_oracle(scripted):
     strategy = scripted(lambda view, keep: view.relevance, needs=("tokens",), kind="oracle")
     with pytest.raises(StrategyError, match=r"view\.relevance"):
@@ -181,6 +189,23 @@ def test_equal_scores_keep_the_lowest_positions(scripted):
 def test_kept_tokens_go_on_in_their_old_order(scripted):
     acting = begin(scripted(lambda view, keep: Keep(full([5, 0, 3], [4, 2, 1]))))
     assert acting.decide(0, GIVEN).index.tolist() == [[0, 3, 5], [1, 2, 4]] == acting.index.tolist()
+
+
+@pytest.mark.parametrize(
+    ("second", "names"),
+    [
+        (Keep(full([4, 1, 0], [0, 4, 2])), [[5, 0, 2], [4, 1, 3]]),
+        (Keep(full([4, 1], [0, 4]), fuse=torch.ones(B, 5), ordered=True), [[2, 0, -1], [4, 3, -1]]),
+    ],
+    ids=["in the order in which they came", "ordered"],
+)
+def test_ordered_tokens_go_on_as_the_index_has_them(scripted, second, names):
+    first = Keep(full([5, 0, 3, 7, 2], [4, 2, 1, 0, 3]), ordered=True)
+    strategy = scripted(lambda view, keep: first if view.block == 1 else second, site="block")
+    acting = begin(strategy, FOUR, rate=0.7, blocks=(1, 3))
+    assert acting.decide(1, GIVEN).index.tolist() == first.index.tolist() == acting.index.tolist()
+    acting.decide(3, GIVEN)
+    assert acting.index.tolist() == names
 
 
 def test_where_as_many_stay_as_there_are_nobody_is_asked(scripted):

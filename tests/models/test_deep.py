@@ -2,7 +2,21 @@ import pytest
 import torch
 from timm.layers import Attention
 from timm.models.vision_transformer import Block
-from vits import ARCHITECTURES, BLOCKS, B, Gated, N, any_tokens, begin, close, images, reference, tokens_at, vit
+from vits import (
+    ARCHITECTURES,
+    BLOCKS,
+    B,
+    Gated,
+    N,
+    any_tokens,
+    begin,
+    close,
+    images,
+    ordered,
+    reference,
+    tokens_at,
+    vit,
+)
 
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models.deep import DeepViT
@@ -177,6 +191,21 @@ def test_the_order_in_which_tokens_are_kept_does_not_matter(scripted, site):
     assert torch.equal(*out)
 
 
+@sites
+@pytest.mark.parametrize("needs", [(), ("tokens",)])
+@pytest.mark.parametrize("prefix", [{}, {"class_token": False, "global_pool": "avg"}], ids=str)
+@torch.no_grad()
+def test_ordered_tokens_come_to_the_next_modules_in_the_order_asked_for(scripted, site, needs, prefix):
+    network = DeepViT(vit(**prefix))
+    pixels, after, P = images(network), [network.module.blocks[2].norm1], network.prefix
+    passes = [begin(network, scripted(d, site=site, needs=needs), blocks=(1,)) for d in (any_tokens, ordered)]
+    (one,), (other,) = (tokens_at(after, network, acting, pixels) for acting in passes)
+    close(torch.cat([other[:, :P], other[:, P:].flip(1)], dim=1), one)
+    assert torch.equal(passes[1].index, passes[0].index.flip(1))
+    again = (begin(network, acting.actor.strategy, blocks=(1,)) for acting in passes)
+    close(*(network(pixels, acting) for acting in again))
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("needs", [(), ("tokens",)])
 @pytest.mark.parametrize(
@@ -209,7 +238,7 @@ def test_the_modules_really_get_fewer_tokens(scripted, site, attended, fed, need
 @torch.no_grad()
 def test_prefix_tokens_are_neither_seen_nor_dropped(scripted, make, prefix):
     def last_one(view, keep):
-        assert view.tokens.shape[1] == view.index.shape[1] == N
+        assert view.tokens.shape[1] == view.index.shape[1] == N and view.prefix_count == prefix
         return Keep(torch.full((B, 1), N - 1))
 
     network = DeepViT(make())

@@ -110,6 +110,14 @@ def test_what_a_removed_token_holds_changes_nothing(scripted):
 
 
 @torch.no_grad()
+def test_in_another_order_each_token_keeps_the_attention_of_its_position(scripted):
+    net, X = network(precision=torch.float32), torch.from_numpy(DATA.train.inputs)
+    kept = torch.tensor([[11, 0, 3, 7, 5, 2]] * N)
+    out = [net(X, begin(net, scripted(lambda view, keep, o=o: Keep(kept, ordered=o)))) for o in (False, True)]
+    torch.testing.assert_close(*out)
+
+
+@torch.no_grad()
 def test_keeping_all_tokens_is_the_network_itself(scripted):
     net, X = network(precision=torch.float32), torch.from_numpy(DATA.train.inputs)
     acting = begin(net, scripted(lambda view, keep: None))

@@ -207,6 +207,19 @@ def test_attention_depends_on_positions_and_not_on_pixels(scripted):
             assert torch.equal(a, b) and not torch.allclose(c[0], c[1], atol=1e-4)
 
 
+@sites
+@pytest.mark.parametrize("needs", [(), ("tokens",)])
+@torch.no_grad()
+def test_tokens_in_another_order_keep_their_positions(scripted, site, needs):
+    network = PositionalDeepViT(build())
+
+    def ordered(view, keep):
+        return Keep(any_tokens(view, keep).index.flip(1), ordered=True)
+
+    strategies = (scripted(decide, site=site, needs=needs) for decide in (any_tokens, ordered))
+    close(*(network(images(), begin(network, strategy, blocks=(1,))) for strategy in strategies))
+
+
 @torch.no_grad()
 def test_removed_tokens_are_neither_keys_nor_values_nor_queries(scripted):
     network = PositionalDeepViT(build())

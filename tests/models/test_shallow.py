@@ -86,6 +86,17 @@ def test_a_choice_is_positions_in_order_or_none(scripted):
     assert net.choose(begin(net, scripted(lambda view, keep: Keep(kept)), rate=1.0), X) is None
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_in_another_order_each_position_is_read_out_by_its_own_vector(scripted, variant):
+    net, X = network(**variant).double(), samples()
+    kept = torch.tensor([[11, 0, 3, 7, 5, 2]] * B)
+    actings = [begin(net, scripted(lambda view, keep, o=o: Keep(kept, ordered=o))) for o in (False, True)]
+    out = [net(X, acting) for acting in actings]
+    torch.testing.assert_close(*out, rtol=1e-12, atol=1e-12)
+    assert actings[1].index.tolist() == kept.tolist() != actings[0].index.tolist()
+
+
 @torch.no_grad()
 def test_a_removed_token_is_no_key_and_no_query_and_is_not_read_out(scripted):
     net, X = network().double(), samples()

@@ -63,6 +63,11 @@ def any_tokens(view, keep):
     return Keep(torch.rand(n, generator=rng).argsort(dim=1)[:, :keep].sort(dim=1).values)
 
 
+def ordered(view, keep):
+    """Keep the same ones, the last of them first."""
+    return Keep(any_tokens(view, keep).index.flip(1), ordered=True)
+
+
 def close(a, b, atol=1e-5):
     torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
 

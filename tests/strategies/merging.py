@@ -11,7 +11,7 @@ from sparsebench.tokens import apply
 from sparsebench.view import TokenView
 
 
-def view(B=3, N=17, C=6, H=2, *, seed=0, sizes=None, block=1, depth=4, grid=None, **given):
+def view(B=3, N=17, C=6, H=2, *, seed=0, sizes=None, prefix_count=1, block=1, depth=4, grid=None, **given):
     """Return a view of random tokens, keys and attention, with what is given in their place."""
     rng = torch.Generator().manual_seed(seed)
     fields = {
@@ -27,6 +27,7 @@ def view(B=3, N=17, C=6, H=2, *, seed=0, sizes=None, block=1, depth=4, grid=None
         index=torch.arange(N).expand(B, N),
         sizes=torch.randint(1, 4, (B, N), generator=rng).float() if sizes is None else sizes,
         weights=torch.ones(B, N),
+        prefix_count=prefix_count,
         block=block,
         depth=depth,
         training=False,

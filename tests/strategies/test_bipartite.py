@@ -41,39 +41,50 @@ def means(seen, b, host):
     return [(mean([x[i] for i in g], [s[i] for i in g]), sum(s[i] for i in g)) for g in groups(host)]
 
 
-def tome_host(seen, b, r):
-    keys = mean_keys(seen, b)
-    A, B = range(1, len(keys), 2), range(0, len(keys), 2)
+def tome_groups(seen, b, r):
+    """Return the members of each group in ToMe's order, the one that stays first: what is left of A, then B."""
+    keys, P = mean_keys(seen, b), seen.prefix_count
+    A, B = ([i for i in range(len(keys)) if (P + i) % 2 == odd] for odd in (0, 1))
     best = {i: max(B, key=lambda j: cosine(keys[i], keys[j])) for i in A}
-    gone = sorted(A, key=lambda i: -cosine(keys[i], keys[best[i]]))[:r]
-    return [best[i] if i in gone else i for i in range(len(keys))]
+    ranked = sorted(A, key=lambda i: -cosine(keys[i], keys[best[i]]))
+    left = sorted(ranked[r:]) if P else ranked[r:]
+    return [[i] for i in left] + [[j] + [i for i in ranked[:r] if best[i] == j] for j in B]
 
 
+@pytest.mark.parametrize("P", [0, 1, 2])
 @pytest.mark.parametrize(("N", "keep"), HALVES)
-def test_tofu_merges_to_the_length_of_the_longest(N, keep):
-    seen = view(N=N, block=2, seed=N + keep)
+def test_tofu_merges_plainly_to_the_length_of_the_longest(N, keep, P):
+    seen = view(N=N, block=2, seed=N + keep, prefix_count=P)
 
     def expected(b):
-        host, x = tome_host(seen, b, N - keep), numbers(seen, b)[0]
-        longest = [max(math.hypot(*x[i]) for i in g) for g in groups(host)]
-        return [
-            ([c * length / math.hypot(*row) for c in row], s)
-            for (row, s), length in zip(means(seen, b, host), longest, strict=True)
-        ]
+        (x, s), rows = numbers(seen, b), []
+        for group in tome_groups(seen, b, N - keep):
+            row, longest = mean([x[i] for i in group], [1.0] * len(group)), max(math.hypot(*x[i]) for i in group)
+            rows.append(([c * longest / math.hypot(*row) for c in row], sum(s[i] for i in group)))
+        return rows
 
     check(seen, ToFu().plan(seen, keep), expected)
 
 
+@pytest.mark.parametrize("P", [0, 1, 2])
 @pytest.mark.parametrize(("N", "keep"), HALVES)
-def test_tofu_drops_the_sources_in_the_first_half(N, keep):
-    seen = view(N=N, block=1, seed=N + keep)
+def test_tofu_drops_the_sources_in_the_first_blocks_and_keeps_tomes_order(N, keep, P):
+    seen = view(N=N, block=1, seed=N + keep, prefix_count=P)
     plan = ToFu().plan(seen, keep)
-    assert isinstance(plan, Keep)
+    assert isinstance(plan, Keep) and plan.ordered
     for b in range(3):
-        host = tome_host(seen, b, N - keep)
-        assert plan.index[b].tolist() == [j for j in range(N) if host[j] == j]
-    assert isinstance(ToFu(merge_from=1).plan(view(block=3), 12), Keep)
-    assert not isinstance(ToFu(merge_from=0).plan(view(block=0), 12), Keep)
+        assert plan.index[b].tolist() == [group[0] for group in tome_groups(seen, b, N - keep)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "depth", "first"),
+    [({}, 12, 7), ({}, 24, 14), ({}, 4, 2), ({}, 3, 2), ({}, 1, 1), ({"merge_from": 0.0}, 12, 0),
+     ({"merge_from": 1.0}, 12, 12), ({"merge_from": 0.5833}, 12, 7), ({"merge_from": 0.5}, 12, 6)],
+    ids=str,
+)  # fmt: skip
+def test_tofu_merges_from_that_block_on(changes, depth, first):
+    plans = [ToFu(**changes).plan(view(block=block, depth=depth), 12) for block in range(depth)]
+    assert [isinstance(plan, Keep) for plan in plans] == [True] * first + [False] * (depth - first)
 
 
 @pytest.mark.parametrize("margin", [0.5, -0.2])

@@ -1,5 +1,7 @@
 """What holds for every strategy that merges, and for what stands beside them."""
 
+import pickle
+
 import pytest
 import torch
 from merging import act
@@ -59,6 +61,25 @@ def test_a_sample_alone_and_in_a_batch_are_treated_alike(make):
 def test_sizes_add_up_to_all_patches_where_nothing_is_dropped(make):
     acting, _ = act(make(), vit(), images())
     assert acting.sizes.sum(dim=1).tolist() == [16.0] * 4 and acting.sizes.max() > 1
+
+
+@pytest.mark.parametrize("make", [ToMe, ToFu, PiToMe, MCTF, ATC, DiffRate], ids=lambda cls: cls.name)
+@torch.no_grad()
+def test_attention_weighs_sizes_where_it_is_asked_to(make):
+    network, out = vit(), []
+    for proportional in (True, False):
+        strategy = pickle.loads(pickle.dumps(make(proportional=proportional)))
+        acting, logits = act(strategy, network, images(), blocks=(2, 3), keep_rate=0.6)
+        assert strategy.weighs_sizes == acting.weighs_sizes == proportional and acting.sizes.max() > 1
+        out.append(logits)
+    assert float((out[0] - out[1]).abs().max()) > 1e-3
+    assert make().proportional == (make is not PiToMe)
+
+
+def test_what_has_no_say_in_it_does_not_weigh_sizes():
+    assert not KMedoids().weighs_sizes and not DPCKNN().weighs_sizes
+    with pytest.raises(ValueError, match="proportional"):
+        KMedoids(proportional=True)
 
 
 @every

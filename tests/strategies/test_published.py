@@ -50,7 +50,7 @@ def counts_of(words: str) -> dict[int, int]:
 
 
 def gmacs_of(words: str) -> float:
-    strategy, budget = typed(words)
+    strategy, _ = typed(words)
     counts = counts_of(words)
     return deit_small().macs(deit_small().steps(strategy.habits(), tuple(counts), tuple(counts.values()))) / 1e9
 
@@ -80,7 +80,7 @@ def test_published_settings_give_the_published_token_counts_of_deit_small(words,
 
 @pytest.mark.parametrize("setting", ALL, ids=str)
 def test_the_words_of_a_published_method_can_be_typed_and_cost_what_its_authors_say(setting):
-    strategy, budget = typed(setting.words)
+    strategy, _ = typed(setting.words)
     assert setting in type(strategy).published
     if setting.gmacs is None or strategy.adaptive:
         return  # what an adaptive one costs is known when it has seen images
@@ -117,7 +117,7 @@ def test_a_wrong_setting_is_one_clear_line_before_anything_runs(tmp_path, words,
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_published_setting_on_a_network_of_another_depth_is_a_clear_line(name):
     for setting in SHIPPED[name].published:
-        strategy, budget = typed(setting.words)
+        _, budget = typed(setting.words)
         if budget.blocks is None and budget.counts is None:
             continue
         done = CliRunner().invoke(
@@ -131,7 +131,9 @@ def test_show_begins_with_the_published_words_and_says_what_differs(name):
     cls, lines = SHIPPED[name], CliRunner().invoke(main, ["show", name]).stdout.splitlines()
     published = [line for line in lines if line.startswith("published: ")]
     assert lines[2 : 2 + len(published)] == published
-    assert published == [f"published: {s}" for s in cls.published] or published == ["published: no setting is known here"]
+    assert published == [f"published: {s}" for s in cls.published] or published == [
+        "published: no setting is known here"
+    ]
     (differs,) = [line for line in lines if line.startswith("differs from the published method: ")]
     assert differs.partition(": ")[2] == (cls.differs or ("nothing known" if cls.citation else "none is published"))
     assert any(line.startswith("  disposal = ") for line in lines) == (len(cls.disposals) > 1)
@@ -172,12 +174,10 @@ def test_every_option_and_parameter_that_a_docstring_names_is_there(name):
     text = "\n".join(texts_of(cls))
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) <= OPTIONS
     for owner, key in re.findall(r"(?:\b([a-z_]+):)?\b([a-z_]+)=[\w.]", text):
-        assert key in BASE | set((SHIPPED[owner] if owner in SHIPPED else cls).model_fields), key
+        assert key in BASE | set(SHIPPED.get(owner, cls).model_fields), key
     known = BASE | set(cls.model_fields) | set(SHIPPED) | NEEDS | set(AMOUNTS) | {"stages", "every", "late"}
     for word in re.findall(r"`([a-z_]+)`", text):
         assert word in known or hasattr(Strategy, word) or hasattr(Task, word), word
-    for option, key in re.findall(r"`(--[a-z-]+|[a-z_]+)(?:=[^`]*)?`", text):
-        assert option
 
 
 def test_what_this_file_knows_of_entry_points_is_what_is_installed():

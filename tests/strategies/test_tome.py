@@ -15,22 +15,27 @@ from sparsebench.tokens import sizes_after
 
 
 def by_loops(seen, b, keep):
-    """Return the new tokens and their sizes: (x, s) of the unmerged ones of A, then of B."""
+    """Return the new tokens and their sizes: (x, s) of the unmerged ones of A, then of B.
+
+    A has the even places of the whole sequence, in which the P prefix tokens come first.
+    """
     keys, x, s = mean_keys(seen, b), seen.tokens[b].double().tolist(), seen.sizes[b].tolist()
-    A, B = list(range(1, len(x), 2)), list(range(0, len(x), 2))
+    P = seen.prefix_count
+    A, B = ([i for i in range(len(x)) if (P + i) % 2 == odd] for odd in (0, 1))
     best = {i: max(B, key=lambda j: cosine(keys[i], keys[j])) for i in A}
     ranked = sorted(A, key=lambda i: -cosine(keys[i], keys[best[i]]))
-    gone = ranked[: len(x) - keep]
-    out = [(x[i], s[i]) for i in A if i not in gone]
+    gone, left = ranked[: len(x) - keep], ranked[len(x) - keep :]
+    out = [(x[i], s[i]) for i in (sorted(left) if P else left)]
     for j in B:
         group = [j] + [i for i in gone if best[i] == j]
         out.append((mean([x[i] for i in group], [s[i] for i in group]), sum(s[i] for i in group)))
     return out
 
 
+@pytest.mark.parametrize("P", [0, 1, 2, 5])
 @pytest.mark.parametrize(("N", "keep"), [(17, 16), (17, 12), (17, 9), (16, 8), (16, 15), (3, 2), (2, 1)])
-def test_tome_merges_what_the_loops_do_in_their_order(N, keep):
-    seen = view(N=N, seed=N + keep)
+def test_tome_merges_what_the_loops_do_in_their_order(N, keep, P):
+    seen = view(N=N, seed=N + keep, prefix_count=P)
     plan = ToMe().plan(seen, keep)
     x, s = merged(plan, seen), sizes_after(plan, seen.sizes)
     for b in range(3):
@@ -40,8 +45,17 @@ def test_tome_merges_what_the_loops_do_in_their_order(N, keep):
 
 
 def test_equal_keys_merge_the_first_pairs():
-    seen = view(1, 8, keys=torch.ones(1, 2, 8, 6), sizes=torch.ones(1, 8))
-    assert ToMe().plan(seen, 6).target.tolist() == [[2, 2, 3, 2, 4, 0, 5, 1]]
+    for P, target in ((1, [2, 2, 3, 2, 4, 0, 5, 1]), (2, [2, 2, 2, 3, 0, 4, 1, 5]), (0, [2, 2, 2, 3, 0, 4, 1, 5])):
+        seen = view(1, 8, keys=torch.ones(1, 2, 8, 6), sizes=torch.ones(1, 8), prefix_count=P)
+        assert ToMe().plan(seen, 6).target.tolist() == [target]
+
+
+def test_without_prefix_tokens_the_most_similar_of_those_left_goes_first():
+    angles = torch.tensor([0.0, 0.01, 3.0, 2.0, 5.0, 4.6, 1.5, 1.4])  # A at 0, 2, 4, 6: 0.01, 1.0, 0.4, 0.1 away
+    keys = torch.stack([angles.cos(), angles.sin()], dim=1).expand(1, 1, 8, 2)
+    for P, target in ((0, [3, 3, 2, 4, 1, 5, 0, 6]), (2, [3, 3, 0, 4, 1, 5, 2, 6])):
+        seen = view(1, 8, keys=keys, sizes=torch.ones(1, 8), prefix_count=P)
+        assert ToMe().plan(seen, 7).target.tolist() == [target]
 
 
 @pytest.fixture(scope="module")

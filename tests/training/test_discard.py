@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sparsebench_plugins.ats import ATS
 from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.random import Random
 from sparsebench_plugins.random_inside import RandomInside
@@ -120,6 +121,24 @@ def test_strategies_of_the_block_site_are_replayed_too(network, scripted):
     _, acting = samples().forward(network, actor, torch.arange(n), visit=0, training=False)
     stays = {decision.block: decision.after for decision in acting.decisions}
     np.testing.assert_allclose(influences(network, actor, samples(), n).z, expected(network, stays, "block"), atol=1e-9)
+
+
+@pytest.mark.parametrize("attention", ["content", "positional"])
+@pytest.mark.parametrize("site", ["input", "attention", "block"])
+def test_in_whatever_order_tokens_go_on_the_same_are_discarded(scripted, site, attention):
+    network, blocks = network_of(attention=attention), None if site == "input" else (1, 3)
+    order = torch.rand(n, N, generator=torch.Generator().manual_seed(5)).double()
+    found = []
+    for ordered in (False, True):
+        strategy = scripted(lambda v, keep, o=ordered: Keep(order.gather(1, v.index).topk(keep).indices, ordered=o),
+                            site=site)  # fmt: skip
+        found.append(influences(network, actor_of(strategy, network, keep_rate=0.6, blocks=blocks), samples(), n).z)
+    np.testing.assert_allclose(*found, atol=1e-9)
+    assert found[0].max() > 0.01
+
+
+def test_images_that_keep_numbers_of_their_own_cannot_be_told_apart(network):
+    assert influences(network, actor_of(ATS(), network, keep_rate=0.6), samples(), n) is None
 
 
 def test_a_strategy_that_keeps_everything_changes_nothing(network):
