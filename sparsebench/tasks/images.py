@@ -81,8 +81,10 @@ class ImageTask(PictureTask):
     backgrounds: str = Field(sources.PHOTOS, description="backgrounds: photos, flowers102, a folder or an .npz file")
     canvas: int = Field(32, gt=0, description="side of the image in pixels")
     foreground: int = Field(24, gt=0, description="side of the foreground in pixels")
-    placement: Literal["anywhere", "grid"] = Field(
-        "anywhere", description="where the foreground may lie; grid: where it begins with a patch"
+    placement: Literal["anywhere", "grid", "tiles"] = Field(
+        "anywhere",
+        description="where the foreground may lie; grid: where it begins with a patch; tiles: side by side, so that "
+        "every patch is as often foreground",
     )
     mask: Mask = Field(
         "half", description="which patches matter: any, half or all (inside) of it foreground, or the top by share"
@@ -106,7 +108,13 @@ class ImageTask(PictureTask):
                 )
         if self.foreground > self.canvas:
             raise UserError("the foreground is larger than the canvas", got=f"{self.foreground} > {self.canvas}")
-        if (self.shift and self.placement == "grid") or (self.permuted and (self.shift or self.flip)):
+        if self.placement == "tiles" and (self.canvas % self.foreground or self.foreground % self.patch):
+            raise UserError(
+                "tiles: the foreground must divide the canvas, and patch the foreground",
+                got=f"canvas={self.canvas}, foreground={self.foreground}, patch={self.patch}",
+                next_step="as in canvas=36,foreground=12,patch=4",
+            )
+        if (self.shift and self.placement != "anywhere") or (self.permuted and (self.shift or self.flip)):
             raise UserError(
                 "on the patch grid images cannot be shifted, nor permuted patches flipped",
                 got=f"placement={self.placement}, permuted={self.permuted}, flip={self.flip}, shift={self.shift}",
@@ -121,7 +129,7 @@ class ImageTask(PictureTask):
 
     def bound_to(self) -> int | None:
         """See `Task.bound_to`."""
-        return self.patch if self.permuted or self.placement == "grid" else None
+        return self.patch if self.permuted or self.placement != "anywhere" else None
 
     def initial(self) -> tuple[Task, int] | None:
         """See `Task.initial`: the foregrounds of the classes not held out, on a clean canvas, patches in this order."""
@@ -183,7 +191,8 @@ class ImageTask(PictureTask):
         for k, name in enumerate(classes):
             mine, pool = np.flatnonzero(labels == k), per_class[name]
             chosen.append(Chosen(mine, pool, _cycle(len(pool), len(mine), rng)))
-        boxes = paste(canvas, chosen, rng, self.patch if self.placement == "grid" else 1)
+        step = {"anywhere": 1, "grid": self.patch, "tiles": self.foreground}[self.placement]
+        boxes = paste(canvas, chosen, rng, step)
         order = self.order()
         if order is not None:
             canvas = permute(canvas, self.patch, order)

@@ -11,6 +11,7 @@ from sparsebench_plugins.random import Random
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError
+from sparsebench.measure.selection import auroc
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Timm, Vit
 from sparsebench.tasks import sources
@@ -199,3 +200,22 @@ def test_a_training_is_a_success_from_the_accuracy_asked_for_on():
 
 def test_the_pool_of_digits_has_the_sizes_asked_for():
     assert sources.foregrounds("digits", 26, {}).train["0"].shape[1:] == (3, 26, 26)
+
+
+@pytest.mark.parametrize("cls", [Composite, Spurious])
+def test_on_tiles_every_patch_is_as_often_foreground_so_that_its_place_tells_nothing(cls):
+    task = cls(placement="tiles", canvas=36, foreground=12, test=900, pretrain_epochs=0)
+    relevance = task.draw(10, 0, {}).test.relevance_on((9, 9))
+    assert set(np.unique(relevance)) == {0.0, 1.0}
+    assert (relevance.sum(axis=1) == 9).all() and len(np.unique(relevance, axis=0)) == 9
+    y, x = np.indices((9, 9)) - 4.0
+    radial = np.broadcast_to(-np.hypot(y, x).ravel(), relevance.shape)
+    places = np.unique(relevance, axis=0) > 0
+    assert auroc(radial[:9], places) == pytest.approx(0.5, abs=1e-12)
+    assert auroc(radial, relevance > 0) == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("changes", [{"canvas": 40}, {"foreground": 18, "patch": 4}])
+def test_tiles_that_do_not_fit_are_a_user_error(changes):
+    with pytest.raises(UserError, match="tiles: the foreground must divide the canvas, and patch the foreground"):
+        Composite(**{"placement": "tiles", "canvas": 36, "foreground": 12, "pretrain_epochs": 0} | changes).check()
