@@ -126,7 +126,7 @@ OWN: dict[str, Callable[[Call], int]] = {
     "tofu": lambda c: c.N // 2 * -(-c.N // 2) * c.d,
     "pitome": lambda c: c.N**2 * c.d,
     "atc": lambda c: c.N**2 * c.d,
-    "mctf": lambda c: min(2, c.N - c.M) * (c.N // 2 * -(-c.N // 2)) * c.C,
+    "mctf": lambda c: c.N // 2 * -(-c.N // 2) * c.C,
     "diffrate": lambda c: round(0.5 * (c.N - c.M)) * c.M * c.C,
     "attn_topk:disposal=merge": lambda c: c.N * c.M * c.C,
     "tps": lambda c: 2 * c.N * c.M * c.C,

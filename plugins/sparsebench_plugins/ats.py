@@ -1,25 +1,30 @@
 """Tokens are sampled by what they give the class token, so many as the image needs."""
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 import sparsebench
 from sparsebench import Mask, Schedule, Site, Strategy, TokenView
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class ATS(Strategy):
     """Keeps the tokens that evenly spaced points of a cumulative sum of scores fall upon; how many hangs on the image.
 
     Fayyaz et al. (2022): S_j = a_j ||v_j|| / sum_i a_i ||v_i||, a_j the class token's attention, mean over heads, v_j
-    the value, all heads concatenated. With c_j the sum of S up to token j, the points (2m - 1) / (2M), m = 1..M, each
-    take the token whose c_j is nearest; tokens taken several times stay once. So M bounds the number that stays, and of
-    an image whose attention is on few tokens few do. Only they are queries. No gradient goes through the choice.
+    the value, all heads concatenated; c_j is the sum of S up to token j, from the smallest S up. Each of M points takes
+    the token whose sum is nearest; tokens taken several times stay once. As released, sums are c' = (c - min c) /
+    (max c - min c), and the points s + m (1 - s) / (M - 1), m = 0..M-1, s the smallest c' that is not 0; a single point
+    is s. As in the paper, sums are c and the points (2m - 1) / (2M), m = 1..M. So M bounds the number that stays, and
+    of an image whose attention is on few tokens few do. Only they are queries. No gradient goes through the choice.
 
-    M is the count that the budget gives, raised until the mean cost is what was asked for; the least cost that can be
-    raised to is that of M = N - 1. The published method acts in blocks 3 to 11 of 12 with M = 197 (--blocks): here it
-    acts in every block. Without a class token the attention received takes its place. It cannot act on the theory
-    models.
+    M is the count that the budget gives; with a fraction of MACs it is raised until the mean cost is what was asked
+    for. The published method acts in blocks 3 to 11 of 12 (the budget's `blocks=3+4+5+6+7+8+9+10+11`) with M = 197, the
+    class token counted: all 196 patches (`counts=`). By default it acts in every block. Without a class token the
+    attention received takes its place. It cannot act on the theory models.
     """
 
     name: ClassVar[str] = "ats"
@@ -36,6 +41,7 @@ class ATS(Strategy):
   year = {2022}
 }"""
 
+    points: Literal["released", "paper"] = Field("released", description="which points of the sum take the tokens")
     ascending: bool = Field(True, description="sum from the smallest score up, as released; else in the tokens' order")
 
     def plan(self, view: TokenView, keep: int) -> Mask:
@@ -47,14 +53,27 @@ class ATS(Strategy):
         S = S / S.sum(dim=1, keepdim=True).clamp(min=1e-30)
         place = S if self.ascending else torch.zeros_like(S)
         order = place.masked_fill(~view.there, torch.inf).sort(dim=1, stable=True).indices
-        c = S.gather(1, order).cumsum(dim=1)
+        c = S.gather(1, order).double().cumsum(dim=1)  # in which a small score is not lost beside a large sum
+        if self.points == "released":
+            c = (c - c[:, :1]) / (c[:, -1:] - c[:, :1]).clamp(min=1e-30)  # all 0 where all are equal
+        points = self._points(c, keep)
         c = c.masked_fill(~view.there.gather(1, order), torch.inf)
-        points = (2 * torch.arange(keep, device=c.device, dtype=c.dtype) + 1) / (2 * keep)
-        right = torch.searchsorted(c, points.expand(len(c), keep).contiguous()).clamp(max=c.shape[1] - 1)
+        right = torch.searchsorted(c, points).clamp(max=c.shape[1] - 1)
         left = (right - 1).clamp(min=0)
         nearest = torch.where((c.gather(1, left) - points).abs() <= (c.gather(1, right) - points).abs(), left, right)
-        taken = torch.zeros_like(view.there).scatter(1, order.gather(1, nearest), True)
+        first = torch.searchsorted(c, c.gather(1, nearest))  # of equal sums
+        taken = torch.zeros_like(view.there).scatter(1, order.gather(1, first), True)
         return Mask(taken, scores=S)
+
+    def _points(self, c: "Tensor", M: int) -> "Tensor":
+        """Return (B, M) for the (B, N) sums."""
+        import torch
+
+        m = torch.arange(M, device=c.device, dtype=c.dtype).expand(len(c), M)
+        if self.points == "paper":
+            return (2 * m + 1) / (2 * M)
+        s = c.where(c > 0, 1.0).amin(dim=1, keepdim=True)
+        return s + m * (1 - s) / max(1, M - 1)
 
 
 @sparsebench.hookimpl

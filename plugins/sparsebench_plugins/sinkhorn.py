@@ -17,10 +17,11 @@ class Sinkhorn(Strategy):
     """Makes K tokens of N by a transport plan from the tokens to K learned centres (Haurum et al., Sinkhorn baseline).
 
     Tokens and centres are brought to length 1, and S / epsilon are their cosines over the regularisation. The plan T
-    (N, K) = exp(S / epsilon + u + v) is found by Sinkhorn's iterations on logarithms, in float32, tokens first (Cuturi,
-    2013), with 1 / (K + N) asked of each token and of each centre. These do not add up to the same: after the last
-    iteration the centres have theirs, and of (K + N) T each sums to 1. (K + N) T^T x of the tokens of length 1 goes on,
-    so that lengths are lost. The centres begin as standard normal numbers and are trained with the network.
+    (N, K) = exp(S / epsilon + u + v) is found by Sinkhorn's iterations on logarithms (Cuturi, 2013), in float32, with
+    1 / (K + N) asked of each centre, first, and of each token. These do not add up to the same: after the last
+    iteration the tokens have theirs, and in (K + N) T each sums to 1 over the centres. (K + N) T^T x of the tokens of
+    length 1 goes on, so that lengths are lost. The centres begin as standard normal numbers and are trained with the
+    network.
 
     K is the number that the budget gives, and what comes out stands for no place. Before the block; class and register
     tokens pass by. The cosines and the sums are among the MACs; the iterations only add.
@@ -63,10 +64,10 @@ class Sinkhorn(Strategy):
         """Return (K + N) T for (B, N, K) cosines."""
         S = cosines / self.epsilon
         log_marginal = -math.log(S.shape[1] + S.shape[2])
-        v = S.new_zeros(S.shape[0], 1, S.shape[2])
+        u = S.new_zeros(S.shape[0], S.shape[1], 1)
         for _ in range(self.iterations):
-            u = log_marginal - (S + v).logsumexp(dim=2, keepdim=True)
             v = log_marginal - (S + u).logsumexp(dim=1, keepdim=True)
+            u = log_marginal - (S + v).logsumexp(dim=2, keepdim=True)
         return (S + u + v - log_marginal).exp()
 
 

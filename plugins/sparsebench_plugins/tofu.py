@@ -63,7 +63,7 @@ class ToFu(Strategy):
         place = (rank >= r).cumsum(dim=1) - 1 if P else rank - r  # of those of A that go on
         drops = view.block < round(self.merge_from * view.depth)
         stay = rank.shape[1] - r
-        target = torch.empty_like(view.index)
+        target = rank.new_empty(len(rank), N)
         target[:, A] = place.where(rank >= r, N if drops else stay + match)
         target[:, B] = torch.arange(stay, keep, device=target.device)
         if drops:

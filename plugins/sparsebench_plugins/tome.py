@@ -55,10 +55,10 @@ class ToMe(Strategy):
         A, B = slice(P % 2, None, 2), slice(1 - P % 2, None, 2)
         similarity, match = (metric[:, A] @ metric[:, B].mT).max(dim=2)
         rank = similarity.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        r = metric.shape[1] - keep
+        N, r = metric.shape[1], metric.shape[1] - keep
         place = (rank >= r).cumsum(dim=1) - 1 if P else rank - r  # of those of A that go on
         stay = rank.shape[1] - r
-        target = torch.empty_like(view.index)
+        target = rank.new_empty(len(rank), N)
         target[:, A] = torch.where(rank < r, stay + match, place)
         target[:, B] = torch.arange(stay, keep, device=target.device)
         return Merge(target)

@@ -18,31 +18,65 @@ def shares(attention, values):
     return [g / sum(given) for g in given]
 
 
-def taken(S, M, ascending):
+def taken(S, M, ascending, points):
     """Return which tokens the M points fall upon; of two as near the one with the smaller sum."""
     order = sorted(range(len(S)), key=lambda j: (S[j], j)) if ascending else list(range(len(S)))
     c, total = [], 0.0
     for j in order:
         total += S[j]
         c.append(total)
-    out = set()
-    for m in range(1, M + 1):
-        y = (2 * m - 1) / (2 * M)
-        out.add(order[min(range(len(c)), key=lambda i: (abs(c[i] - y), i))])
-    return out
+    if points == "paper":
+        ys = [(2 * m - 1) / (2 * M) for m in range(1, M + 1)]
+    else:
+        low, high = min(c), max(c)
+        c = [(x - low) / (high - low) if high > low else 0.0 for x in c]
+        s = min((x for x in c if x > 0), default=1.0)
+        ys = [s] if M == 1 else [s + m * (1 - s) / (M - 1) for m in range(M)]
+    return {order[min(range(len(c)), key=lambda i: (abs(c[i] - y), c[i], i))] for y in ys}
 
 
+@pytest.mark.parametrize("points", ["released", "paper"])
 @pytest.mark.parametrize("ascending", [True, False])
-@pytest.mark.parametrize("M", [1, 2, 5, 11, 16])
-def test_the_points_take_the_tokens_whose_sum_is_nearest(M, ascending):
+@pytest.mark.parametrize("M", [1, 2, 5, 11, 16, 17])
+def test_the_points_take_the_tokens_whose_sum_is_nearest(M, ascending, points):
     values = torch.randn(3, 2, 17, 5, generator=torch.Generator().manual_seed(M))
     attention = torch.rand(3, 17, generator=torch.Generator().manual_seed(M + 1)) ** 4
-    plan = ATS(ascending=ascending).plan(view(attention=attention, values=values), M)
+    plan = ATS(ascending=ascending, points=points).plan(view(attention=attention, values=values), M)
     for b in range(3):
         S = shares(attention[b].double().tolist(), values[b].double())
         assert plan.scores[b].tolist() == pytest.approx(S, abs=1e-6)
-        assert set(plan.keep[b].nonzero()[:, 0].tolist()) == taken(S, M, ascending)
+        assert set(plan.keep[b].nonzero()[:, 0].tolist()) == taken(S, M, ascending, points)
         assert 1 <= int(plan.keep[b].sum()) <= M
+
+
+def test_the_released_points_begin_at_the_second_token_and_end_at_the_last():
+    assert ATS().points == "released"
+    attention = torch.tensor([[0.1, 0.2, 0.3, 0.4]])
+    for M, kept in ((1, [1]), (2, [1, 3]), (3, [1, 2, 3]), (4, [1, 2, 3])):
+        plan = ATS().plan(view(1, 4, attention=attention, values=torch.ones(1, 2, 4, 3)), M)
+        assert plan.keep[0].nonzero()[:, 0].tolist() == kept
+
+
+@pytest.mark.parametrize("points", ["released", "paper"])
+@pytest.mark.parametrize("ascending", [True, False])
+@pytest.mark.parametrize("M", [1, 3, 5])
+@pytest.mark.parametrize("row", [[1.0, 0, 0, 0, 0], [0.0, 0, 0, 0, 0], [0.0, 0, 0, 1, 0], [2.0, 0, 3, 0, 0]], ids=str)
+def test_tokens_without_a_score_are_no_trouble(row, M, ascending, points):
+    seen = view(1, 5, attention=torch.tensor([row]), values=torch.ones(1, 2, 5, 3))
+    plan = ATS(ascending=ascending, points=points).plan(seen, M)
+    S = [a / (sum(row) or 1.0) for a in row]
+    assert plan.keep[0].nonzero()[:, 0].tolist() == sorted(taken(S, M, ascending, points))
+    assert plan.scores[0].tolist() == pytest.approx(S)
+
+
+@pytest.mark.parametrize("points", ["released", "paper"])
+@pytest.mark.parametrize("sizes", [[[1.0]], [[1.0, 0.0, 0.0]]], ids=["alone", "with padding"])
+@pytest.mark.parametrize("M", [1, 2])
+def test_an_only_token_stays(sizes, points, M):
+    sizes = torch.tensor(sizes)
+    seen = view(*sizes.shape, attention=torch.ones_like(sizes), values=torch.ones(1, 2, sizes.shape[1], 3), sizes=sizes)
+    plan = ATS(points=points).plan(seen, M)
+    assert plan.keep.tolist() == [[True, False, False][: sizes.shape[1]]] and bool(plan.scores.isfinite().all())
 
 
 def test_the_more_uneven_the_attention_the_fewer_stay():
@@ -53,14 +87,16 @@ def test_the_more_uneven_the_attention_the_fewer_stay():
     assert counts[0] == 12 and counts == sorted(counts, reverse=True) and counts[2] < 8
 
 
-def test_padding_is_never_taken():
+@pytest.mark.parametrize("points", ["released", "paper"])
+@pytest.mark.parametrize("M", [1, 8, 17])
+def test_padding_is_never_taken(M, points):
     sizes = (torch.arange(17) < torch.tensor([17, 9, 1])[:, None]).float()
     attention = torch.rand(3, 17, generator=torch.Generator().manual_seed(0))
     values = torch.randn(3, 2, 17, 5, generator=torch.Generator().manual_seed(1))
-    plan = ATS().plan(view(attention=attention, values=values, sizes=sizes), 8)
+    plan = ATS(points=points).plan(view(attention=attention, values=values, sizes=sizes), M)
     for b, there in enumerate((17, 9, 1)):
         S = shares(attention[b, :there].double().tolist(), values[b, :, :there].double())
-        assert set(plan.keep[b].nonzero()[:, 0].tolist()) == taken(S, 8, True)
+        assert set(plan.keep[b].nonzero()[:, 0].tolist()) == taken(S, M, True, points)
 
 
 @pytest.mark.parametrize("changes", [{}, {"class_token": False, "global_pool": "avg"}], ids=str)

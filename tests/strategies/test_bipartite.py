@@ -87,27 +87,44 @@ def test_tofu_merges_from_that_block_on(changes, depth, first):
     assert [isinstance(plan, Keep) for plan in plans] == [True] * first + [False] * (depth - first)
 
 
-@pytest.mark.parametrize("margin", [0.5, -0.2])
+@pytest.mark.parametrize(
+    ("changes", "block", "depth", "margin", "every"),
+    [
+        ({}, 0, 12, 0.75, True),
+        ({}, 5, 12, 0.75 * 7 / 12, True),
+        ({}, 6, 12, 0.375, False),
+        ({}, 11, 12, 0.0625, False),
+        ({}, 2, 5, 0.45, True),
+        ({}, 3, 5, 0.3, False),
+        ({"margin": 0.5}, 2, 4, 0.5, False),
+        ({"margin": -0.2}, 1, 4, -0.2, True),
+        ({"bipartite": 0.0}, 0, 12, 0.75, False),
+        ({"bipartite": 7 / 12}, 6, 12, 0.375, True),
+        ({"bipartite": 7 / 12}, 7, 12, 0.3125, False),
+        ({"bipartite": 1.0, "margin": 0.0}, 3, 4, 0.0, True),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(("N", "keep"), HALVES)
-def test_pitome_merges_what_has_most_energy(N, keep, margin):
-    seen, r = view(N=N, seed=N + keep), N - keep
+def test_pitome_merges_what_has_most_energy(N, keep, changes, block, depth, margin, every):
+    seen, r = view(N=N, seed=N + keep, block=block, depth=depth), N - keep
 
     def expected(b):
         keys = mean_keys(seen, b)
-        alike = [[cosine(k, l) - margin for l in keys] for k in keys]
-        energy = [sum(c if c > 0 else math.expm1(c) for c in row) / N for row in alike]
-        ranked = sorted(range(N), key=lambda i: -energy[i])[: 2 * r]
-        host = list(range(N))
-        for i in ranked[::2]:
-            host[i] = max(ranked[1::2], key=lambda j: alike[i][j])
-        return means(seen, b, host)
+        alike = [[cosine(k, l) for l in keys] for k in keys]
+        energy = [sum(c - margin if c > margin else math.expm1(c - margin) for c in row) / N for row in alike]
+        ranked = sorted(range(N), key=lambda i: -energy[i])
+        ranked = ranked if every else ranked[: 2 * r]
+        best = {i: max(ranked[1::2], key=lambda j: alike[i][j]) for i in ranked[::2]}
+        goes = sorted(best, key=lambda i: -alike[i][best[i]])[:r]
+        return means(seen, b, [best[i] if i in goes else i for i in range(N)])
 
-    check(seen, PiToMe(margin=margin).plan(seen, keep), expected)
+    check(seen, PiToMe(**changes).plan(seen, keep), expected)
 
 
 def test_pitome_protects_what_stands_alone():
     keys = torch.tensor([[1.0, 0.0]] * 5 + [[0.0, 1.0], [-1.0, 0.0], [1.0, 0.01]]).expand(1, 1, 8, 2)
-    target = PiToMe().plan(view(1, 8, keys=keys), 5).target[0].tolist()
+    target = PiToMe().plan(view(1, 8, keys=keys, block=2), 5).target[0].tolist()
     assert target.count(target[5]) == target.count(target[6]) == 1
 
 
@@ -118,28 +135,34 @@ def weight_of(taus, x, s, a, i, j):
     return alike * information * (1 / s[i] / top_s * (1 / s[j] / top_s)) ** (1 / taus[2])
 
 
+@pytest.mark.parametrize("P", [0, 1, 2])
 @pytest.mark.parametrize("taus", [(1.0, 20.0, 40.0), (5.0, 1.0, 2.0)])
 @pytest.mark.parametrize(("N", "keep"), HALVES)
-def test_mctf_merges_one_way_and_then_the_other(N, keep, taus):
-    seen, r = view(N=N, seed=N + keep), N - keep
+def test_mctf_merges_one_way_and_then_the_other(N, keep, taus, P):
+    seen, r = view(N=N, seed=N + keep, prefix_count=P), N - keep
 
     def expected(b):
         (x, s), a = numbers(seen, b), seen.received_attention[b].double().tolist()
         members = {i: [i] for i in range(N)}
-        even, odd = range(0, N, 2), range(1, N, 2)
-        for sources, hosts, number in ((even, odd, r - r // 2), (odd, even, r // 2))[: min(r, 2)]:
+        A, B = ([i for i in range(N) if (P + i) % 2 == odd] for odd in (0, 1))
+        for sources, hosts, number in ((A, B, r // 2), (B, A, r - r // 2)):
             there = [j for j in hosts if j in members]
             best = {i: max(there, key=lambda j: weight_of(taus, x, s, a, i, j)) for i in sources}
             ranked = sorted(sources, key=lambda i: -weight_of(taus, x, s, a, i, best[i]))
             for i in ranked[:number]:
-                j = best[i]
-                x[j], a[j] = mean([x[j], x[i]], [s[j], s[i]]), (s[j] * a[j] + s[i] * a[i]) / (s[j] + s[i])
-                s[j] += s[i]
-                members[j] += members.pop(i)
-        return [(x[j], s[j]) for j in sorted(members)]
+                members[best[i]] += members.pop(i)
+        groups = [members[j] for j in sorted(members)]
+        return [(mean([x[i] for i in g], [a[i] * s[i] for i in g]), sum(s[i] for i in g)) for g in groups]
 
     names = ("tau_similarity", "tau_information", "tau_size")
     check(seen, MCTF(**dict(zip(names, taus, strict=True))).plan(seen, keep), expected)
+
+
+@pytest.mark.parametrize(("P", "target"), [(1, [2, 0, 1, 2]), (2, [0, 1, 2, 0]), (0, [0, 1, 2, 0])])
+def test_mctf_takes_a_single_token_from_b(P, target):
+    tokens = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [1.0, 0.1]]])
+    seen = view(tokens=tokens, sizes=torch.ones(1, 4), received_attention=torch.ones(1, 4), prefix_count=P)
+    assert MCTF().plan(seen, 3).target.tolist() == [target]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])

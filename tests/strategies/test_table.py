@@ -34,7 +34,7 @@ OUT_OF_REACH = {
     ("tome", "stages", 0.37): 0.4965,
     ("tofu", "stages", 0.37): 0.4965,
     ("pitome", "stages", 0.37): 0.4970,
-    ("mctf", "stages", 0.37): 0.5027,
+    ("mctf", "stages", 0.37): 0.5016,
 }
 """What they cost at the least on DeiT-S. They merge pairs, so that half of the tokens go at once at most, and in three
 stages 98, 49 and 25 of 196 stay; mctf has the attention received by all tokens made as well. Nothing else misses, and
