@@ -14,7 +14,8 @@ class ATC(Strategy):
     The two closest clusters are joined until as many are left as have to stay. Tokens are 1 - cos apart, of keys, mean
     over heads; clusters as far as their closest tokens (single linkage), their farthest (complete) or the mean of all
     pairs (average). A cluster's token is the size-weighted mean of its members, in the order of their first ones.
-    Attention after it weighs tokens by their sizes. Any number can leave at once, so it acts in stages.
+    Attention after it weighs tokens by their sizes, unless `proportional` is off. Any number can leave at once, so it
+    acts in stages.
 
     Clustered by scipy on the CPU, image by image, in float64: slow, and so published. The class token is not among the
     tokens here.

@@ -15,7 +15,7 @@ class DiffRate(Strategy):
     token). The first m stay, m the number that the budget gives; of the N - m others the share `merged`, the higher
     ranks, is merged, each into the token of the first m with the largest cosine, and the rest is dropped. A group's
     token is the plain mean of its members; a merged token's size is multiplied by its cosine (at least 0) before it is
-    added. Attention after it weighs tokens by their sizes. In every block.
+    added. Attention after it weighs tokens by their sizes, unless `proportional` is off. In every block.
 
     The published method searches how many are dropped and merged in each block, which `diffrate_search` does. What it
     found can be given: `counts` of the budget are the numbers that stay, and `undropped` those that are left between

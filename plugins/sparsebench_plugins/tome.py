@@ -20,7 +20,7 @@ class ToMe(Strategy):
     the tokens; r tokens a block is the budget `per_block`. Attention after it weighs tokens by their sizes, unless
     `proportional` is off.
 
-    The published code knows a class token, a distillation token, both or none. With registers the same rule holds here.
+    Published with a class token, with a distillation token too, and with none; with registers the rule is the same.
     """
 
     name: ClassVar[str] = "tome"
