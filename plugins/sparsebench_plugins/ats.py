@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Mask, Schedule, Site, Strategy, TokenView
+from sparsebench import Mask, Published, Schedule, Site, Strategy, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +40,9 @@ class ATS(Strategy):
   booktitle = {European Conference on Computer Vision},
   year = {2022}
 }"""
+    published: ClassVar[tuple[Published, ...]] = (
+        Published("ats:blocks=3+4+5+6+7+8+9+10+11,counts=196+196+196+196+196+196+196+196+196", "DeiT-S", 2.9),
+    )
 
     points: Literal["released", "paper"] = Field("released", description="which points of the sum take the tokens")
     ascending: bool = Field(True, description="sum from the smallest score up, as released; else in the tokens' order")

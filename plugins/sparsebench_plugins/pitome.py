@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
+from sparsebench import Merge, Place, Published, Schedule, Site, Strategy, TokenView
 
 
 class PiToMe(Strategy):
@@ -27,6 +27,11 @@ class PiToMe(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "keys"})
     citation: ClassVar[str] = "Tran et al., Accelerating transformers with spectrum-preserving token merging, 2024"
+    published: ClassVar[tuple[Published, ...]] = (Published("pitome:ratio=0.9", "DeiT-S"),)
+    differs: ClassVar[str] = (
+        "that the first half of the blocks deals its tokens by rank of energy is this project's reading of what is "
+        "published"
+    )
     schedule: ClassVar[Schedule] = "every"
     most: ClassVar[float] = 0.5
 

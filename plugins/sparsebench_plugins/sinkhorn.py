@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Mix, Place, Site, Strategy, TokenView
+from sparsebench import Mix, Place, Published, Site, Strategy, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +37,7 @@ class Sinkhorn(Strategy):
   booktitle = {IEEE/CVF International Conference on Computer Vision Workshops},
   year = {2023}
 }"""
+    published: ClassVar[tuple[Published, ...]] = (Published("sinkhorn:keep_rate=0.7", "DeiT-S"),)
 
     epsilon: float = Field(1.0, gt=0, description="regularisation: by how much the cosines are divided")
     iterations: int = Field(3, ge=1, description="Sinkhorn's iterations")

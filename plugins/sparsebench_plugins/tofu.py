@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Keep, Merge, Place, Plan, Schedule, Site, Strategy, TokenView
+from sparsebench import Keep, Merge, Place, Plan, Published, Schedule, Site, Strategy, TokenView
 
 
 class ToFu(Strategy):
@@ -35,6 +35,11 @@ class ToFu(Strategy):
   booktitle = {IEEE/CVF Winter Conference on Applications of Computer Vision},
   year = {2024}
 }"""
+    published: ClassVar[tuple[Published, ...]] = (Published("tofu:ratio=0.9", "DeiT-S"),)
+    differs: ClassVar[str] = (
+        "follows the one implementation that is known, by the authors of PiToMe; the paper sets the block from which "
+        "tokens merge by how linear the network is"
+    )
     expected_failures: ClassVar[Mapping[str, str]] = {
         "order_of_tokens_does_not_matter": "pairs are made of tokens at even and at odd places"
     }

@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Merge, Place, Schedule, Site, Strategy, TokenView
+from sparsebench import Merge, Place, Published, Schedule, Site, Strategy, TokenView
 
 
 class ToMe(Strategy):
@@ -34,6 +34,11 @@ class ToMe(Strategy):
   booktitle = {International Conference on Learning Representations},
   year = {2023}
 }"""
+    published: ClassVar[tuple[Published, ...]] = (
+        Published("tome:per_block=13", "DeiT-S", 2.7),
+        Published("tome:per_block=26..0", "DeiT-S"),
+        Published("tome:per_block=8", "DeiT-S", 3.4),
+    )
     expected_failures: ClassVar[Mapping[str, str]] = {
         "order_of_tokens_does_not_matter": "pairs are made of tokens at even and at odd places"
     }
