@@ -9,6 +9,8 @@ from merging import view
 from sparsebench_plugins.ats import ATS
 from tiny import B, N, act, images, vit
 
+from sparsebench.budget import FULL
+from sparsebench.models.acting import Actor
 from sparsebench.tokens import Padded
 
 
@@ -112,3 +114,12 @@ def test_in_a_network_images_keep_different_numbers_and_only_what_stays_is_a_que
         there = acting.index[b][acting.index[b] >= 0]
         assert torch.equal(alone.index[0], there) and len(there) <= N
         torch.testing.assert_close(single[0], out[b], atol=1e-5, rtol=1e-4)
+
+
+def test_with_all_tokens_as_upper_bounds_it_acts_as_published_and_at_a_full_budget_it_does_not():
+    network = vit()
+    acting, _ = act(ATS(), network, images(), rate=None, counts=(N,) * 3, blocks=(1, 2, 3))
+    assert acting.actor.acts and [d.block for d in acting.decisions] == [1, 2, 3]
+    counts = (acting.sizes > 0).sum(dim=1)
+    assert bool((counts < N).all()) and bool((counts > 0).all())
+    assert not Actor(ATS(), FULL, network.cost, network.grid, stream=5).acts
