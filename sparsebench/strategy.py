@@ -211,10 +211,11 @@ class Strategy(BaseModel):
         """Return a scalar that is added to the mean loss of a training step; not called unless it is overridden."""
         raise NotImplementedError
 
-    def read_out(self, memory: dict[str, Any], prefix: Tensor) -> Tensor:
-        """Return the (B, P, C) class and register tokens that the head is to read, for those after the last block.
+    def read_out(self, memory: dict[str, Any], prefix: Tensor, tokens: Tensor) -> Tensor:
+        """Return the (B, P, C) class and register tokens that the head is to read.
 
-        Not called unless it is overridden; then a network whose head reads no class token is unsupported.
+        It is given those after the last block, and the (B, N, C) patch tokens that are there then. Not called unless it
+        is overridden; then a network whose head reads no class token is unsupported.
         """
         raise NotImplementedError
 

@@ -196,9 +196,9 @@ class Pass:
         lesson = Lesson(self.student, self.teacher, self.memory, self.weights, shares, macs, self.actor.spent)
         return self.actor.strategy.loss(lesson)
 
-    def read_out(self, prefix: Tensor) -> Tensor:
+    def read_out(self, prefix: Tensor, tokens: Tensor) -> Tensor:
         """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
-        return self.actor.strategy.read_out(self.memory, prefix)
+        return self.actor.strategy.read_out(self.memory, prefix, tokens)
 
     @property
     def reads_out(self) -> bool:
