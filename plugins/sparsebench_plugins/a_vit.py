@@ -24,12 +24,12 @@ class AViT(Strategy):
 
     Added to the loss: `ponder` times l* + R_k, mean over tokens and images, the class token among the tokens; and
     `distribution` times mean_l p_l (log p_l - log H_l). p_l is the normal density of mean `target` and variance 1 at
-    layer l, not divided by its sum. H_l is the mean over tokens and images (of a batch, or of a part of one that is cut)
-    of sigmoid(gamma X_k^l[0] + beta), of tokens that have halted and in the last layer too, divided by the sum over the
-    layers and clamped to [.01, .99]. The default target is the published one, layer 9 of 12, in other depths 3/4 of
-    them. "budget" is the number of blocks that a token goes through in the mean when the budget's counts are kept, so
-    that tokens that halt there spend it. Either way how much is spent is learned, and need not be what was asked for:
-    the record says what it was.
+    layer l, not divided by its sum. H_l is the mean of sigmoid(gamma X_k^l[0] + beta) over all tokens, halted or not,
+    and images of the batch (of each part, where a batch is cut), in the last layer as in any, divided by the sum over
+    the layers and clamped to [.01, .99]. The default target is the published one, layer 9 of 12: 3/4 of the depth.
+    "budget" is the number of blocks that a token goes through in the mean when the budget's counts are kept, so that
+    tokens that halt there spend it. Either way how much is spent is learned, and need not be what was asked for: the
+    record says what it was.
 
     `beta` is -ln(L - 1) unless it is given, for a network of L layers: then h = 1 / L where the first channel is 0, the
     largest beta with which a token whose channel stays there goes through all layers. A network that begins with random
@@ -39,9 +39,10 @@ class AViT(Strategy):
     Blocks after that in which the class token of all images halts learn nothing from the labels.
 
     What differs: a class token that has halted stays as a key, which changes nothing that the head reads, but may
-    change when patches halt after it; in training a patch that has halted still attends to itself too; register and distillation tokens never halt; of an image whose patches have all
-    halted, the one of the last to halt that has gathered least goes on, as no image may be left without a patch. With
-    blocks in the budget (`blocks=3+6+9`), scores are gathered before those blocks and after the last only.
+    change when patches halt after it; in training a patch that has halted attends to itself too; register and
+    distillation tokens never halt; of an image whose patches have all halted, the one of the last to halt that has
+    gathered least goes on, as no image may be left without a patch. With blocks in the budget (`blocks=3+6+9`), scores
+    are gathered before those blocks and after the last only.
     """
 
     name: ClassVar[str] = "a_vit"
