@@ -207,6 +207,13 @@ class Strategy(BaseModel):
         """
         return None
 
+    def training_blocks(self, depth: int) -> tuple[int, ...]:
+        """Return blocks in which it acts in training whatever the budget's are, from 0 to `depth` - 1; none by default.
+
+        In those that are not the budget's its plan is asked to let all tokens go on that are there.
+        """
+        return ()
+
     def loss(self, lesson: Lesson) -> Tensor:
         """Return a scalar that is added to the mean loss of a training step; not called unless it is overridden."""
         raise NotImplementedError
