@@ -25,6 +25,7 @@ Schedule = Literal["stages", "every", "late"]
 Site = Literal["input", "attention", "block"]
 KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
 SITES: tuple[Site, ...] = ("input", "attention", "block")
+DISPOSALS: tuple[Disposal, ...] = ("drop", "fuse", "merge", "squeeze")
 
 
 class Place(NamedTuple):
@@ -136,6 +137,8 @@ class Strategy(BaseModel):
         fuses: whether one of the tokens that go on is made of those that do not.
         proportional: whether attention after it weighs a token by its size, softmax(qk^T / sqrt(d) + log s), as in
             ToMe (Bolya et al. 2023).
+        disposals: those that it takes where it makes its plans itself; by default only its own default. One with
+            `scores` takes all.
         disposal: what becomes of the tokens that its scores do not keep, see `sparsebench.disposal.dispose`.
     """
 
@@ -157,16 +160,24 @@ class Strategy(BaseModel):
     most: ClassVar[float] = 1.0
     fuses: ClassVar[bool] = False
     proportional: ClassVar[bool] = False
+    disposals: ClassVar[tuple[Disposal, ...]] = ()
 
     disposal: Disposal = "drop"
 
     def model_post_init(self, _context: Any) -> None:
-        """Refuse a disposal for a strategy that makes its plans itself."""
-        if self.disposal != "drop" and type(self).plan is not Strategy.plan:
+        """Refuse a disposal that a strategy which makes its plans itself does not take."""
+        if self.disposal not in (allowed := self.allowed_disposals()):
             raise UserError(
                 f"strategy '{self.name}' decides itself what becomes of tokens", got=f"disposal={self.disposal}",
-                next_step="leave disposal out",
+                allowed=allowed, next_step="or leave disposal out",
             )  # fmt: skip
+
+    @classmethod
+    def allowed_disposals(cls) -> tuple[Disposal, ...]:
+        """Return what `disposal` may be."""
+        if cls.plan is Strategy.plan:
+            return DISPOSALS
+        return cls.disposals or (cls.model_fields["disposal"].default,)
 
     def requires(self) -> frozenset[str]:
         """Return the fields of the view it reads with these parameters; by default `needs`."""
@@ -217,6 +228,17 @@ class Strategy(BaseModel):
     def loss(self, lesson: Lesson) -> Tensor:
         """Return a scalar that is added to the mean loss of a training step; not called unless it is overridden."""
         raise NotImplementedError
+
+    def inactive(self, teacher: bool) -> tuple[str, ...]:
+        """Return which published terms of its loss are not in it with these parameters, with a teacher or without."""
+        return ()
+
+    def network_rate(self, done: float) -> float:
+        """Return the factor of the step size of the network's own weights when the share `done` of training is done.
+
+        1 by default. At 0 they stay as they are. What it learns itself has the recipe's step size.
+        """
+        return 1.0
 
     def read_out(self, memory: dict[str, Any], prefix: Tensor, tokens: Tensor) -> Tensor:
         """Return the (B, P, C) class and register tokens that the head is to read.

@@ -138,6 +138,11 @@ class AViT(Strategy):
         divergence = (log_prior.exp() * (log_prior - H.log())).mean()
         return self.ponder * lesson.memory["cost"].mean() + self.distribution * divergence
 
+    def inactive(self, teacher: bool) -> tuple[str, ...]:
+        """Return the terms whose weight is 0."""
+        weights = {"ponder": self.ponder, "distribution": self.distribution}
+        return tuple(name for name, weight in weights.items() if not weight)
+
     def _target(self, lesson: Lesson) -> float:
         """Return the prior's mean."""
         if self.target == "budget":

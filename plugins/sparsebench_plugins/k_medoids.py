@@ -14,7 +14,8 @@ class KMedoids(Strategy):
     Begins with the tokens of largest weight w, the attention received (mean over heads and queries). Then, as often as
     `iterations` says, each token joins the nearest medoid (Euclidean, of the tokens), and the medoid of a cluster
     becomes its member i with the least sum_j w_j ||x_i - x_j|| over the cluster's members j. A medoid stays in its own
-    cluster, so that none is empty. With equal weights it begins with tokens drawn at random.
+    cluster, so that none is empty. With equal weights it begins with tokens drawn at random. The published training has
+    3 iterations (`iterations=3`).
 
     The attention is that of the block in which it acts, and the tokens are those behind it; the paper, which acts
     between blocks, has that of the block before. Only removes tokens, so it acts on the shallow models too.

@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 class TPS(Strategy):
     """Keeps the tokens with the largest class attention and adds each other to its most similar kept one.
 
-    eTPS of Wei et al. (2023), Section 3: the scores are EViT's, between attention and MLP; a pruned token q goes to
-    the kept token h of the largest cosine, and h becomes (e h + sum e^cos(h, q) q) / (e + sum e^cos(h, q)). That is
-    the disposal "squeeze", which any score can have; this is its published pairing. Without a class token the
-    attention received takes its place. On the theory model, which only removes tokens, only disposal=drop can act.
+    This is eTPS of Wei et al. (2023), Section 3: the scores are EViT's, between attention and MLP; a pruned token q
+    goes to the kept token h of the largest cosine, and h becomes (e h + sum e^cos(h, q) q) / (e + sum e^cos(h, q)).
+    That is the disposal "squeeze", which any score can have; this is one of its published pairings. The other is dTPS,
+    with DynamicViT's learned predictor, which the released networks are: `dynamic_vit:disposal=squeeze`. Without a
+    class token the attention received takes its place. On the theory model, which only removes tokens, only
+    disposal=drop can act.
     """
 
     name: ClassVar[str] = "tps"

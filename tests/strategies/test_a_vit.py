@@ -142,6 +142,11 @@ def test_the_distribution_is_that_of_the_whole_batch():
     assert losses == pytest.approx([p * (math.log(p) - math.log(0.5))] * 2, abs=1e-12)
 
 
+def test_it_says_which_terms_are_inactive():
+    assert AViT().inactive(teacher=False) == ()
+    assert AViT(ponder=0, distribution=0).inactive(teacher=True) == ("ponder", "distribution")
+
+
 @pytest.mark.parametrize("target", ["budgets", 0.5, "1e400"])
 def test_another_target_is_refused(target):
     with pytest.raises(UserError, match="strategy 'a_vit': target"):
