@@ -20,6 +20,8 @@ from sparsebench.tokens import Padded
 from sparsebench.view import Outputs, TokenView
 
 Given = Mapping[str, Callable[[], Any]]
+LEARNED = "strategy"
+"""The name under which what a strategy learns is part of the network's module."""
 
 
 class Actor:

@@ -15,7 +15,7 @@ from safetensors.torch import load
 
 from sparsebench import seeds
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
-from sparsebench.models.acting import Actor
+from sparsebench.models.acting import LEARNED, Actor
 from sparsebench.models.base import HEADS, Network, Start
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import fill
@@ -28,8 +28,6 @@ from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task
 from sparsebench.training.augment import Augmentation
 from sparsebench.training.steps import Samples, Teacher
 
-LEARNED = "strategy"
-"""The name under which what a strategy learns is part of the network's module."""
 SHARE = 0.25
 """Of a device's free memory that the images of one split may take."""
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sparsebench.models.acting import LEARNED
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, store
 from sparsebench.sweep.checkpoint import Checkpoint
 from sparsebench.sweep.job import Job
-from sparsebench.sweep.prepare import LEARNED, Context, prepare
+from sparsebench.sweep.prepare import Context, prepare
 from sparsebench.sweep.record import Record
 
 TASK = "composite:epochs=2,test=40,pretrain_epochs=1,pretrain_samples=40,batch=10"
