@@ -74,8 +74,8 @@ class Lesson:
     Attributes:
         student: what came out.
         teacher: what the network it began as gives for the same images with nothing acting, without gradients; None
-            unless the strategy asks for it (`distils`) and the network began with weights that were trained for
-            these classes, the output layer's among them.
+            unless the strategy asks for it (`distils`) and the network began with weights, the output layer's among
+            them, that were trained for these classes.
         memory: what the strategy left in `TokenView.memory`.
         weights: (B, N) how much each of the student's tokens counts, see `Mask`.
         shares: for each block in which it acts, the share of the first tokens that is to be there after it.
@@ -129,7 +129,8 @@ class Strategy(BaseModel):
         trained: whether it must be trained: with the network it acts on, in the same steps.
         adaptive: whether each image keeps as many tokens as it needs: its plans are not held to the counts, and where
             they follow them, the counts are calibrated on training images until the mean cost is the budget's.
-        distils: whether its loss compares with the network that it began as.
+        distils: whether it begins with the trained dense network of the same task, model, training data and repetition,
+            which its loss compares with.
         citation: where the method was published; `bibtex` the same as a BibTeX entry.
         expected_failures: conformance checks that it cannot pass, each with the reason; see `sparsebench check`.
         schedule: in which blocks it acts where the budget does not say, see `Budget`.
