@@ -49,6 +49,27 @@ def dispose(kind: Disposal, scores: Tensor, keep: int, view: TokenView) -> Plan:
     return Mix(mixed / mixed.sum(dim=2, keepdim=True), scores)
 
 
+def squeezed(tokens: Tensor, hosts: Tensor, gone: Tensor) -> Tensor:
+    """Return (B, N, C) tokens after "squeeze" where all stay, as in training: those that are gone are added to hosts.
+
+    Of an image without hosts all are as they were.
+
+    Args:
+        tokens: (B, N, C).
+        hosts: (B, N) booleans, the tokens that are kept.
+        gone: (B, N) booleans, those that each go to the host they are most similar to; the others go nowhere.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    unit = F.normalize(tokens, dim=2)
+    similarity, host = (unit @ unit.transpose(1, 2)).masked_fill(~hosts[:, None], -torch.inf).max(dim=2)
+    weight = similarity.exp() * gone
+    added = weight.new_zeros(*host.shape, host.shape[1]).scatter(1, host[:, None], weight[:, None])
+    mixed = (math.e * tokens + added @ tokens) / (math.e + added.sum(dim=2, keepdim=True))
+    return mixed.where(hosts[:, :, None], tokens)
+
+
 def own_macs(kind: Disposal, place: Place) -> float:
     """Return the MACs an image of what it multiplies: each token's similarity to each kept one, and a squeeze's Mix."""
     return {"merge": 1, "squeeze": 2}.get(kind, 0) * place.tokens * place.keep * place.width

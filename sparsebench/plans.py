@@ -101,10 +101,12 @@ class Shift:
     Attributes:
         by: (B, N, C) what is added.
         scores: as in `Keep`.
+        prefix: (B, P, C) what is added to the class and register tokens, or None for nothing.
     """
 
     by: Tensor
     scores: Tensor | None = None
+    prefix: Tensor | None = None
 
 
 Plan: TypeAlias = Keep | Merge | Mix | Mask | Shift

@@ -26,6 +26,7 @@ Site = Literal["input", "attention", "block"]
 Convention = Literal["power-floor", "compound-ceil"]
 KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
 SITES: tuple[Site, ...] = ("input", "attention", "block")
+DISPOSALS: tuple[Disposal, ...] = ("drop", "fuse", "merge", "squeeze")
 
 
 class Place(NamedTuple):
@@ -74,8 +75,8 @@ class Lesson:
     Attributes:
         student: what came out.
         teacher: what the network it began as gives for the same images with nothing acting, without gradients; None
-            unless the strategy asks for it (`distils`) and the network began with weights that were trained for
-            these classes, the output layer's among them.
+            unless the strategy asks for it (`distils`) and the network began with weights, the output layer's among
+            them, that were trained for these classes.
         memory: what the strategy left in `TokenView.memory`.
         weights: (B, N) how much each of the student's tokens counts, see `Mask`.
         shares: for each block in which it acts, the share of the first tokens that was asked for after it: the keep
@@ -150,7 +151,8 @@ class Strategy(BaseModel):
         trained: whether it must be trained: with the network it acts on, in the same steps.
         adaptive: whether each image keeps as many tokens as it needs: its plans are not held to the counts, and where
             they follow them, the counts are calibrated on training images until the mean cost is the budget's.
-        distils: whether its loss compares with the network that it began as.
+        distils: whether it begins with the trained dense network of the same task, model, training data and repetition,
+            which its loss compares with.
         citation: where the method was published; `bibtex` the same as a BibTeX entry.
         expected_failures: conformance checks that it cannot pass, each with the reason; see `sparsebench check`.
         published: the words that give the published method, the best-known setting first.
@@ -159,6 +161,8 @@ class Strategy(BaseModel):
         convention: how a keep rate becomes counts where the user does not say, see `Budget`.
         most: the largest share of the tokens that it can remove at once; 0.5 for those that merge pairs.
         fuses: whether one of the tokens that go on is made of those that do not.
+        disposals: those that it takes where it makes its plans itself; by default only its own default. One with
+            `scores` takes all.
         disposal: what becomes of the tokens that its scores do not keep, see `sparsebench.disposal.dispose`.
     """
 
@@ -182,16 +186,24 @@ class Strategy(BaseModel):
     convention: ClassVar[Convention] = "power-floor"
     most: ClassVar[float] = 1.0
     fuses: ClassVar[bool] = False
+    disposals: ClassVar[tuple[Disposal, ...]] = ()
 
     disposal: Disposal = "drop"
 
     def model_post_init(self, _context: Any) -> None:
-        """Refuse a disposal for a strategy that makes its plans itself."""
-        if self.disposal != "drop" and type(self).plan is not Strategy.plan:
+        """Refuse a disposal that a strategy which makes its plans itself does not take."""
+        if self.disposal not in (allowed := self.allowed_disposals()):
             raise UserError(
                 f"strategy '{self.name}' decides itself what becomes of tokens", got=f"disposal={self.disposal}",
-                next_step="leave disposal out",
+                allowed=allowed, next_step="or leave disposal out",
             )  # fmt: skip
+
+    @classmethod
+    def allowed_disposals(cls) -> tuple[Disposal, ...]:
+        """Return what `disposal` may be."""
+        if cls.plan is Strategy.plan:
+            return DISPOSALS
+        return cls.disposals or (cls.model_fields["disposal"].default,)
 
     def requires(self) -> frozenset[str]:
         """Return the fields of the view it reads with these parameters; by default `needs`."""
@@ -232,6 +244,13 @@ class Strategy(BaseModel):
         """
         return None
 
+    def training_blocks(self, depth: int) -> tuple[int, ...]:
+        """Return blocks in which it acts in training whatever the budget's are, from 0 to `depth` - 1; none by default.
+
+        In those that are not the budget's its plan is asked to let all tokens go on that are there.
+        """
+        return ()
+
     def loss(self, lesson: Lesson) -> Tensor:
         """Return a scalar that is added to the mean loss of a training step; not called unless it is overridden."""
         raise NotImplementedError
@@ -243,10 +262,22 @@ class Strategy(BaseModel):
         """
         return 1.0
 
-    def read_out(self, memory: dict[str, Any], prefix: Tensor) -> Tensor:
-        """Return the (B, P, C) class and register tokens that the head is to read, for those after the last block.
+    def inactive(self, teacher: bool) -> tuple[str, ...]:
+        """Return which published terms of its loss are not in it with these parameters, with a teacher or without."""
+        return ()
 
-        Not called unless it is overridden; then a network whose head reads no class token is unsupported.
+    def network_rate(self, done: float) -> float:
+        """Return the factor of the step size of the network's own weights when the share `done` of training is done.
+
+        1 by default. At 0 they stay as they are. What it learns itself has the recipe's step size.
+        """
+        return 1.0
+
+    def read_out(self, memory: dict[str, Any], prefix: Tensor, tokens: Tensor) -> Tensor:
+        """Return the (B, P, C) class and register tokens that the head is to read.
+
+        It is given those after the last block, and the (B, N, C) patch tokens that are there then. Not called unless it
+        is overridden; then a network whose head reads no class token is unsupported.
         """
         raise NotImplementedError
 

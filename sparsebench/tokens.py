@@ -55,6 +55,8 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
     if isinstance(plan, Mask) and plan.values is None:
         return tokens
     first, patches = tokens[:, :prefix], tokens[:, prefix:]
+    if isinstance(plan, Shift) and plan.prefix is not None:
+        first = first + plan.prefix.to(first.dtype)
     return torch.cat([first, _new(plan, patches, sizes)], dim=1)
 
 

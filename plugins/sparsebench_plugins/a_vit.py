@@ -1,12 +1,12 @@
 """Each token gathers halting scores, one a layer, and is gone when it has enough of them."""
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Lesson, Mask, Place, Schedule, Site, Strategy, TokenView
+from sparsebench import Lesson, Mask, Place, Published, Schedule, Site, Strategy, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,15 +18,18 @@ class AViT(Strategy):
     Yin et al. (2022): after layer l token k has the score h_k^l = sigmoid(gamma X_k^l[0] + beta), made of the first
     channel of its embedding, and 1 after the last layer. It halts at the first l* at which the sum of its scores
     reaches 1 - epsilon, with the remainder R_k = 1 - sum_{l < l*} h_k^l, and is then gone from the attention of all
-    others, in training and in the test. The head reads sum_{l < l*} h^l X^l + R X^{l*} of the class token; so it
-    needs one that the head reads. It cannot act on the theory models.
+    others. In training it stays in the network as a zero, so that it still has scores; in the test it is removed. The
+    head reads sum_{l < l*} h^l X^l + R X^{l*} of the class token; so it needs one that the head reads. It cannot act on
+    the theory models.
 
-    Added to the loss, mean over images: `ponder` times the mean of l* + R_k over the tokens, the class token among
-    them; and `distribution` times KL(H || prior), where H^l is the mean score of layer l, of tokens that are gone 0,
-    divided by the sum over the layers and clamped to [.01, .99], and the prior the normal density of mean `target` and
-    variance 1 at the layers, divided by its sum. The published target is 8 of 12. Here it is the number of blocks that
-    a token goes through in the mean when the budget's counts are kept, so that tokens that halt there spend it. How
-    much is spent is learned all the same, and need not be what was asked for: the record says what it was.
+    Added to the loss: `ponder` times l* + R_k, mean over tokens and images, the class token among the tokens; and
+    `distribution` times mean_l p_l (log p_l - log H_l). p_l is the normal density of mean `target` and variance 1 at
+    layer l, not divided by its sum. H_l is the mean of sigmoid(gamma X_k^l[0] + beta) over all tokens, halted or not,
+    and images of the batch (of each part, where a batch is cut), in the last layer as in any, divided by the sum over
+    the layers and clamped to [.01, .99]. The default target is the published one, layer 9 of 12: 3/4 of the depth.
+    "budget" is the number of blocks that a token goes through in the mean when the budget's counts are kept, so that
+    tokens that halt there spend it. Either way how much is spent is learned, and need not be what was asked for: the
+    record says what it was.
 
     `beta` is -ln(L - 1) unless it is given, for a network of L layers: then h = 1 / L where the first channel is 0, the
     largest beta with which a token whose channel stays there goes through all layers. A network that begins with random
@@ -36,8 +39,10 @@ class AViT(Strategy):
     Blocks after that in which the class token of all images halts learn nothing from the labels.
 
     What differs: a class token that has halted stays as a key, which changes nothing that the head reads, but may
-    change when patches halt after it; register and distillation tokens never halt; of an image whose patches have all
-    halted, the one that has gathered least goes on. With `--blocks`, scores are gathered before those blocks only.
+    change when patches halt after it; in training a patch that has halted attends to itself too; register and
+    distillation tokens never halt; of an image whose patches have all halted, the one of the last to halt that has
+    gathered least goes on, as no image may be left without a patch. With blocks in the budget (`blocks=3+6+9`), scores
+    are gathered before those blocks and after the last only.
     """
 
     name: ClassVar[str] = "a_vit"
@@ -53,13 +58,16 @@ class AViT(Strategy):
   booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
   year = {2022}
 }"""
+    published: ClassVar[tuple[Published, ...]] = (Published("a_vit:beta=-75,gamma=10", "DeiT-S", 3.6),)
 
     gamma: float = Field(10.0, description="what the first channel is multiplied by")
     beta: float | None = Field(None, description="what is added to it; -ln(L - 1) unless given; published: -30, -75")
     epsilon: float = Field(0.01, ge=0, lt=1, description="a token halts when its scores come to one less this")
     ponder: float = Field(5e-4, ge=0, description="weight of the mean depth and remainder")
     distribution: float = Field(1e-3, ge=0, description="weight of the divergence of the scores from the prior")
-    target: float | None = Field(None, ge=1, description="the prior's mean, in layers; the budget's unless given")
+    target: Annotated[float, Field(ge=1)] | Literal["budget"] | None = Field(
+        None, description="the prior's mean, in layers, or the budget's; 3/4 of the depth unless given"
+    )
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the scores, and of one term of what the head reads; block 0 stands for the last layer."""
@@ -69,42 +77,55 @@ class AViT(Strategy):
         """Let tokens halt by what the blocks before have made of them."""
         import torch
 
-        patch, class_token, memory = view.tokens[:, :, 0], view.prefix[:, 0], view.memory
+        x, class_token, memory = view.tokens, view.prefix[:, 0], view.memory
         if not memory:
-            nothing = patch.new_zeros(len(patch), patch.shape[1] + 1)
-            memory |= {"sum": nothing, "cost": nothing, "running": nothing == 0, "scores": {}, "depth": view.depth}
+            nothing = x.new_zeros(len(x), x.shape[1] + 1)
+            memory |= {"sum": nothing, "cost": nothing, "running": nothing == 0, "scores": {}}
+            memory |= {"depth": view.depth, "training": view.training}
         if view.block == 0:
             return None
         # One column for each patch of the input and one for the class token, into which padding (-1) is written first.
         columns = view.index % memory["sum"].shape[1]
-        beta = -math.log(view.depth - 1) if self.beta is None else self.beta
-        h = torch.zeros_like(memory["sum"]).scatter(1, columns, torch.sigmoid(self.gamma * patch + beta))
-        own = torch.sigmoid(self.gamma * class_token[:, :1] + beta)
+        h = torch.zeros_like(memory["sum"]).scatter(1, columns, self._scores(x, view.depth))
+        own = self._scores(class_token[:, None], view.depth)
         self._gather(memory, view.block, torch.cat([h[:, :-1], own], dim=1), class_token)
+        there = view.there & (view.weights > 0)
         total = memory["sum"].gather(1, columns).detach()
-        stays = memory["running"].gather(1, columns) & view.there
-        least = total.masked_fill(~view.there, torch.inf).sort(dim=1, stable=True).indices[:, :1]
+        stays = memory["running"].gather(1, columns) & there
+        least = total.masked_fill(~there, torch.inf).sort(dim=1, stable=True).indices[:, :1]
         last = torch.zeros_like(stays).scatter(1, least, True)
-        return Mask(stays | (last & ~stays.any(dim=1, keepdim=True)), scores=-total)
+        stays = stays | (last & ~stays.any(dim=1, keepdim=True))
+        if not view.training:
+            return Mask(stays, scores=-total)
+        return Mask(stays.to(total.dtype), scores=-total, values=x * stays[:, :, None])
+
+    def _scores(self, x: "Tensor", depth: int) -> "Tensor":
+        """Return (B, N), the halting scores of tokens (B, N, C)."""
+        beta = -math.log(max(1, depth - 1)) if self.beta is None else self.beta
+        return (self.gamma * x[:, :, 0] + beta).sigmoid()
 
     def _gather(self, memory: dict[str, Any], layer: int, h: "Tensor", class_token: "Tensor") -> None:
-        """Add the scores h (B, 1 + patches) of a layer, and what the head reads of the (B, C) class token there."""
+        """Add the scores h (B, patches + 1) of a layer, and what the head reads of the (B, C) class token there."""
         import torch
 
+        if memory["training"]:
+            memory["scores"][layer] = h
         running, before = memory["running"], memory["sum"]
-        h = h * running
+        h = (torch.ones_like(h) if layer == memory["depth"] else h) * running
         halts = running & (before + h >= 1 - self.epsilon)
         share = torch.where(halts, 1 - before, h)
-        memory["scores"][layer] = h
         memory["sum"], memory["running"] = before + h, running & ~halts
         memory["cost"] = torch.where(halts, layer + share, memory["cost"])
         memory["read"] = memory.get("read", 0.0) + share[:, -1:] * class_token
 
-    def read_out(self, memory: dict[str, Any], prefix: "Tensor") -> "Tensor":
+    def read_out(self, memory: dict[str, Any], prefix: "Tensor", tokens: "Tensor") -> "Tensor":
         """Return the class token as it halted, and the others as they are."""
         import torch
 
-        self._gather(memory, memory["depth"], torch.ones_like(memory["sum"]), prefix[:, 0])
+        h, depth = memory["sum"], memory["depth"]
+        if memory["training"]:  # only there all tokens have a score, and only there it is asked for
+            h = self._scores(torch.cat([tokens, prefix[:, :1]], dim=1), depth)
+        self._gather(memory, depth, h, prefix[:, 0])
         return torch.cat([memory["read"][:, None], prefix[:, 1:]], dim=1)
 
     def loss(self, lesson: Lesson) -> "Tensor":
@@ -112,12 +133,22 @@ class AViT(Strategy):
         import torch
 
         scores = lesson.memory["scores"]
-        H = torch.stack([h.mean(dim=1) for h in scores.values()], dim=1)
-        H = (H / H.sum(dim=1, keepdim=True)).clamp(0.01, 0.99)
-        target = self._budgeted(lesson) if self.target is None else self.target
-        prior = (-0.5 * (H.new_tensor(list(scores)) - target).square()).log_softmax(dim=0)
-        divergence = (H * (H.log() - prior)).sum(dim=1).mean()
+        H = torch.stack([h.mean() for h in scores.values()])
+        H = (H / H.sum()).clamp(0.01, 0.99)
+        log_prior = -0.5 * (H.new_tensor(list(scores)) - self._target(lesson)).square() - 0.5 * math.log(2 * math.pi)
+        divergence = (log_prior.exp() * (log_prior - H.log())).mean()
         return self.ponder * lesson.memory["cost"].mean() + self.distribution * divergence
+
+    def inactive(self, teacher: bool) -> tuple[str, ...]:
+        """Return the terms whose weight is 0."""
+        weights = {"ponder": self.ponder, "distribution": self.distribution}
+        return tuple(name for name, weight in weights.items() if not weight)
+
+    def _target(self, lesson: Lesson) -> float:
+        """Return the prior's mean."""
+        if self.target == "budget":
+            return self._budgeted(lesson)
+        return 0.75 * lesson.memory["depth"] if self.target is None else self.target
 
     @staticmethod
     def _budgeted(lesson: Lesson) -> float:

@@ -1,11 +1,12 @@
 """A small network learns which tokens can go, and how many is a term of the loss."""
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Keep, Lesson, Mask, Place, Plan, Site, Strategy, TokenView
+from sparsebench import Disposal, Lesson, Mask, Place, Plan, Published, Site, Strategy, TokenView
+from sparsebench.disposal import dispose, squeezed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,10 +21,16 @@ class DynamicViT(Strategy):
     keep and to drop. In training all tokens stay: a hard Gumbel-softmax draws D in {0, 1} for each, attention leaves
     out what has D = 0 (eq. 11), and gradients go straight through. In the test the K most probable are gathered.
 
-    Added to the loss: `ratio` times the mean over the stages of (mean_i D_i - K / N)^2; and, where the network began
-    with weights trained for these classes (--weights, --pretrained), which are then its teacher, `kl` times
-    KL(student || teacher) of the logits and `distillation` times the mean squared difference of the final tokens that
-    were kept. It cannot act on the theory models.
+    It begins with the weights of the dense network of the same data and repetition, which is its teacher. Added to the
+    loss: `ratio` times the mean over the stages of (mean_i D_i - rho)^2, rho the budget's share of the tokens there;
+    `kl` times KL(teacher || student) of the logits, as released, or with divergence=paper KL(student || teacher); and
+    `distillation` times the mean squared difference of the final tokens that were kept, through which no gradient goes
+    to D. The network's own weights stay as they are in the first `frozen` share of the training (published: 5 of 30
+    epochs) and have `backbone_rate` of the recipe's step size then; the predictor has the recipe's throughout.
+
+    With disposal=squeeze it is dTPS of Wei et al. (2023), whose released networks have this predictor: each token that
+    leaves at a stage goes to the kept one of the largest cosine, see `tps`. In training those that were there before
+    and have D = 0 go to those with D = 1, without gradients to D. It cannot act on the theory models.
     """
 
     name: ClassVar[str] = "dynamic_vit"
@@ -37,10 +44,18 @@ class DynamicViT(Strategy):
   booktitle = {Advances in Neural Information Processing Systems},
   year = {2021}
 }"""
+    published: ClassVar[tuple[Published, ...]] = (Published("dynamic_vit:keep_rate=0.7", "DeiT-S", 2.9),)
+
+    disposals: ClassVar[tuple[Disposal, ...]] = ("drop", "squeeze")
 
     ratio: float = Field(2.0, ge=0, description="weight of the squared difference to the share of tokens to be kept")
     kl: float = Field(0.5, ge=0, description="weight of the divergence of the logits from the teacher's")
     distillation: float = Field(0.5, ge=0, description="weight of the difference of kept tokens to the teacher's")
+    divergence: Literal["released", "paper"] = Field(
+        "released", description="KL(teacher || student), or KL(student || teacher) as the paper writes"
+    )
+    backbone_rate: float = Field(0.01, ge=0, description="step size of the network's own weights, of the recipe's")
+    frozen: float = Field(1 / 6, ge=0, le=1, description="share of the training in which these do not move at first")
 
     def module(self, place: Place) -> "Module":
         """Return the two halves of the predictor."""
@@ -59,41 +74,52 @@ class DynamicViT(Strategy):
         return place.tokens * (C * C + 2 * (C // 2) * (C // 2) + (C // 2) * (C // 4) + (C // 4) * 2)
 
     def plan(self, view: TokenView, keep: int) -> Plan:
-        """Keep the most probable; in training draw a mask."""
+        """Keep the most probable; in training draw which."""
         import torch
         import torch.nn.functional as F
 
-        half, D = view.tokens.shape[2] // 2, view.weights[:, :, None]
-        z = view.learned["own"](view.tokens)
+        x, before = view.tokens, view.weights
+        half, D = x.shape[2] // 2, before[:, :, None]
+        z = view.learned["own"](x)
         common = (D * z[:, :, half : 2 * half]).sum(dim=1, keepdim=True) / D.sum(dim=1, keepdim=True).clamp(min=1e-6)
         both = torch.cat([z[:, :, :half], common.expand(-1, z.shape[1], -1)], dim=2)
         log_p = F.log_softmax(view.learned["both"](both), dim=2)
         if not view.training:
-            return Keep.top(log_p[:, :, 0], keep)
+            return dispose(self.disposal, log_p[:, :, 0], keep, view)
         noise = torch.stack([view.random(0), view.random(1)], dim=2).clamp(1e-7, 1 - 1e-7)
         soft = (log_p - (-noise.log()).log()).softmax(dim=2)[:, :, 0]
         drawn = (soft > 0.5).to(soft.dtype) + soft - soft.detach()
-        view.memory.setdefault("kept", {})[view.block] = view.weights * drawn
-        return Mask(drawn, scores=log_p[:, :, 0].detach())
+        view.memory.setdefault("kept", {})[view.block] = before * drawn
+        hosts = (before > 0.5) & (soft > 0.5)
+        values = squeezed(x, hosts, (before > 0.5) & ~hosts) if self.disposal == "squeeze" else None
+        return Mask(drawn, scores=log_p[:, :, 0].detach(), values=values)
+
+    def network_rate(self, done: float) -> float:
+        """Freeze the network at first, and let it learn slowly then."""
+        return 0.0 if done < self.frozen else self.backbone_rate
+
+    def inactive(self, teacher: bool) -> tuple[str, ...]:
+        """Return the terms whose weight is 0, and those that lack a teacher."""
+        weights = {"ratio": self.ratio, "kl": self.kl, "distillation": self.distillation}
+        return tuple(name for name, weight in weights.items() if not (weight and (teacher or name == "ratio")))
 
     def loss(self, lesson: Lesson) -> "Tensor":
         """Return the weighted sum of the three terms."""
         import torch
         import torch.nn.functional as F
 
-        kept = lesson.memory["kept"]
-        off = torch.stack([(D.mean(dim=1) - lesson.shares[block]).square().mean() for block, D in kept.items()])
+        drawn = lesson.memory["kept"]
+        off = torch.stack([(D.mean(dim=1) - lesson.shares[block]).square().mean() for block, D in drawn.items()])
         loss = self.ratio * off.mean()
         if lesson.teacher is None:
             return loss
         student, teacher = (F.log_softmax(told.logits, dim=1) for told in (lesson.student, lesson.teacher))
+        first, second = (teacher, student) if self.divergence == "released" else (student, teacher)
+        divergence = F.kl_div(second, first, reduction="batchmean", log_target=True)
+        kept = lesson.weights.detach()
         away = (lesson.student.tokens - lesson.teacher.tokens).square().mean(dim=2)
-        tokens = (lesson.weights * away).sum() / lesson.weights.sum().clamp(min=1e-6)
-        return (
-            loss
-            + self.kl * F.kl_div(teacher, student, reduction="batchmean", log_target=True)
-            + (self.distillation * tokens)
-        )
+        tokens = (kept * away).sum() / kept.sum().clamp(min=1e-6)
+        return loss + self.kl * divergence + self.distillation * tokens
 
 
 @sparsebench.hookimpl

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Keep, Place, Site, Strategy, TokenView
+from sparsebench import Keep, Place, Published, Site, Strategy, TokenView
 
 
 class KMedoids(Strategy):
@@ -14,7 +14,8 @@ class KMedoids(Strategy):
     Begins with the tokens of largest weight w, the attention received (mean over heads and queries). Then, as often as
     `iterations` says, each token joins the nearest medoid (Euclidean, of the tokens), and the medoid of a cluster
     becomes its member i with the least sum_j w_j ||x_i - x_j|| over the cluster's members j. A medoid stays in its own
-    cluster, so that none is empty. With equal weights it begins with tokens drawn at random.
+    cluster, so that none is empty. With equal weights it begins with tokens drawn at random. The published training has
+    3 iterations (`iterations=3`).
 
     The attention is that of the block in which it acts, and the tokens are those behind it; the paper, which acts
     between blocks, has that of the block before. Only removes tokens, so it acts on the shallow models too.
@@ -24,6 +25,11 @@ class KMedoids(Strategy):
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "received_attention"})
     citation: ClassVar[str] = "Marin et al., Token pooling in vision transformers, WACV 2023"
+    published: ClassVar[tuple[Published, ...]] = (Published("k_medoids:keep_rate=0.7,iterations=3", "DeiT-S"),)
+    differs: ClassVar[str] = (
+        "acts inside a block, with the attention of that block, where the paper acts between blocks with that of the "
+        "block before"
+    )
 
     weights: Literal["attention", "equal"] = "attention"
     iterations: int = Field(5, ge=0, description="rounds of assigning tokens and moving medoids")

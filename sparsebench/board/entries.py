@@ -25,7 +25,9 @@ METRICS = (
 )  # fmt: skip
 """The metrics that the board reads."""
 TRAINED, VERIFIED, READY = "trained", "verified", "ready for the board"
-ABOUT = ("cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device")
+ABOUT = (
+    "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "inactive",
+)  # fmt: skip
 Key = tuple[str, str, str]
 """Strategy, kind and budget of an entry."""
 

@@ -22,7 +22,7 @@ def notes_on(records: Flats, contests: Sequence[Contest] = ()) -> list[str]:
         f"{task}: {n} other setting{'s' if n > 1 else ''} (data, model or size) not shown; see them with --by task"
         for task, n in other_settings(frame).items()
     ]
-    return more + detectable(contests) + cautions(frame) + failures(frame) + remarks(frame)
+    return more + detectable(contests) + cautions(frame) + inactive(frame) + failures(frame) + remarks(frame)
 
 
 def other_settings(records: Flats) -> dict[str, int]:
@@ -55,6 +55,17 @@ def failures(records: Flats) -> list[str]:
         f"{strategy} on {task}: {n} cell{'s' if n > 1 else ''} {status}: {reason}"
         for (strategy, task, status, reason), n in sorted(counted.items())
     ]
+
+
+def inactive(records: Flats) -> list[str]:
+    """Return one line for each strategy and task of the published terms that were not in its loss, with the reason."""
+    said = frame_of(records)[["strategy", "task", "inactive"]].drop_duplicates()
+    lines = []
+    for strategy, task, note in sorted(said.itertuples(index=False)):
+        parts = [part.rpartition(": ") for part in note.split("; ")] if note else []
+        if terms := ", ".join(f"{names} ({why})" for names, _, why in parts):
+            lines.append(f"{strategy} on {task}: published terms inactive: {terms}")
+    return lines
 
 
 def remarks(records: Flats) -> list[str]:

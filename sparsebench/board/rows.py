@@ -39,6 +39,7 @@ def row_of(record: Record) -> Row:
         "version": origin.version,
         "sha256": origin.sha256,
         "environment": record.environment,
+        "inactive": record.notes.get("inactive", ""),
         "test_items": outcomes.n if outcomes else 0,
         "test_labels": outcomes.label if outcomes else "",
         "test_predictions": outcomes.predicted if outcomes else "",

@@ -63,7 +63,7 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
         click.echo(f"kind: {cls.kind}\nsite: {cls.site}\nneeds: {', '.join(sorted(cls.needs)) or 'nothing'}")
         click.echo(f"trained: {'yes' if cls.trained else 'no'}\ncitation: {cls.citation or '-'}\n")
     for key, info in cls.model_fields.items():
-        if key == "disposal" and len(cls.disposals) == 1:
+        if key == "disposal" and len(cls.allowed_disposals()) == 1:
             continue
         kind = str(info.annotation) if not isinstance(info.annotation, type) else info.annotation.__name__
         about = f"  {info.description}" if info.description else ""
@@ -81,5 +81,5 @@ def _disposals(cls: Any) -> None:
     """Print what each disposal does that the strategy can have."""
     from sparsebench.disposal import DOES
 
-    for kind in cls.disposals:
+    for kind in cls.allowed_disposals():
         click.echo(f"    {kind}: {DOES[kind]}")

@@ -14,13 +14,15 @@ from sparsebench.budget import Budget
 from sparsebench.counts import counted, counts_of, ramped, rate_of, scaled_at, shares_of, stages
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
-from sparsebench.models.legal import check_plan, only_removes
+from sparsebench.models.legal import check_only_removes, check_plan, only_removes
 from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.strategy import Lesson, Site, Strategy, Told
 from sparsebench.tokens import Padded
 from sparsebench.view import Outputs, TokenView
 
 Given = Mapping[str, Callable[[], Any]]
+LEARNED = "strategy"
+"""The name under which what a strategy learns is part of the network's module."""
 
 
 class Actor:
@@ -31,6 +33,7 @@ class Actor:
         scaled: the blocks of these in which one token alone is fused, see `counts.scaled_at`.
         shares: for each of these blocks the share of the first tokens that was asked for.
         planned: the steps that the budget comes to.
+        more: the blocks in which it acts in training, see `Strategy.training_blocks`.
         learned: the modules that it learns, by block; they are the network's to train, see `Strategy.module`.
 
     Args:
@@ -55,7 +58,9 @@ class Actor:
         self.spend(budget)
         habits = counted(budget, cost, self.habits)._replace(scaled=self.scaled)
         self.planned = cost.steps(habits, tuple(self.keep), tuple(self.keep.values()))
-        self.learned = {block: module for block in self.keep if (module := self._module(block)) is not None}
+        self.more = strategy.training_blocks(self.depth)
+        blocks = sorted({*self.keep, *self.more})
+        self.learned = {block: module for block in blocks if (module := self._module(block)) is not None}
 
     def spend(self, budget: Budget) -> None:
         """Take the counts of that budget; what is asked for and planned stays as it was."""
@@ -88,8 +93,8 @@ class Actor:
         return self.share_of(self.cost.steps(self.habits, tuple(self.keep), counts))
 
     def _module(self, block: int) -> torch.nn.Module | None:
-        before = [count for at, count in self.keep.items() if at < block]
-        place = self.cost.place(block, before[-1] if before else self.tokens, self.keep[block])
+        came = [self.tokens, *(count for at, count in self.keep.items() if at < block)][-1]
+        place = self.cost.place(block, came, self.keep.get(block, came))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.seed_of("learned", self.strategy.name, self.stream, block))
             return self.strategy.module(place)
@@ -186,7 +191,12 @@ class Pass:
         return self.actor.requires
 
     def acts(self, block: int) -> bool:
-        """Say whether fewer tokens are to leave this block than are there now; how many an adaptive one decides."""
+        """Say whether fewer tokens are to leave this block than are there now; how many an adaptive one decides.
+
+        In training it may act in more blocks.
+        """
+        if self.training and block in self.actor.more:
+            return self.actor.acts
         if self.actor.strategy.adaptive:
             return block in self.keep and self.actor.acts
         return block in self.scaled or self.keep.get(block, self.index.shape[1]) < self.index.shape[1]
@@ -224,9 +234,9 @@ class Pass:
         lesson = Lesson(self.student, self.teacher, self.memory, self.weights, shares, macs, self.actor.spent)
         return self.actor.strategy.loss(lesson)
 
-    def read_out(self, prefix: Tensor) -> Tensor:
+    def read_out(self, prefix: Tensor, tokens: Tensor) -> Tensor:
         """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
-        return self.actor.strategy.read_out(self.memory, prefix)
+        return self.actor.strategy.read_out(self.memory, prefix, tokens)
 
     @property
     def reads_out(self) -> bool:
@@ -255,12 +265,14 @@ class Pass:
         """
         if not self.acts(block):
             return None
-        keep, came, strategy = self.keep[block], self.present, self.actor.strategy
+        came, strategy = self.present, self.actor.strategy
+        keep = self.keep.get(block, self.index.shape[1])
         plan = strategy.plan(self._view(block, given), keep)
         if plan is not None:
-            check_plan(plan, strategy, self.index, keep, training=self.training)
+            prefix = self.actor.cost.place(block, self.count, keep).prefix
+            check_plan(plan, strategy, self.index, keep, training=self.training, prefix=prefix)
             if self.site == "attention" and "tokens" not in self.requires and isinstance(plan, Keep | Merge | Mix):
-                _check_only_removes(plan, strategy.name)
+                check_only_removes(plan, strategy.name)
             plan = self._follow(block, plan)
         place = self.actor.cost.place(block, came, self.present if strategy.adaptive else keep)
         self.own += self.actor.habits.own_macs(place)
@@ -387,14 +399,6 @@ def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, becau
 def _merges(plan: Plan) -> bool:
     """Say whether tokens come to stand for several patches by it, group for group."""
     return isinstance(plan, Merge) or (isinstance(plan, Mask) and plan.sizes is not None)
-
-
-def _check_only_removes(plan: Plan, name: str) -> None:
-    if not only_removes(plan):
-        raise StrategyError(
-            f"'{name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as what is only "
-            "removed leaves before the attention and costs less"
-        )
 
 
 def in_chunks(answer: Callable[[Tensor, Tensor], Tensor], rows: int) -> Outputs:

@@ -115,7 +115,7 @@ class DeepViT:
         """Put in the class and register tokens that the head is to read."""
         (x,) = args
         with self._in_full(x.device.type):
-            prefix = acting.read_out(shown.full(x[:, : self.prefix]))
+            prefix = acting.read_out(shown.full(x[:, : self.prefix]), shown.full(x[:, self.prefix :]))
         return (torch.cat([prefix.to(x.dtype), x[:, self.prefix :]], dim=1),)
 
     def normed(self, images: Tensor) -> Tensor:

@@ -20,7 +20,18 @@ def only_removes(plan: Plan) -> bool:
     return isinstance(plan, Keep) and plan.fuse is None
 
 
-def _tensors(plan: Plan, B: int, N: int, keep: int) -> Iterator[tuple[str, object, tuple[int, ...]]]:
+def check_only_removes(plan: Plan, name: str) -> None:
+    """Raise StrategyError for a plan that does more, of a strategy at the attention site that reads no tokens."""
+    if not only_removes(plan):
+        raise StrategyError(
+            f"'{name}' fuses, merges or mixes tokens and does not read them: add tokens to `needs`, as what is only "
+            "removed leaves before the attention and costs less"
+        )
+
+
+def _tensors(
+    plan: Plan, B: int, N: int, keep: int, prefix: int | None
+) -> Iterator[tuple[str, object, tuple[int, ...]]]:
     """Yield the name, the value and the right shape of what the plan holds."""
     kind, a_token = type(plan).__name__, []
     if plan.scores is not None:
@@ -38,6 +49,8 @@ def _tensors(plan: Plan, B: int, N: int, keep: int) -> Iterator[tuple[str, objec
         a_token += ["sizes"]
     else:
         yield "Shift.by", plan.by, (B, N, _width(plan.by))
+        if plan.prefix is not None and prefix is not None:
+            yield "Shift.prefix", plan.prefix, (B, prefix, _width(plan.by))
     for what in a_token:
         if (value := getattr(plan, what)) is not None:
             yield f"{kind}.{what}", value, (B, N)
@@ -49,10 +62,13 @@ def _width(values: object) -> int:
     return values.shape[-1] if isinstance(values, Tensor) and values.ndim else 0
 
 
-def check_plan(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, training: bool) -> None:
+def check_plan(
+    plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, training: bool, prefix: int | None = None
+) -> None:
     """Raise StrategyError unless the plan turns the (B, N) tokens into `keep` of them, legally.
 
-    An adaptive strategy may let any number go on; and masks and shifts, in training, all of them.
+    An adaptive strategy may let any number go on; and masks and shifts, in training, all of them. There are `prefix`
+    class and register tokens; None where that is not known.
     """
     name = strategy.name
     if not isinstance(plan, Keep | Merge | Mix | Mask | Shift):
@@ -61,7 +77,7 @@ def check_plan(plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, trai
     B, N = index.shape
     if strategy.adaptive and (count := went_on(plan)) is not None:
         keep = min(N, max(1, count))
-    for part in _tensors(plan, B, N, keep):
+    for part in _tensors(plan, B, N, keep, prefix):
         _check_tensor(name, *part, index.device)
     if isinstance(plan, Keep):
         _check_index(plan.index, name, N)

@@ -106,20 +106,18 @@ def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str,
     device = runs.resolve_device(here.device)
     jobs: dict[str, Job] = {}
     for record in records:
-        cell = record.cell
-        if cell.init is not None:
-            jobs[cell.init.id] = _job(cell.init, registry).model_copy(update={"keep_weights": True})
-        job = _job(cell, registry)
-        jobs.setdefault(cell.id, job.model_copy(update={"after": cell.init.id if cell.init else ""}))
+        for init in record.cell.inits:
+            jobs[init.id] = _job(init, registry).model_copy(update={"keep_weights": True})
+        jobs.setdefault(record.cell_id, _job(record.cell, registry))
     uses: set[ImageUse] = {
         "images" if registry.task(job.cell.task.name).trains else "tested_images" for job in jobs.values()
     }
     _, locations = here.files.locate(sorted(uses))
     places = here.files.places(list(jobs.values()), locations)
-    first = sorted(jobs.values(), key=lambda job: not job.keep_weights)
+    ordered = sorted(jobs.values(), key=lambda job: job.order)
     with tempfile.TemporaryDirectory(prefix="sparsebench-replay-") as out:
         store.check_writable(Path(out))
-        made = engine.local(first, 1, Path(out), device, places, checkpoint=0.0, gpus=_gpus(device))
+        made = engine.local(ordered, 1, Path(out), device, places, checkpoint=0.0, gpus=_gpus(device))
         return {record.cell_id: record for record in made}
 
 
@@ -136,7 +134,7 @@ def _job(cell: Cell, registry: Registry) -> Job:
     files = tuple(map(str, registry.files))
     return Job(
         cell=cell, origin=found.origin, kind=found.cls.kind, label=cell.strategy.name, files=files,
-        failure=found.failure,
+        failure=found.failure, after=cell.init.id if cell.init else "",
     )  # fmt: skip
 
 

@@ -75,6 +75,6 @@ def reproduce(
     for figure in paper.figures:
         mine = expand(replace(request, figures=(figure,)), registry)
         if all(job.cell.id in known for job in mine):
-            found[figure] = [known[job.cell.id] for job in mine if not job.keep_weights]
+            found[figure] = [known[job.cell.id] for job in mine if job.asked]
     lost = sum(has_no_answer(known[job.cell.id]) for job in plan.jobs)
     return publish(paper, found, out), lost

@@ -51,6 +51,11 @@ class Cell(BaseModel):
     where: Where = "both"
     init: Cell | None = None
 
+    @property
+    def inits(self) -> tuple[Cell, ...]:
+        """The cell that it starts from, and those that this one does, the first to be trained first."""
+        return () if self.init is None else (*self.init.inits, self.init)
+
     @cached_property
     def id(self) -> str:
         """Sixteen hexadecimal digits of the SHA-256 of the canonical JSON.

@@ -118,7 +118,7 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
 def _contender(text: str, request: Request, trainer: Trainer, registry: Registry) -> Job:
     """Return a job of the one strategy, at one budget, that is named so."""
     jobs, _ = runs.jobs_of(replace(request, plugins=(text,), alone=True), trainer.files, registry)
-    found = {_key(job): job for job in jobs if not job.keep_weights}
+    found = {_key(job): job for job in jobs if job.asked}
     job, *more = found.values()
     if more:
         listed = ", ".join(f"{job.label} at {job.cell.budget.label}" for job in found.values())

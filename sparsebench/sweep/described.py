@@ -86,7 +86,7 @@ def keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
 
 def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
     """Write which suite was asked for, unless it is there."""
-    settings = {setting_of(job.cell) for job in jobs if not job.keep_weights}
+    settings = {setting_of(job.cell) for job in jobs if job.asked}
     asked = Asked(name=suite.name, version=suite.version, settings=tuple(sorted(settings)))
     store.keep(out / SUITES, asked.model_dump(mode="json"))
 

@@ -102,32 +102,60 @@ def expand(request: Request, registry: Registry, locations: Locations = NOWHERE)
             for contender in setting.contenders:
                 for n_train in setting.n_train:
                     for job in _jobs(setting, contender, n_train, repetition, registry):
-                        jobs.setdefault(job.cell.id, job)
-    return sorted(jobs.values(), key=lambda job: not job.keep_weights)
+                        jobs[job.cell.id] = _both(jobs.get(job.cell.id, job), job)
+    return sorted(jobs.values(), key=lambda job: job.order)
+
+
+def _both(one: Job, other: Job) -> Job:
+    """Return the job that is what two of the same cell are for."""
+    asked, keeps = one.asked or other.asked, one.keep_weights or other.keep_weights
+    same = (asked, keeps) == (one.asked, one.keep_weights)
+    return one if same else one.model_copy(update={"asked": asked, "keep_weights": keeps})
 
 
 def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: int, registry: Registry) -> Iterator[Job]:
-    """Yield the job of one cell, after that of the cell it starts from, if there is one."""
+    """Yield the job of one cell, after those of the cells it starts from, if there are any."""
     files = tuple(map(str, registry.files))
-    init = None
-    if (start := setting.task.initial()) is not None:
-        task, samples = start
-        dense = registry.strategy("dense")
-        first = Part.of(setting.model.first_model())
-        init = Cell(
-            task=Part.of(task), model=first, strategy=Part.of(dense.cls()), budget=FULL, n_train=samples,
-            repetition=WEIGHTS_SEED,
+    dense = registry.strategy("dense")
+
+    def job(cell: Cell, found: Found, strategy: Strategy, **more: Any) -> Job:
+        after, together = cell.init.id if cell.init else "", setting.model.together and cell.init is None
+        return Job(
+            cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), files=files,
+            failure=found.failure, after=after, together=together, **more,
         )  # fmt: skip
-        yield Job(cell=init, origin=dense.origin, kind=dense.cls.kind, label="dense", files=files, keep_weights=True)
+
+    def first(of: Cell) -> Job:
+        return job(of, dense, dense.cls(), asked=False, keep_weights=True)
+
     strategy, found, budget, part = contender
     cell = Cell(
         task=setting.parts[0], model=setting.parts[1], strategy=part, budget=budget, n_train=n_train,
-        repetition=repetition, where=_where(setting, strategy), init=init,
+        repetition=repetition, where=_where(setting, strategy), init=_pretraining(setting, dense),
     )  # fmt: skip
-    yield Job(
-        cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), files=files, failure=found.failure,
-        after=init.id if init else "", together=setting.model.together and init is None,
+    if cell.init is not None:
+        yield first(cell.init)
+    if strategy.distils and _can_learn(setting, cell):
+        teacher = cell.model_copy(update={"strategy": Part.of(dense.cls()), "budget": FULL, "where": "both"})
+        yield first(teacher)
+        cell = cell.model_copy(update={"init": teacher})
+    yield job(cell, found, strategy)
+
+
+def _pretraining(setting: _Setting, dense: Found) -> Cell | None:
+    """Return the cell that is trained before those of a setting, or None for random weights."""
+    if (start := setting.task.initial()) is None:
+        return None
+    task, samples = start
+    return Cell(
+        task=Part.of(task), model=Part.of(setting.model.first_model()), strategy=Part.of(dense.cls()), budget=FULL,
+        n_train=samples, repetition=WEIGHTS_SEED,
     )  # fmt: skip
+
+
+def _can_learn(setting: _Setting, cell: Cell) -> bool:
+    """Say whether a strategy may be trained with the network; theory models, which read tokens, train none."""
+    return setting.task.trains and setting.model.inputs == "images" and cell.where != "test"
 
 
 def _where(setting: _Setting, strategy: Strategy) -> Where:

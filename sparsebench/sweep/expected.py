@@ -55,9 +55,9 @@ class Expected:
         """
         expected = {job.cell.id: self.seconds(job) for job in jobs}
 
-        def place(job: Job) -> tuple[bool, float]:
+        def place(job: Job) -> tuple[tuple[bool, int], float]:
             seconds = expected[job.cell.id]
-            return not job.keep_weights, float("-inf") if seconds is None else -seconds
+            return job.order, float("-inf") if seconds is None else -seconds
 
         return sorted(jobs, key=place)
 

@@ -20,7 +20,8 @@ class Job(BaseModel):
         files: the plugin files of the run, from which workers load what is not installed.
         failure: why the strategy could not be loaded, if so: the cell is recorded as failed and not run.
         after: id of the cell that must be done before, or "".
-        keep_weights: whether other cells start from its weights.
+        asked: whether the cell is one of the request; else it is there only because others start from it.
+        keep_weights: whether its weights are kept: others start from them, or they are looked at.
         together: whether several like it may be trained in one program, where that is faster.
     """
 
@@ -33,8 +34,14 @@ class Job(BaseModel):
     files: tuple[str, ...] = ()
     failure: str | None = None
     after: str = ""
+    asked: bool = True
     keep_weights: bool = False
     together: bool = False
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Rises in the order in which jobs are begun: those that others start from first, as they start from others."""
+        return not self.keep_weights, len(self.cell.inits) if self.keep_weights else 0
 
     def record_of_failure(self, status: Status, failure: Failure, started: str = "", seconds: float = 0.0) -> Record:
         """Return a record that says why there is no result."""

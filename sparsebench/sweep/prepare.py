@@ -15,7 +15,7 @@ from safetensors.torch import load
 
 from sparsebench import seeds
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
-from sparsebench.models.acting import Actor
+from sparsebench.models.acting import LEARNED, Actor
 from sparsebench.models.base import HEADS, Network, Start
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import fill
@@ -28,8 +28,6 @@ from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task
 from sparsebench.training.augment import Augmentation
 from sparsebench.training.steps import Samples, Teacher
 
-LEARNED = "strategy"
-"""The name under which what a strategy learns is part of the network's module."""
 SHARE = 0.25
 """Of a device's free memory that the images of one split may take."""
 
@@ -115,7 +113,8 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     if cell.init is None:
         start = model.start(network, task, context.locations)
     else:
-        start = Start(_load_initial(network, store.weights_path(context.out, cell.init.id)))
+        same = cell.init.task == cell.task
+        start = Start(_load_initial(network, store.weights_path(context.out, cell.init.id), head=same), head=same)
     network.module.to(context.device)
     augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)
     train = _on_device(data.train, network.grid, context.device, augmentation)
@@ -164,23 +163,28 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
     return fill(found.cls, job.cell.strategy.params, f"strategy '{found.cls.name}'")
 
 
-def _load_initial(network: Network, path: Path) -> str:
-    """Put the weights of a file into the network, but for output layers (Li et al. 2023); return the file's SHA-256.
+def _load_initial(network: Network, path: Path, *, head: bool) -> str:
+    """Put the weights of a file into the network; return the file's SHA-256.
+
+    Args:
+        network: the network.
+        path: the file.
+        head: whether output layers are among them, which those of another task are not (Li et al. 2023).
 
     Raises:
         UserError: the file is missing, torn, or holds the weights of another network.
     """
-    again = "run again, with --rerun failed: they are made anew"
+    again, fresh = "run again, with --rerun failed: they are made anew", () if head else HEADS
     try:
         content = path.read_bytes()
     except OSError as error:
         what = f"the initial weights of this cell are missing ({path.name}): their cell did not succeed"
         raise UserError(what) from error
     try:
-        state = {k: v for k, v in load(content).items() if not k.startswith(HEADS)}
+        state = {k: v for k, v in load(content).items() if not k.startswith(fresh)}
     except SafetensorError as error:
         raise UserError(f"the initial weights of this cell are torn ({path.name}: {error})", next_step=again) from error
-    own = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(HEADS)}
+    own = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(fresh)}
     if own != {name: value.shape for name, value in state.items()}:
         raise UserError(f"the initial weights of this cell are another network's ({path.name})", next_step=again)
     network.module.load_state_dict(state, strict=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -129,7 +129,8 @@ def plan(
 ) -> Plan:
     """Return the plan of a request, or of a shard of it. Nothing is written and no network is built.
 
-    A cell that others of a shard start from is run by that shard too if the folder has no weights of it.
+    A cell that others of a shard start from, directly or by way of another, is run by that shard too if the folder has
+    no weights of it.
     """
     if rerun not in RERUN:
         raise UserError("rerun", got=f"'{rerun}'", allowed=RERUN)
@@ -137,8 +138,7 @@ def plan(
     known = store.heads(out)
     jobs = whole if shard is None else [job for job in whole if shard.has(job.cell.id)]
     again = {job.cell.id for job in jobs if rerun == "always" or _is_missing(job, known, rerun)}
-    starts = {job.after for job in jobs if job.cell.id in again} - {""}
-    needed = {first for first in starts if not store.has_weights(out, first, known)}
+    needed = needed_by(again, whole, lambda first: not store.has_weights(out, first, known))
     mine = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in again | needed]
     history = islice(store.scan_all(out, Past), HISTORY if todo else 0)
@@ -147,6 +147,25 @@ def plan(
     places = files.places(todo, locations)
     ordered, suite = expected.longest_first(todo), load(request.suite)
     return Plan(jobs, ordered, places, whole, known, expected, suite, anew=rerun == "always")
+
+
+def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
+    """Return the cells that must be run before others can: those they start from, as far as they lack weights.
+
+    Args:
+        cells: the ids of the others.
+        jobs: of all these cells.
+        lacks: says whether there are no weights of a cell; it is asked once of each.
+    """
+    after, seen, needed = {job.cell.id: job.after for job in jobs}, {""}, set()
+    left = list(cells)
+    while left:
+        if (first := after[left.pop()]) not in seen:
+            seen.add(first)
+            if lacks(first):
+                needed.add(first)
+                left.append(first)
+    return needed
 
 
 def jobs_of(request: Request, files: Files, registry: Registry) -> tuple[list[Job], dict[str, Path]]:

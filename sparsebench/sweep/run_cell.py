@@ -173,6 +173,8 @@ class _Run:
             self.result.notes["resumed"] = str(checkpoint.resumed)
         if isinstance(steps, Autograd) and steps.parts > cell.recipe.accumulate:
             self.result.notes["memory"] = f"batches in {steps.parts} parts: the memory holds no larger ones"
+        if inactive := _inactive(cell):
+            self.result.notes["inactive"] = inactive
         if watch is not None:
             add_watched(self.result, watch, int(self.trained["steps"]), cell.task)
 
@@ -223,6 +225,17 @@ def _early(cell: Prepared) -> EarlyStopping | None:
         return None
     assert cell.validation is not None and cell.data.validation is not None
     return EarlyStopping(cell.network, cell.in_test, cell.validation, cell.data.validation.groups, cell.recipe)
+
+
+def _inactive(cell: Prepared) -> str:
+    """Return which published terms of the strategy's loss had no part in the training, and why; "" if all had."""
+    actor = cell.in_training
+    if actor is None or not actor.acts:
+        return ""
+    weightless = actor.strategy.inactive(teacher=True)
+    untaught = [term for term in actor.strategy.inactive(cell.teacher is not None) if term not in weightless]
+    reasons = {"weight 0": weightless, "no teacher": untaught}
+    return "; ".join(f"{', '.join(terms)}: {why}" for why, terms in reasons.items() if terms)
 
 
 def _seed(seed: int, device: str) -> None:

@@ -88,7 +88,7 @@ def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry,
     """Return what the trained cells do to n pictures of the test split, spread over its groups or else its classes.
 
     Args:
-        jobs: from `trained.narrowed`; what others start from is not shown.
+        jobs: from `trained.narrowed`; what only others start from is not shown.
         records: at least theirs, by cell.
         registry: where their strategies are.
         context: where their weights are, and where to run them.
@@ -98,10 +98,8 @@ def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry,
         UserError: none of them has a result.
     """
     shown, seen = [], None
-    starts = {job.after for job in jobs}
-    compared = [job for job in jobs if job.cell.id not in starts]
     with one_thread():
-        for job in compared:
+        for job in (job for job in jobs if job.asked):
             failure = records[job.cell.id].failure
             if failure is None:
                 try:

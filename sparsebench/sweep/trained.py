@@ -74,7 +74,7 @@ def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
     Raises:
         UserError: pictures are not there, or there are several tasks or models.
     """
-    wanted = [job for job in plan.jobs if not job.keep_weights]
+    wanted = [job for job in plan.jobs if job.asked]
     settings = {canonical([job.cell.task.model_dump(), job.cell.model.model_dump()]) for job in wanted}
     if len(settings) > 1:
         raise UserError(
@@ -82,23 +82,26 @@ def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
             next_step="name their parameters with --task and --model",
         )  # fmt: skip
     largest, known = max(job.cell.n_train for job in wanted), plan.known
-    jobs = [job.model_copy(update={"keep_weights": True}) for job in wanted if job.cell.n_train == largest]
-    again = {job.cell.id for job in plan.todo} | {
-        job.cell.id
-        for job in jobs
-        if (record := known.get(job.cell.id))
-        and record.status == "ok"
-        and not store.has_weights(out, job.cell.id, known)
-    }
-    todo = [job for job in jobs if job.cell.id in again]
-    starts = [job for job in plan.jobs if job.cell.id in {own.after for own in jobs}]
-    needed = {job.after for job in todo}
-    first = [
-        job
-        for job in starts
-        if job.cell.id in needed and (job.cell.id in again or not store.has_weights(out, job.cell.id, known))
+    chosen = {job.cell.id: job for job in wanted if job.cell.n_train == largest}
+    starts = {init.id for job in chosen.values() for init in job.cell.inits}
+    jobs = [
+        job.model_copy(update={"keep_weights": True, "asked": job.cell.id in chosen})
+        for job in plan.jobs
+        if job.cell.id in chosen or job.cell.id in starts
     ]
-    return replace(plan, jobs=starts + jobs, todo=first + todo, locations=files.places(starts + jobs, plan.locations))
+    planned = {job.cell.id for job in plan.todo}
+
+    def lacks(cell_id: str) -> bool:
+        return cell_id in planned or not store.has_weights(out, cell_id, known)
+
+    again = {
+        cell_id
+        for cell_id in chosen
+        if cell_id in planned or (cell_id in known and known[cell_id].status == "ok" and lacks(cell_id))
+    }
+    again |= runs.needed_by(again, jobs, lacks)
+    todo = [job for job in jobs if job.cell.id in again]
+    return replace(plan, jobs=jobs, todo=todo, locations=files.places(jobs, plan.locations))
 
 
 def trained(job: Job, registry: Registry, context: Context) -> Prepared:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from functools import reduce
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsebench.models.acting import Actor, Pass
+from sparsebench.models.acting import LEARNED, Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.strategy import Told
 from sparsebench.tasks.base import Recipe
@@ -53,15 +53,26 @@ def predictions(recipe: Recipe, outputs: Tensor) -> Tensor:
 
 
 def optimiser(recipe: Recipe, module: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return the recipe's optimiser of what is trained; vectors (biases, norms) are not decayed."""
+    """Return the recipe's optimiser of what is trained; vectors (biases, norms) are not decayed.
+
+    Each group says whether it is of what a strategy `learned`.
+    """
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    parameters = list(named.values())
+    learned = {name: name.startswith(f"{LEARNED}.") for name in named}
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD([{"params": [p], "lr": recipe.rates.get(name, recipe.lr)} for name, p in named.items()])
-    matrices = [p for p in parameters if p.ndim > 1]
-    vectors = [p for p in parameters if p.ndim <= 1]
-    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=recipe.lr, weight_decay=recipe.weight_decay)
+        rates = recipe.rates
+        return torch.optim.SGD(
+            [{"params": [p], "lr": rates.get(name, recipe.lr), "learned": learned[name]} for name, p in named.items()]
+        )
+    groups: dict[tuple[bool, bool], list[Tensor]] = {}
+    for name, p in named.items():
+        groups.setdefault((learned[name], p.ndim <= 1), []).append(p)
+    decays = {False: recipe.weight_decay, True: 0.0}
+    ordered = [
+        {"params": groups[own, vectors], "weight_decay": decays[vectors], "learned": own}
+        for own, vectors in sorted(groups)
+    ]
+    return torch.optim.AdamW(ordered, lr=recipe.lr)
 
 
 def step_size(recipe: Recipe, done: float, total: int) -> float:
@@ -175,6 +186,7 @@ class Autograd:
         self.teacher = teacher
         self.parts, self.total = recipe.accumulate, recipe.total(len(samples.labels))
         self.opt = optimiser(recipe, network.module)
+        self.rates = [group["lr"] for group in self.opt.param_groups]
         network.module.train()
 
     def step(self, rows: np.ndarray, visit: int, done: float) -> Tensor:
@@ -186,9 +198,7 @@ class Autograd:
         """
         samples = self.samples
         chosen = samples.items if self.recipe.batch == 0 else torch.from_numpy(rows).to(samples.labels.device)
-        if self.recipe.optimizer == "adamw":
-            for group in self.opt.param_groups:
-                group["lr"] = step_size(self.recipe, done, self.total)
+        self._set_step_sizes(done)
         while True:
             try:
                 loss = self._gradients(chosen, visit, done)
@@ -197,8 +207,20 @@ class Autograd:
                 if self.parts >= len(chosen):
                     raise
             self.parts *= 2  # when the error, which holds on to the memory of the step, is gone
+        for group in self.opt.param_groups:
+            if group["lr"] == 0:  # else moments would be gathered meanwhile, which move it later
+                for weight in group["params"]:
+                    weight.grad = None
         self.opt.step()
         return loss
+
+    def _set_step_sizes(self, done: float) -> None:
+        """Give each group the recipe's step size, of the network's own weights times what the strategy says."""
+        share = 1.0 if self.actor is None else self.actor.strategy.network_rate(done)
+        for group, rate in zip(self.opt.param_groups, self.rates, strict=True):
+            if self.recipe.optimizer == "adamw":
+                rate = step_size(self.recipe, done, self.total)
+            group["lr"] = rate if group["learned"] else rate * share
 
     def _gradients(self, chosen: Tensor, visit: int, done: float = 1.0) -> Tensor:
         """Set the gradients to those of the mean loss of the chosen samples; return the sum of their losses.

@@ -11,7 +11,7 @@ from sparsebench.board import columns
 from sparsebench.board.board import Row
 from sparsebench.board.build import build, judge
 from sparsebench.board.columns import keys_of
-from sparsebench.board.notes import cautions, detectable, failures, notes_on, other_settings
+from sparsebench.board.notes import cautions, detectable, failures, inactive, notes_on, other_settings
 from sparsebench.board.rows import flatten
 from sparsebench.board.statistics import Successes, sample_complexity
 from sparsebench.budget import FULL, Budget
@@ -359,6 +359,17 @@ def test_cautions_name_unfinished_training_missed_budgets_and_mixed_devices() ->
     assert lines[0].startswith("mine: 1 of 2 trials reached the step limit")
     assert lines[1] == "mine, macs 0.5, on composite: realised MACs 0.520 of dense, planned 0.500"
     assert "several devices" in lines[2] and "cuda:0 X" in lines[2] and len(lines) == 3
+
+
+def test_terms_that_were_not_in_a_loss_are_named_by_strategy_and_task(record: Callable[..., Record]) -> None:
+    noted = record(notes={"inactive": "ratio, kl: weight 0; distillation: no teacher", "memory": "2 parts"})
+    assert flatten(noted)["inactive"] == "ratio, kl: weight 0; distillation: no teacher"
+    assert flatten(record())["inactive"] == "" and inactive(WHOLE) == inactive([flatten(record())]) == []
+    (line,) = inactive([flatten(noted), flatten(noted), flatten(record())])
+    assert line == "mine(a=1) on theory: published terms inactive: ratio, kl (weight 0), distillation (no teacher)"
+    more = [flat("mine", 0, inactive="kl: weight 0"), flat("mine", 1, "spurious", inactive="kl: weight 0")]
+    assert [line.partition(":")[0] for line in inactive(more)] == ["mine on composite", "mine on spurious"]
+    assert line in notes_on([flatten(noted)])
 
 
 def test_a_budget_that_was_planned_but_not_reached_is_named_with_what_was_asked_for(

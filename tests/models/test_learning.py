@@ -52,8 +52,9 @@ class ReadsFirst(Strategy):
         view.memory.setdefault("prefix", view.prefix)
         return Keep(torch.arange(keep).expand(len(view.index), keep))
 
-    def read_out(self, memory, prefix):
+    def read_out(self, memory, prefix, tokens):
         assert prefix.shape == memory["prefix"].shape
+        memory["last"] = torch.cat([prefix, tokens], dim=1)
         return memory["prefix"]
 
 
@@ -127,10 +128,14 @@ def test_what_a_strategy_reads_out_is_what_the_head_reads(network):
     network(images(network))
     hook.remove()
     with torch.no_grad():
-        logits = network(images(network), begin(network, ReadsFirst()))
+        acting, last = begin(network, ReadsFirst()), []
+        hook = network.module.blocks[-1].register_forward_hook(lambda m, args, out: last.append(out))
+        logits = network(images(network), acting)
+        hook.remove()
         first = seen[0].clone()
         expected = network.module.forward_head(network.module.norm(first))
     close(logits, expected)
+    assert torch.equal(acting.memory["last"], last[0])
     model = copy.deepcopy(network.module)
     assert not model.norm._forward_pre_hooks and not model.norm._forward_hooks
 

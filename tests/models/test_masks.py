@@ -244,6 +244,26 @@ def test_a_shift_adds_to_the_patch_tokens_in_training(scripted):
     assert acting.index.shape == (B, N) and bool((acting.sizes == 1).all())
 
 
+def test_a_shift_may_add_to_the_class_and_register_tokens_too(scripted):
+    network, came = DeepViT(vit(reg_tokens=2)), []
+    rng = torch.Generator().manual_seed(3)
+    by, prefix = torch.randn(B, N, 32, generator=rng), torch.randn(B, 3, 32, generator=rng)
+    hook = network.module.blocks[1].norm1.register_forward_pre_hook(lambda _, args: came.append(args[0].detach()))
+    network(images(network))
+    shift = scripted(lambda view, keep: Shift(by, prefix=prefix), site="block")
+    network(images(network), begin(network, shift, training=True))
+    hook.remove()
+    close(came[1], came[0] + torch.cat([prefix, by], dim=1))
+
+
+@pytest.mark.parametrize("shape", [(B, 2, 32), (B, 1, 32), (B, 3, 1), (1, 3, 32)])
+def test_a_shift_of_other_class_and_register_tokens_than_there_are_is_refused(scripted, shape):
+    network = DeepViT(vit(reg_tokens=2))
+    shift = scripted(lambda view, keep: Shift(torch.zeros(B, N, 32), prefix=torch.zeros(shape)), site="block")
+    with pytest.raises(StrategyError, match=r"Shift.prefix must have shape \(3, 3, 32\)"):
+        network(images(network), begin(network, shift, training=True))
+
+
 @torch.no_grad()
 def test_a_mix_of_other_values_than_the_tokens(scripted):
     network = DeepViT(vit())

@@ -10,13 +10,16 @@ from forging import PLUGIN, Tamper, sealed
 from sparsebench import api
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items, scores
+from sparsebench.plugin.registry import Registry
 from sparsebench.publish import replay as module
 from sparsebench.publish.folder import MANIFEST, RECORDS
 from sparsebench.publish.replay import Here, replay
 from sparsebench.publish.submit import submit
 from sparsebench.publish.verify import Verdict, verify
 from sparsebench.sweep.cell import canonical
-from sparsebench.sweep.record import pack, pack_reals, unpack, unpack_reals
+from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.job import Job
+from sparsebench.sweep.record import Failure, pack, pack_reals, unpack, unpack_reals
 from sparsebench.sweep.run import Files
 
 
@@ -47,6 +50,23 @@ def test_cells_that_start_from_others_are_run_with_these(sound: Path, monkeypatc
     )  # fmt: skip
     verdict = replayed(sound)
     assert verdict.badge == "replayed" and "replayed 1 cells" in verdict.notes[0]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_a_cell_starts_from_is_run_first_through_two_levels(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
+    task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
+    registry = Registry()
+    jobs = expand(Request(plugins=("dynamic_vit",), tasks=(task,), n_train=(20,), seeds=2), registry)
+    chosen = [job for job in jobs if job.label in ("dense", "dynamic_vit", "random") and job.asked]
+    records = [job.record_of_failure("ok", Failure(reason="")) for job in chosen if job.cell.repetition][::order]
+    handed: list[Job] = []
+    monkeypatch.setattr(module.engine, "local", lambda jobs, *args, **options: handed.extend(jobs) or [])
+    module._run(records, registry, Here(None, Files(), "cpu"))
+    assert [job.label for job in handed[:2]] == ["dense", "dense"] and len(handed) == 4
+    first, dense, *rest = handed
+    assert first.cell.task.name == "plain" and first.keep_weights and dense.keep_weights
+    assert [first.after, dense.after] == ["", first.cell.id] and not any(job.keep_weights for job in rest)
+    assert {job.label: job.after for job in rest} == {"dynamic_vit": dense.cell.id, "random": first.cell.id}
 
 
 def test_so_many_are_drawn_and_always_the_same(few: Path) -> None:

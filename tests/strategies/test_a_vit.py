@@ -11,8 +11,10 @@ from tiny import B, N, act, images, vit
 
 from sparsebench.budget import Budget
 from sparsebench.counts import solve
-from sparsebench.errors import UnsupportedError
+from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.models.acting import Actor
+from sparsebench.plugin.spec import fill
+from sparsebench.strategy import Lesson
 from sparsebench.testing.networks import build
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.steps import Autograd, Samples
@@ -35,7 +37,7 @@ def sigmoid(x):
 def by_hand(network, image, gamma, beta, epsilon):
     """Return for one image (logits, depths, remainders, scores): of patches 0..N-1 and the class token, float64.
 
-    A halted patch has its value set to zero and its key's score lowered by 1000, and so is gone.
+    A patch that has halted is zero before the next block, and is a key for none but itself.
     """
     model = copy.deepcopy(network.module).double()
     x = model.patch_embed((image[None].double() - 0.5) / 0.5)
@@ -43,44 +45,45 @@ def by_hand(network, image, gamma, beta, epsilon):
     names = [*range(1, N + 1), 0]
     total, depth, remainder = [0.0] * (N + 1), [0] * (N + 1), [0.0] * (N + 1)
     scores = [[0.0] * (N + 1) for _ in range(L)]
-    read, gone = torch.zeros(x.shape[2], dtype=torch.float64), [False] * N
+    read, there = torch.zeros(x.shape[2], dtype=torch.float64), list(range(N))
     for layer in range(1, L + 1):
         block, H = model.blocks[layer - 1], 4
+        gone = [j for j in range(N) if j not in there]
+        for j in gone:
+            x[0, j + 1] = 0
         q, k, v = block.attn.qkv(block.norm1(x)).unflatten(2, (3, H, -1)).permute(2, 0, 3, 1, 4)
         logits = q @ k.mT / q.shape[-1] ** 0.5
-        for j in range(N):
-            if gone[j]:
-                logits[..., j + 1] -= 1000
-                v[:, :, j + 1] = 0
+        for j in gone:
+            for i in range(N + 1):
+                logits[..., i, j + 1] -= 0 if i == j + 1 else 1000
         x = x + block.attn.proj((logits.softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
         x = x + block.mlp(block.norm2(x))
         for k_, row in enumerate(names):
+            real = sigmoid(gamma * float(x[0, row, 0]) + beta)
+            scores[layer - 1][k_] = real
             if depth[k_]:
                 continue
-            h = 1.0 if layer == L else sigmoid(gamma * float(x[0, row, 0]) + beta)
-            scores[layer - 1][k_] = h
+            h = 1.0 if layer == L else real
             if total[k_] + h >= 1 - epsilon:
                 depth[k_], remainder[k_] = layer, 1 - total[k_]
             if row == 0:
                 read += (remainder[k_] if depth[k_] else h) * x[0, 0]
             total[k_] += h
-        gone = [depth[k_] > 0 for k_ in range(N)]
-        if all(gone) and layer < L:
-            gone[min(range(N), key=lambda k_: total[k_])] = False
+        stay = [j for j in there if not depth[j]]
+        there = stay or [min(there, key=lambda k_: total[k_])]
     return model.head(model.norm(read[None]))[0].numpy(), depth, remainder, scores
 
 
 def loss_by_hand(told, strategy, target):
     """Return the loss of the images' (depths, remainders, scores)."""
     ponder = np.mean([np.mean([d + r for d, r in zip(depth, rest, strict=True)]) for depth, rest, _ in told])
-    density = [math.exp(-((layer - target) ** 2) / 2) for layer in range(1, L + 1)]
-    prior = [p / sum(density) for p in density]
+    sums = [sum(sum(scores[layer]) for *_, scores in told) for layer in range(L)]
     apart = []
-    for _, _, scores in told:
-        mean = [sum(row) / (N + 1) for row in scores]
-        H = [min(0.99, max(0.01, h / sum(mean))) for h in mean]
-        apart.append(sum(h * math.log(h / p) for h, p in zip(H, prior, strict=True)))
-    return strategy.ponder * ponder + strategy.distribution * np.mean(apart)
+    for layer in range(1, L + 1):
+        prior = math.exp(-((layer - target) ** 2) / 2) / math.sqrt(2 * math.pi)
+        H = min(0.99, max(0.01, sums[layer - 1] / sum(sums)))
+        apart.append(prior * (math.log(prior) - math.log(H)))
+    return strategy.ponder * ponder + strategy.distribution * sum(apart) / L
 
 
 @pytest.mark.parametrize(("gamma", "beta", "epsilon"), [(1.0, -1.0, 0.01), (0.5, -0.5, 0.1), (10.0, -30.0, 0.01)])
@@ -91,30 +94,78 @@ def test_halting_read_out_and_loss_are_those_of_plain_loops(gamma, beta, epsilon
     hand = [by_hand(network, image, gamma, beta, epsilon) for image in images()]
     depths = np.array([depth for _, depth, _, _ in hand])
     assert len(set(depths[:, :N].flatten())) >= 3
-    for acting, logits in (trained(network, strategy, images().double()), act(strategy, network, images().double())):
+    passes = [trained(network, strategy, images().double()), act(strategy, network, images().double())]
+    for acting, logits in passes:
         np.testing.assert_allclose(logits.detach(), [logits for logits, *_ in hand], atol=1e-5)
         cost = [[d + r for d, r in zip(depth, rest, strict=True)] for _, depth, rest, _ in hand]
         np.testing.assert_allclose(acting.memory["cost"].detach(), cost, atol=1e-5)
-        scores = torch.stack(list(acting.memory["scores"].values()), dim=1).detach()
-        np.testing.assert_allclose(scores, [scores for *_, scores in hand], atol=1e-5)
-        for block, step in enumerate(acting.steps):
-            there = np.maximum(1, (depths[:, :N] > block).sum(axis=1))
-            assert np.broadcast_to(step.tokens_in, B).tolist() == there.tolist()
-    acting, _ = trained(network, strategy, images().double())
+    for block, step in enumerate(passes[1][0].steps):
+        there = np.maximum(1, (depths[:, :N] > block).sum(axis=1))
+        assert np.broadcast_to(step.tokens_in, B).tolist() == there.tolist()
+    acting, _ = passes[0]
+    assert acting.index.shape == (B, N) and not acting.ragged
+    scores = torch.stack(list(acting.memory["scores"].values()), dim=1).detach()
+    np.testing.assert_allclose(scores, [scores for *_, scores in hand], atol=1e-5)
     told = [(depth, rest, scores) for _, depth, rest, scores in hand]
-    assert float(acting.loss().detach()) == pytest.approx(loss_by_hand(told, strategy, 2.5), abs=1e-6)
+    assert float(acting.loss().detach()) == pytest.approx(loss_by_hand(told, strategy, 2.5), abs=1e-5)
 
 
-def test_the_prior_is_centred_where_tokens_spend_the_budget():
+def loss_of(target, network, **budget):
+    strategy = AViT(target=target, distribution=1.0, ponder=0.0)
+    return trained(network, strategy, images(), **budget)[0].loss().detach()
+
+
+def test_the_prior_is_centred_at_three_quarters_of_the_layers():
+    network = vit()
+    default = loss_of(None, network)
+    assert torch.equal(default, loss_of(0.75 * L, network)) and not torch.allclose(default, loss_of(2.5, network))
+
+
+def test_with_the_budgets_target_the_prior_is_centred_where_tokens_spend_it():
     network = vit()
     counts = solve(Budget(keep_rate=0.3), network.cost, AViT().habits())
     whole = sum(counts) / N
     assert counts[-1] < counts[0] and 1 < whole < L
-    losses = [
-        trained(network, AViT(target=target, distribution=1.0, ponder=0.0), images(), keep_rate=0.3)[0].loss().detach()
-        for target in (None, whole, whole + 0.5)
-    ]
+    losses = [loss_of(target, network, keep_rate=0.3) for target in ("budget", whole, whole + 0.5)]
     assert torch.equal(losses[0], losses[1]) and not torch.allclose(losses[0], losses[2])
+
+
+def test_the_distribution_is_that_of_the_whole_batch():
+    """Scores that differ from image to image and are even in the mean are as near to the prior as even ones."""
+    uneven = torch.tensor([[0.8, 0.2], [0.2, 0.8]]).double()
+    cost = torch.zeros(2, 3)
+    losses = []
+    for h in (uneven, torch.full((2, 2), 0.5).double()):
+        memory = {"scores": {1: h[:, :1].expand(2, 3), 2: h[:, 1:].expand(2, 3)}, "cost": cost, "depth": 2}
+        lesson = Lesson(None, None, memory, torch.ones(2, 2), {1: 1.0}, 1.0, sum)
+        losses.append(float(AViT(target=1.5, ponder=0.0, distribution=1.0).loss(lesson)))
+    p = math.exp(-1 / 8) / math.sqrt(2 * math.pi)
+    assert losses == pytest.approx([p * (math.log(p) - math.log(0.5))] * 2, abs=1e-12)
+
+
+def test_it_says_which_terms_are_inactive():
+    assert AViT().inactive(teacher=False) == ()
+    assert AViT(ponder=0, distribution=0).inactive(teacher=True) == ("ponder", "distribution")
+
+
+@pytest.mark.parametrize("target", ["budgets", 0.5, "1e400"])
+def test_another_target_is_refused(target):
+    with pytest.raises(UserError, match="strategy 'a_vit': target"):
+        fill(AViT, {"target": target}, "strategy 'a_vit'")
+
+
+def test_a_halted_token_is_zero_before_each_later_block_and_still_has_scores():
+    network, came = vit(), []
+    for block in network.module.blocks:
+        block.norm1.register_forward_pre_hook(lambda _, args: came.append(args[0].detach()))
+    acting, _ = trained(network, AViT(gamma=1.0, beta=-1.0), images())
+    scores = torch.stack(list(acting.memory["scores"].values()), dim=1)
+    assert bool((scores > 0).all())
+    halted = (acting.weights == 0).nonzero()
+    assert len(halted) > N
+    for b, j in halted.tolist():
+        zero = [not bool(x[b, j + 1].any()) for x in came]
+        assert zero[-1] and zero == sorted(zero) and not zero[0]
 
 
 def test_the_blocks_that_the_budget_names_are_the_layers():
@@ -158,24 +209,26 @@ def test_an_image_alone_halts_as_in_a_batch():
         torch.testing.assert_close(single[0], out[i], atol=1e-5, rtol=1e-5)
 
 
-def depth_after_training(**weights):
-    """Return the mean depth and remainder of a network that took some steps with these weights of the loss."""
+def after_training(**weights):
+    """Return the mean depth and remainder, and the mean layer of the scores, after steps with these weights."""
     case = build("class token")
     actor = Actor(AViT(gamma=1.0, **weights), Budget(keep_rate=0.5), case.network.cost, case.network.grid, stream=5)
     steps = Autograd(case.network, actor, Samples(case.inputs, case.labels, None), case.recipe)
     for visit in range(15):
         steps.step(np.arange(4), visit, 0.5)
-    _, acting = steps.samples.forward(case.network, actor, torch.arange(4), visit=0, training=False)
-    return float(acting.memory["cost"].detach().mean())
+    _, acting = steps.samples.forward(case.network, actor, torch.arange(4), visit=0, training=True)
+    mean = [float(h.detach().mean()) for h in acting.memory["scores"].values()]
+    layer = sum(number * h for number, h in enumerate(mean, 1)) / sum(mean)
+    return float(acting.memory["cost"].detach().mean()), layer
 
 
 def test_tokens_halt_sooner_the_more_the_ponder_weighs():
-    assert depth_after_training(ponder=3.0) < depth_after_training(ponder=0.0) - 0.1
+    assert after_training(ponder=3.0)[0] < after_training(ponder=0.0)[0] - 0.1
 
 
-def test_tokens_halt_where_the_prior_is():
+def test_the_scores_are_where_the_prior_is():
     weights = {"ponder": 0.0, "distribution": 10.0}
-    assert depth_after_training(target=1.0, **weights) < depth_after_training(target=3.0, **weights) - 0.1
+    assert after_training(target=1.0, **weights)[1] < after_training(target=3.0, **weights)[1] - 0.1
 
 
 @pytest.mark.parametrize("changes", [{"class_token": False, "global_pool": "avg"}, {"global_pool": "avg"}])

@@ -4,12 +4,16 @@ import math
 
 import pytest
 import torch
-from merging import place
+from merging import cosine, merged, place
+from merging import view as view_of
 from sparsebench_plugins.dynamic_vit import DynamicViT
 from tiny import B, N, act, images, vit
 
 from sparsebench.budget import Budget
+from sparsebench.disposal import dispose, squeezed
+from sparsebench.errors import UserError
 from sparsebench.models.acting import Actor
+from sparsebench.plans import Keep
 from sparsebench.strategy import Lesson, Told
 
 PLACE = place(N, 8, 8)
@@ -63,7 +67,7 @@ def noted(strategy):
             return plan
 
     seen: list = []
-    return Noted(), seen
+    return Noted(**strategy.model_dump()), seen
 
 
 def test_in_the_test_the_most_probable_stay(network):
@@ -111,32 +115,136 @@ def test_gradients_of_the_losses_reach_every_layer_of_every_predictor(network):
     network.module.zero_grad()
 
 
-def test_the_loss_is_the_sum_of_its_terms():
+@pytest.fixture(scope="module")
+def told():
+    """Return the masks of two stages, of float64, and what student and teacher tell."""
     rng = torch.Generator().manual_seed(0)
     D1 = (torch.rand(B, N, generator=rng) > 0.4).double()
     D2 = D1 * (torch.rand(B, N, generator=rng) > 0.4)
-    student, teacher = (
+    both = (
         Told(torch.randn(B, 5, generator=rng).double(), torch.randn(B, N, 6, generator=rng).double()) for _ in range(2)
     )
+    return D1, D2, *both
+
+
+@pytest.mark.parametrize("divergence", ["released", "paper"])
+def test_the_loss_is_the_sum_of_its_terms(told, divergence):
+    D1, D2, student, teacher = told
     shares = {1: 0.5, 2: 0.25}
     memory = {"kept": {1: D1, 2: D2}}
-    strategy = DynamicViT(ratio=2, kl=0.5, distillation=0.25)
+    strategy = DynamicViT(ratio=2, kl=0.5, distillation=0.25, divergence=divergence)
     alone = float(strategy.loss(Lesson(student, None, memory, D2, shares, 0.6, sum)))
     ratio = sum(
         sum((sum(D[b].tolist()) / N - shares[s]) ** 2 for b in range(B)) / B for s, D in memory["kept"].items()
     ) / len(shares)
     assert alone == pytest.approx(2 * ratio)
-    divergence = 0.0
+    apart = 0.0
     for b in range(B):
         p, q = (told.logits[b].softmax(0).tolist() for told in (student, teacher))
-        divergence += sum(x * math.log(x / y) for x, y in zip(p, q, strict=True)) / B
+        p, q = (q, p) if divergence == "released" else (p, q)
+        apart += sum(x * math.log(x / y) for x, y in zip(p, q, strict=True)) / B
     away = sum(
         float(D2[b, i]) * sum((x - y) ** 2 for x, y in zip(student.tokens[b, i], teacher.tokens[b, i], strict=True)) / 6
         for b in range(B)
         for i in range(N)
     ) / float(D2.sum())
     taught = float(strategy.loss(Lesson(student, teacher, memory, D2, shares, 0.6, sum)))
-    assert taught == pytest.approx(2 * ratio + 0.5 * divergence + 0.25 * float(away))
+    assert taught == pytest.approx(2 * ratio + 0.5 * apart + 0.25 * float(away))
+
+
+def test_the_term_of_the_tokens_moves_the_tokens_and_not_the_mask(told):
+    D1, D2, student, teacher = told
+    D, tokens = D2.clone().requires_grad_(), student.tokens.clone().requires_grad_()
+    strategy = DynamicViT(ratio=0, kl=0, distillation=1)
+    lesson = Lesson(Told(student.logits, tokens), teacher, {"kept": {1: D1, 2: D2}}, D, {1: 0.5, 2: 0.25}, 0.6, sum)
+    strategy.loss(lesson).backward()
+    assert D.grad is None and bool((tokens.grad.any(dim=2) == (D2 > 0)).all())
+
+
+def squeezed_by_hand(x, hosts, gone):
+    """Return N lists, one sample's tokens (N, C) after each that is gone was added to its most similar host."""
+    x = x.double().tolist()
+    goes = {q: max(hosts, key=lambda h: cosine(x[q], x[h])) for q in gone} if hosts else {}
+    out = []
+    for i, row in enumerate(x):
+        joins = [(math.exp(cosine(x[q], row)), x[q]) for q in gone if goes.get(q) == i]
+        total = math.e + sum(w for w, _ in joins)
+        out.append([(math.e * v + sum(w * other[c] for w, other in joins)) / total for c, v in enumerate(row)])
+    return out
+
+
+def test_with_squeeze_what_leaves_in_the_test_goes_to_the_most_similar_that_stays(network):
+    strategy, seen = noted(DynamicViT(disposal="squeeze"))
+    acting, _ = act(strategy, network, images())
+    for view, tokens, plan in seen:
+        for b in range(B):
+            expected = log_probabilities(view.learned, tokens[b].double().tolist(), [1.0] * tokens.shape[1])
+            K = plan.weight.shape[1]
+            hosts = sorted(sorted(range(len(expected)), key=lambda i: -expected[i][0])[:K])
+            gone = [i for i in range(len(expected)) if i not in hosts]
+            by_hand = squeezed_by_hand(tokens[b], hosts, gone)
+            torch.testing.assert_close(
+                plan.weight[b] @ tokens[b], torch.tensor([by_hand[h] for h in hosts]), atol=1e-5, rtol=1e-5
+            )
+    assert [plan.weight.shape[1] for _, _, plan in seen] == [8, 4, 2] and acting.index.shape == (B, 2)
+    assert acting.steps == acting.actor.planned
+
+
+def test_with_squeeze_what_is_drawn_to_leave_in_training_goes_to_the_most_similar_that_stays(network):
+    strategy, seen = noted(DynamicViT(disposal="squeeze"))
+    actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=5)
+    acting = actor.begin(torch.arange(B), 0, None, tokens=N, training=True)
+    with torch.no_grad():
+        network(images(), acting)
+    before = torch.ones(B, N)
+    for _, tokens, plan in seen:
+        now = before * plan.keep
+        for b in range(B):
+            hosts = [i for i in range(N) if now[b, i] > 0.5]
+            gone = [i for i in range(N) if before[b, i] > 0.5 and i not in hosts]
+            by_hand = squeezed_by_hand(tokens[b], hosts, gone)
+            torch.testing.assert_close(plan.values[b], torch.tensor(by_hand), atol=1e-5, rtol=1e-5)
+        before = now
+    assert 0 < float(before.mean()) < 0.5 and torch.allclose(acting.weights, before)
+
+
+def test_in_training_and_in_the_test_the_same_tokens_are_squeezed_alike():
+    rng = torch.Generator().manual_seed(2)
+    seen = view_of(3, 9, 6, tokens=torch.randn(3, 9, 6, generator=rng))
+    scores = torch.rand(3, 9, generator=rng)
+    plan = dispose("squeeze", scores, 4, seen)
+    hosts = torch.zeros(3, 9, dtype=torch.bool).scatter(1, Keep.top(scores, 4).index, True)
+    soft = squeezed(seen.tokens, hosts, ~hosts)
+    torch.testing.assert_close(soft[hosts], merged(plan, seen).flatten(0, 1), atol=1e-5, rtol=1e-5)
+    assert torch.equal(soft[~hosts], seen.tokens[~hosts])
+
+
+def test_of_an_image_without_hosts_tokens_are_as_they_were_with_finite_gradients():
+    x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    hosts = torch.tensor([[True, False, False, True, False], [False] * 5])
+    out = squeezed(x, hosts, ~hosts)
+    assert torch.equal(out[1], x[1])
+    out.sum().backward()
+    assert bool(x.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "taught", "alone"),
+    [
+        ({}, (), ("kl", "distillation")),
+        ({"ratio": 0, "kl": 0}, ("ratio", "kl"), ("ratio", "kl", "distillation")),
+        ({"distillation": 0}, ("distillation",), ("kl", "distillation")),
+    ],
+)
+def test_it_says_which_terms_are_inactive(parameters, taught, alone):
+    strategy = DynamicViT(**parameters)
+    assert strategy.inactive(teacher=True) == taught and strategy.inactive(teacher=False) == alone
+
+
+def test_it_takes_two_disposals_and_no_other():
+    for disposal in ("fuse", "merge"):
+        with pytest.raises(UserError, match=f"decides itself .*; got disposal={disposal}; allowed: drop, squeeze"):
+            DynamicViT(disposal=disposal)
 
 
 def test_its_own_macs_are_those_of_its_layers():

@@ -6,6 +6,7 @@ import torch
 from sparsebench_plugins.atc import ATC
 from sparsebench_plugins.diffrate import DiffRate
 from sparsebench_plugins.dpc_knn import DPCKNN
+from sparsebench_plugins.dynamic_vit import DynamicViT
 from sparsebench_plugins.k_medoids import KMedoids
 from sparsebench_plugins.mctf import MCTF
 from sparsebench_plugins.perturbation import Perturbation
@@ -62,6 +63,7 @@ def act(strategy, network, inputs, **budget):
 COUNTED = {
     "tome": ToMe(), "tofu": ToFu(), "pitome": PiToMe(), "mctf": MCTF(), "atc": ATC(), "diffrate": DiffRate(),
     "diffrate that merges all": DiffRate(merged=1.0), "zero_tprune": ZeroTPrune(iterations=(7, 3, 2)), "tps": TPS(),
+    "dynamic_vit": DynamicViT(), "dynamic_vit, squeezed": DynamicViT(disposal="squeeze"),
     "value_norm, merged": ValueNorm(disposal="merge"), "perturbation": Perturbation(draws=2),
 }  # fmt: skip
 

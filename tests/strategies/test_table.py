@@ -15,16 +15,15 @@ from sparsebench.measure.cost import VitCost
 from sparsebench.models.acting import Actor
 from sparsebench.models.anatomy import vit_cost
 from sparsebench.models.deep import DeepViT
-from sparsebench.strategy import Strategy
+from sparsebench.strategy import DISPOSALS
 from sparsebench.training.evaluate import patches_in
 
 SCHEDULES = ("stages", "every", "late")
-DISPOSALS = ("drop", "fuse", "merge", "squeeze")
 SPENDING = {name: cls for name, cls in SHIPPED.items() if cls.budgeted and not cls.trains_only}
 TABLE = [
     pytest.param(cls, disposal, schedule, id=f"{name}-{disposal}-{schedule}")
     for (name, cls), disposal, schedule in product(SPENDING.items(), DISPOSALS, SCHEDULES)
-    if (disposal == "drop" or cls.plan is Strategy.plan) and (schedule == "stages" or cls.site != "input")
+    if disposal in cls.allowed_disposals() and (schedule == "stages" or cls.site != "input")
 ]
 NO_PLACE = {"radial"}
 """Strategies that need to know where a token is, which nobody knows of mixed ones."""

@@ -31,16 +31,22 @@ def start(strategy, network, rows=slice(None), visit=0, stream=5):
     return actor.begin(torch.arange(B)[rows], visit, None, tokens=N, training=True)
 
 
-def alphas(x, g):
-    """Return N numbers, the relevance of one sample's tokens (N, C), in float64."""
-    norm, line = g
-    a, c, w = (p.detach().double().tolist() for p in (norm.weight, norm.bias, line.weight[0]))
-    told = []
+def normed(x, norm):
+    """Return N lists, one sample's tokens (N, C) after their layer norm, in float64."""
+    a, c = (p.detach().double().tolist() for p in (norm.weight, norm.bias))
+    rows = []
     for row in x.double().tolist():
         mean = sum(row) / len(row)
         std = math.sqrt(sum((value - mean) ** 2 for value in row) / len(row) + norm.eps)
-        normed = [a[i] * (value - mean) / std + c[i] for i, value in enumerate(row)]
-        told.append(sum(w[i] * value for i, value in enumerate(normed)) + float(line.bias.detach()))
+        rows.append([a[i] * (value - mean) / std + c[i] for i, value in enumerate(row)])
+    return rows
+
+
+def alphas(x, g):
+    """Return N numbers, the relevance of one sample's tokens (N, C), in float64."""
+    norm, line = g
+    w = line.weight[0].detach().double().tolist()
+    told = [sum(w[i] * value for i, value in enumerate(row)) for row in normed(x, norm)]
     most = max(told)
     return [math.exp(t - most) / sum(math.exp(s - most) for s in told) for t in told]
 
@@ -91,16 +97,34 @@ def test_as_many_stay_as_the_budget_says(rate):
         assert [step.tokens_out for step in acting.steps] == [step.tokens_out for step in acting.actor.planned]
 
 
-def test_in_training_all_stay_and_get_the_more_noise_the_less_they_matter():
-    network = vit()
-    acting = start(Watched(noise=0.02), network)
+def in_training(network, **parameters):
+    """Return a pass in training, in which modules have norms of their own, and the (B, P + N, C) of each block."""
+    acting, came = start(Watched(**parameters), network), {}
+    rng = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for norm, _ in acting.actor.learned.values():
+            norm.weight.add_(torch.rand(norm.weight.shape, generator=rng))
+            norm.bias.add_(torch.rand(norm.bias.shape, generator=rng))
+    hooks = [
+        block.norm1.register_forward_pre_hook(lambda _, args, number=number: came.update({number: args[0].detach()}))
+        for number, block in enumerate(network.module.blocks)
+    ]
     network(images(), acting)
+    for hook in hooks:
+        hook.remove()
+    return acting, came
+
+
+def test_in_training_all_stay_are_normed_and_get_the_more_noise_the_less_they_matter():
+    acting, _ = in_training(vit(), noise=0.02)
     assert acting.index.shape == (B, N) and all(step == Step(N, N, own=step.own) for step in acting.steps)
     drawn = []
-    for x, g, _, _, plan in acting.memory["seen"]:
+    for x, g, _, keep, plan in acting.memory["seen"]:
+        assert keep <= N
         alpha = torch.tensor([alphas(x[i], g) for i in range(B)])
-        drawn.append((plan.by.detach() / 0.02 / (1 - alpha)[:, :, None]).numpy())
-    e = np.stack(drawn)  # 3 stages, B, N, C: 6144 numbers
+        by = plan.by.detach().double() + x - torch.tensor([normed(x[i], g[0]) for i in range(B)])
+        drawn.append((by / 0.02 / (1 - alpha)[:, :, None]).float().numpy())
+    e = np.stack(drawn)  # 3 blocks, B, N, C: 6144 numbers
     assert abs(e.mean()) < 0.04 and abs(e.std() - 1) < 0.03 and abs((e**4).mean() - 3) < 0.4
     rows = e.reshape(-1, e.shape[-1])
     correlated = np.corrcoef(rows, rowvar=False) - np.eye(e.shape[-1])
@@ -109,17 +133,59 @@ def test_in_training_all_stay_and_get_the_more_noise_the_less_they_matter():
     assert np.abs(np.corrcoef(flat) - np.eye(3 * B)).max() < 5 / math.sqrt(flat.shape[1])
 
 
+def test_without_noise_the_whole_stream_is_normed_class_and_register_tokens_too():
+    network = vit(reg_tokens=2)
+    acting, came = in_training(network, noise=0.0)
+    assert [block for block in came if block in acting.actor.learned] == [1, 2, 3]
+    for block, learned in acting.actor.learned.items():
+        before, model = came[block - 1], network.module.blocks[block - 1]
+        with torch.no_grad():
+            before = before + model.attn(model.norm1(before))
+            before = before + model.mlp(model.norm2(before))
+        expected = [normed(x, learned[0]) for x in before]
+        assert before.shape[1] == 3 + N
+        np.testing.assert_allclose(came[block], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("depth", "blocks"), [(12, (1, 2, 3, 4, 5)), (24, tuple(range(1, 11))), (3, (1,)), (1, ())])
+def test_noise_comes_before_the_first_blocks_of_any_depth(depth, blocks):
+    assert TNT().training_blocks(depth) == blocks
+
+
+@pytest.mark.parametrize(("blocks", "union"), [((3,), [1, 2, 3]), ((1, 2), [1, 2]), ((0,), [0, 1, 2])])
+def test_it_learns_in_those_blocks_and_the_budgets_and_in_the_test_acts_in_the_budgets_alone(blocks, union):
+    network = vit()
+    acting, _ = act(Watched(), network, images(), blocks=blocks)
+    assert list(acting.actor.learned) == union and [d.block for d in acting.decisions] == list(blocks)
+    assert acting.steps == acting.actor.planned
+    begun = acting.actor.begin(torch.arange(B), 0, None, tokens=N, training=True)
+    network(images(), begun)
+    assert [d.block for d in begun.decisions] == union
+    keeps = [keep for *_, keep, _ in begun.memory["seen"]]
+    assert keeps == [acting.actor.keep.get(block, N) for block in union]
+
+
+def test_where_no_tokens_are_to_leave_there_is_no_noise_either():
+    network = vit()
+    actor = Actor(TNT(), Budget(keep_rate=1.0), network.cost, network.grid, stream=5)
+    acting = actor.begin(torch.arange(B), 0, None, tokens=N, training=True)
+    with torch.no_grad():
+        assert torch.equal(network(images(), acting), network(images())) and not acting.decisions
+
+
 def noises(visit, rows=slice(None), stream=5):
     network = vit()
     acting = start(Watched(), network, rows, visit, stream)
     network(images()[rows], acting)
-    return acting.memory["seen"][0][4].by.detach()
+    x, g, _, _, plan = acting.memory["seen"][0]
+    return (plan.by + x - g[0](x)).detach()
 
 
 def test_noise_is_the_samples_own_and_new_at_each_visit():
     together = noises(1)
     torch.testing.assert_close(noises(1, slice(2, 3))[0], together[2], atol=1e-6, rtol=1e-5)
-    assert not torch.allclose(noises(2), together) and not torch.allclose(noises(1, stream=6), together)
+    noise = noises(1, stream=6)
+    assert not torch.allclose(noises(2), together, atol=1e-3) and not torch.allclose(noise, together, atol=1e-3)
 
 
 def head_gradients(noise):
@@ -127,12 +193,13 @@ def head_gradients(noise):
     actor = Actor(TNT(noise=noise), Budget(keep_rate=0.5), case.network.cost, case.network.grid, stream=5)
     steps = Autograd(case.network, actor, Samples(case.inputs, case.labels, None), case.recipe)
     steps._gradients(torch.arange(4), 0)
-    return [float(p.grad.abs().max()) for g in actor.learned.values() for p in (g[1].weight, g[0].weight)]
+    return [[float(p.grad.abs().max()) for p in (g[1].weight, g[0].weight)] for g in actor.learned.values()]
 
 
-def test_the_noise_is_all_that_relevance_is_learned_from():
-    assert min(head_gradients(0.02)) > 1e-9
-    assert max(head_gradients(0.0)) == 0
+def test_the_noise_is_all_that_relevance_is_learned_from_and_the_norm_learns_anyway():
+    assert min(map(min, head_gradients(0.02))) > 1e-9
+    relevance, norm = zip(*head_gradients(0.0), strict=True)
+    assert max(relevance) == 0 and min(norm) > 1e-9
 
 
 @pytest.mark.parametrize(("tokens", "keep", "b"), [(196, 118, 25), (196, 196, 0), (16, 1, 1), (16, 15, 1), (10, 3, 1)])

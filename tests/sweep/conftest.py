@@ -46,7 +46,7 @@ def make_record() -> Callable[..., Record]:
 
 @pytest.fixture(scope="session")
 def job_of() -> Callable[..., list[Job]]:
-    """Return a function from a plugin and a task to the job of its cell, after that of the cell it starts from."""
+    """Return a function from a plugin and a task to the job of its cell, after those of the cells it starts from."""
 
     def find(plugin: str, task: str, *, n_train: int, repetition: int = 0, **options: Any) -> list[Job]:
         registry = Registry()
@@ -55,12 +55,9 @@ def job_of() -> Callable[..., list[Job]]:
         )
         path = plugin.partition(".py")[0] + ".py"
         names = registry.load_file(Path(path)) if ".py" in plugin else [plugin.partition(":")[0]]
-        (job,) = (
-            j
-            for j in jobs
-            if j.cell.strategy.name == names[0] and j.cell.repetition == repetition and not j.keep_weights
-        )
-        return [j for j in jobs if j.cell.id == job.after] + [job]
+        (job,) = (j for j in jobs if j.cell.strategy.name == names[0] and j.cell.repetition == repetition and j.asked)
+        inits = [init.id for init in job.cell.inits]
+        return [j for j in jobs if j.cell.id in inits] + [job]
 
     return find
 

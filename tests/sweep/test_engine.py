@@ -66,6 +66,18 @@ def test_cells_go_together_on_a_gpu_only() -> None:
     assert all(job.together for job in theory_jobs())
 
 
+def test_a_job_that_waits_does_not_hold_up_others_with_its_data() -> None:
+    first, waiting = a_job(0), a_job(1, after=a_job(0).cell.id)
+    beside = waiting.model_copy(
+        update={"after": "", "cell": waiting.cell.model_copy(update={"strategy": Part(name="random")})}
+    )
+    assert waiting.cell.draw == beside.cell.draw != first.cell.draw
+    queue = Queue([first, waiting, beside], 1)
+    assert [queue.take("a"), queue.take("b", wait=False), queue.take("b", wait=False)] == [[first], [beside], None]
+    queue.done(first)
+    assert queue.take("a", wait=False) == [waiting]
+
+
 def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass() -> None:
     first, other = a_job(0), a_job(2)
     waiting = a_job(1, after=first.cell.id)

@@ -133,6 +133,32 @@ def test_a_lost_initial_model_is_made_again_before_the_cells_that_need_it(tmp_pa
     assert {record.status for record in run(tmp_path, **options, seeds=2)} == {"ok"}
 
 
+def test_of_what_a_taught_strategy_starts_from_what_lacks_weights_is_made_again(tmp_path: Path) -> None:
+    task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
+    options = {"tasks": (task,), "model": "vit:dim=16,depth=2,heads=2", "n_train": (20,)}
+    run(tmp_path, **options)
+    todo = planned(tmp_path, "dynamic_vit", **options).todo
+    assert [job.label for job in todo] == ["dense", "dynamic_vit"], "the dense network has a record and no weights"
+    records = run(tmp_path, "dynamic_vit", **options)
+    assert [(record.label, record.status) for record in records] == [("dense", "ok"), ("dynamic_vit", "ok")]
+    plan = planned(tmp_path, "dynamic_vit", **options)
+    assert plan.todo == []
+    first, dense, *_ = plan.jobs
+    assert records[1].notes["initial_weights"] == records[0].notes["weights"]
+    known = store.read(tmp_path)
+    shutil.rmtree(tmp_path / "records")
+    writer = store.Writer(tmp_path)
+    for job in (first, dense):
+        writer.append(known[job.cell.id])
+    writer.close()
+    assert [job.label for job in planned(tmp_path, "dynamic_vit", alone=True, **options).todo] == ["dynamic_vit"]
+    store.weights_path(tmp_path, first.cell.id).unlink()
+    assert [job.label for job in planned(tmp_path, "dynamic_vit", alone=True, **options).todo] == ["dynamic_vit"]
+    store.weights_path(tmp_path, dense.cell.id).unlink()
+    again = planned(tmp_path, "dynamic_vit", alone=True, **options).todo
+    assert [job.cell.id for job in again] == [first.cell.id, dense.cell.id, records[1].cell_id]
+
+
 @pytest.mark.parametrize("flaw", ["torn", "changed"])
 def test_initial_weights_that_are_not_as_they_were_written_are_made_again(tmp_path: Path, flaw: str) -> None:
     task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"

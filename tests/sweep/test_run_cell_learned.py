@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sparsebench.models.acting import LEARNED
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, store
 from sparsebench.sweep.checkpoint import Checkpoint
 from sparsebench.sweep.job import Job
-from sparsebench.sweep.prepare import LEARNED, Context, prepare
-from sparsebench.sweep.record import Record
+from sparsebench.sweep.prepare import Context, prepare
+from sparsebench.sweep.record import Record, unpack
 
 TASK = "composite:epochs=2,test=40,pretrain_epochs=1,pretrain_samples=40,batch=10"
 UNTAUGHT = TASK.replace("pretrain_epochs=1,pretrain_samples=40", "pretrain_epochs=0")
@@ -35,20 +36,63 @@ def jobs(job_of: Any) -> list[Job]:
 
 
 def test_what_is_learned_is_trained_and_kept_with_the_networks_weights(jobs: list[Job], tmp_path: Path) -> None:
-    start, job = jobs
-    run([start], tmp_path)
+    start, dense, job = jobs
+    run([start, dense], tmp_path)
     prepared = prepare(job, Registry(), Context(tmp_path, "cpu", {}))
     first = {name: value.clone() for name, value in prepared.network.module.state_dict().items()}
     learned = [name for name in first if name.startswith(f"{LEARNED}.")]
     assert {name.split(".")[1] for name in learned} == {"1", "2"}
-    assert prepared.teacher is None  # what it starts from knows other classes
     record = run([job.model_copy(update={"keep_weights": True})], tmp_path)
     state = load_file(store.weights_path(tmp_path, job.cell.id))
     assert set(state) == set(first)
     assert all(not torch.equal(state[name], first[name]) for name in learned)
     assert record.metrics["macs_ratio"].value == record.metrics["macs_ratio_planned"].value
     assert sum(step.own for step in record.trajectory) > 0
-    assert record.metrics["selection_auroc"].value is not None
+    assert record.metrics["selection_auroc"].value is not None and "inactive" not in record.notes
+
+
+def test_it_begins_as_the_dense_network_of_its_repetition_which_is_its_teacher(jobs: list[Job], tmp_path: Path) -> None:
+    start, dense, job = jobs
+    trained = run([start, dense], tmp_path)
+    assert "weights" in trained.notes and dense.cell == job.cell.init and start.cell == dense.cell.init
+    cell = prepare(job, Registry(), Context(tmp_path, "cpu", {}))
+    weights = load_file(store.weights_path(tmp_path, dense.cell.id))
+    assert cell.initial == trained.notes["weights"]
+    state = cell.network.module.state_dict()
+    assert {"head.weight", "head.bias"} <= set(weights) < set(state)
+    assert all(torch.equal(state[name], value) for name, value in weights.items())
+    pictures = torch.from_numpy(cell.data.test.inputs)
+    with torch.no_grad():
+        for weight in cell.network.module.parameters():
+            weight.add_(0.1)
+    assert cell.teacher is not None and trained.outcomes is not None
+    predicted = cell.teacher.tell(pictures).logits.argmax(dim=1)
+    assert predicted.tolist() == unpack(trained.outcomes.predicted, len(predicted)).tolist()
+    assert not any(weight.requires_grad for weight in cell.teacher.module.parameters())  # type: ignore[attr-defined]
+    other = prepare(dense, Registry(), Context(tmp_path, "cpu", {}))  # what knows other classes gives no output layer
+    assert not torch.equal(other.network.module.head.weight, weights["head.weight"]) and other.teacher is None
+
+
+@pytest.mark.parametrize(
+    ("plugin", "taught", "note"),
+    [
+        ("dynamic_vit", False, "kl, distillation: no teacher"),
+        ("dynamic_vit:ratio=0,kl=0", False, "ratio, kl: weight 0; distillation: no teacher"),
+        ("dynamic_vit:distillation=0", True, "distillation: weight 0"),
+        ("a_vit:ponder=0", False, "ponder: weight 0"),
+        ("a_vit", False, ""),
+        ("dynamic_vit:ratio=0,keep_rate=1.0", False, ""),
+    ],
+)
+def test_a_record_says_which_published_terms_were_inactive(
+    job_of: Any, tmp_path: Path, plugin: str, taught: bool, note: str
+) -> None:
+    plugin += "" if "keep_rate" in plugin else ("," if ":" in plugin else ":") + "keep_rate=0.5"
+    *starts, job = job_of(plugin, UNTAUGHT.replace("epochs=2", "epochs=1"), n_train=20, model=VIT)
+    if not taught:
+        job = job.model_copy(update={"after": "", "cell": job.cell.model_copy(update={"init": None})})
+    record = run([*starts, job] if taught else [job], tmp_path)
+    assert record.notes.get("inactive", "") == note
 
 
 class Killed(KeyboardInterrupt):
@@ -58,8 +102,8 @@ class Killed(KeyboardInterrupt):
 def test_a_learned_strategy_goes_on_from_its_checkpoint(
     jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, job = jobs
-    whole = run([start, job], tmp_path)
+    *starts, job = jobs
+    whole = run([*starts, job], tmp_path)
     written = 0
 
     def write(self: Checkpoint) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,23 @@ def test_each_shard_has_the_cells_that_its_own_start_from(tmp_path: Path) -> Non
         todo = plan(STARTED, tmp_path, Shard(index, 4)).todo
         assert {job.after for job in todo} - {""} <= {job.cell.id for job in todo}
         assert [job.keep_weights for job in todo] == sorted((job.keep_weights for job in todo), reverse=True)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_each_shard_has_what_its_own_start_from_through_two_levels(tmp_path: Path, alone: bool) -> None:
+    request = replace(STARTED, plugins=("dynamic_vit",), alone=alone, seeds=4)
+    mixed = 0
+    for index in range(4):
+        todo = plan(request, tmp_path, Shard(index, 4)).todo
+        ids, own = [job.cell.id for job in todo], [job for job in todo if Shard(index, 4).has(job.cell.id)]
+        for job in todo:
+            places = [ids.index(cell.id) for cell in (*job.cell.inits, job.cell)]
+            assert places == sorted(places)
+        taught = [job for job in own if job.label == "dynamic_vit"]
+        mixed += sum(not Shard(index, 4).has(job.after) for job in taught)
+        starts = {init.id for job in own for init in job.cell.inits}
+        assert set(ids) == {job.cell.id for job in own} | starts
+    assert mixed
 
 
 @pytest.mark.slow

@@ -167,3 +167,24 @@ def test_torn_initial_weights_are_made_anew_for_what_starts_from_them(trained: A
             (tmp_path / "weights" / path.name).write_bytes(content[: -1 if torn else None])
     again, _ = plan(tmp_path, "attn_topk", planned.jobs[2].files[0])
     assert [job.cell.id for job in again.todo] == [start.cell.id, lost.cell.id]
+
+
+def test_what_a_strategy_is_taught_by_is_shown_if_it_was_asked_for(tmp_path: Path) -> None:
+    options: Any = {"tasks": (TASK.replace("epochs=2", "epochs=1"),), "n_train": (20,)}
+    for alone in (True, False):
+        planned, registry = plan(tmp_path, "dynamic_vit", alone=alone, **options)
+        first, dense, *rest = planned.jobs
+        assert [dense.label, first.cell.task.name] == ["dense", "plain"] and dense.asked is not alone
+        assert all(job.keep_weights for job in planned.jobs) and [job.cell.id for job in planned.todo] == [
+            job.cell.id for job in (planned.jobs if alone else rest[1:])
+        ]
+        runs.execute(planned, registry, tmp_path, "cpu", 0)
+        seen = look(planned.jobs, store.read(tmp_path), registry, Context(tmp_path, "cpu", {}), 2)
+        assert [shown.label for shown in seen.shown] == [job.label for job in planned.jobs if job.asked]
+        assert not any(shown.why for shown in seen.shown) and len(seen.shown) == (1 if alone else 5)
+    store.weights_path(tmp_path, dense.cell.id).unlink()
+    store.weights_path(tmp_path, rest[0].cell.id).unlink()
+    todo = plan(tmp_path, "dynamic_vit", alone=True, **options)[0].todo
+    assert [job.label for job in todo] == ["dense", "dynamic_vit"] and todo[0].cell.id == dense.cell.id
+    todo = plan(tmp_path, "random", alone=True, **options)[0].todo
+    assert todo == [], "nobody starts from the dense network then"

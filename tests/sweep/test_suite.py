@@ -269,6 +269,44 @@ def test_initial_models_come_first_and_are_shared_by_tasks_with_equal_parameters
     assert all(job.cell.init == (first.cell if job.after else None) for job in rest)
 
 
+TAUGHT = "composite:epochs=1,test=40,pretrain_epochs=1,pretrain_samples=40"
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_taught_strategy_starts_from_the_dense_network_of_its_repetition(alone: bool) -> None:
+    (ordinary,) = (job for job in jobs_of(tasks=(TAUGHT,), n_train=(20,)) if job.label == "dense" and job.asked)
+    jobs = jobs_of("dynamic_vit", tasks=(TAUGHT,), n_train=(20, 40), seeds=2, alone=alone)
+    assert len({job.cell.id for job in jobs}) == len(jobs)
+    place = {job.cell.id: at for at, job in enumerate(jobs)}
+    taught = [job for job in jobs if job.label == "dynamic_vit"]
+    assert len(taught) == 4 and all(job.asked and not job.keep_weights for job in taught)
+    for job in taught:
+        dense = jobs[place[job.after]]
+        assert job.cell.init == dense.cell and dense.keep_weights and dense.asked is not alone
+        assert dense.cell.draw == job.cell.draw and dense.cell.model == job.cell.model
+        first = jobs[place[dense.after]]
+        assert first.cell.task.name == "plain" and first.keep_weights and not first.asked
+        assert place[first.cell.id] < place[dense.cell.id] < place[job.cell.id]
+        assert job.cell.inits == (first.cell, dense.cell)
+    assert ordinary.cell.id in place and jobs[place[ordinary.cell.id]].label == "dense"
+    assert {job.label for job in jobs if job.asked} == {"dynamic_vit", *(() if alone else BASELINES)}
+
+
+def test_the_dense_network_that_teaches_is_one_job_whoever_comes_first() -> None:
+    for plugins in (("dense", "dynamic_vit"), ("dynamic_vit", "dense"), ("dynamic_vit",)):
+        jobs = jobs_of(*plugins, tasks=(SMALL,), n_train=(20,), alone=plugins != ("dynamic_vit",))
+        (dense,) = (job for job in jobs if job.label == "dense")
+        assert dense.asked and dense.keep_weights and dense.cell.init is None and jobs[0] == dense
+
+
+@pytest.mark.parametrize(
+    ("task", "options"), [(THEORY, {}), (TAUGHT, {"where": "test"}), ("spatial:steps=5", {"model": "positional"})]
+)
+def test_where_nothing_can_be_taught_no_dense_network_is_trained_for_it(task: str, options: dict[str, Any]) -> None:
+    jobs = jobs_of("dynamic_vit", tasks=(task,), alone=True, **options)
+    assert not [job for job in jobs if job.label == "dense" and job.cell.task.name != "plain"]
+
+
 def test_tasks_with_other_pictures_do_not_share_an_initial_model() -> None:
     jobs = jobs_of(tasks=("composite:foreground=20", "spurious:foreground=24"), n_train=(40,))
     assert len({job.cell.id for job in jobs if job.keep_weights}) == 2

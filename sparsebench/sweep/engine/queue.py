@@ -51,8 +51,8 @@ class Queue:
     """
 
     def __init__(self, jobs: Sequence[Job], most: int, seconds: Seconds = unknown):
-        def length(job: Job) -> tuple[bool, float | None]:
-            return job.keep_weights, seconds(job)
+        def length(job: Job) -> tuple[object, float | None]:
+            return job.order, seconds(job)
 
         ordered = [job for _, equals in groupby(jobs, length) for job in _neighbours(list(equals))]
         parts = groupby(batches(ordered, most), lambda batch: length(batch[0]))
@@ -81,14 +81,15 @@ class Queue:
         """Take out the next batch for somebody, if any may start."""
         own, others = self.at.get(who, ""), {draw for one, draw in self.at.items() if one != who}
         for equals in self.equals:
-            ready = (draw for draw, some in equals.items() if not any(job.after in self.open for job in some[0]))
+            ready = ((draw, at) for draw, some in equals.items() if (at := self._first(some)) is not None)
             if (first := next(ready, None)) is None:
                 continue
-            if own in equals and not any(job.after in self.open for job in equals[own][0]):
+            if own in equals and (at := self._first(equals[own])) is not None:
                 draw = own
             else:
-                draw = next((draw for draw in chain([first], ready) if draw not in others), first)
-            batch = equals[draw].popleft()
+                draw, at = next((found for found in chain([first], ready) if found[0] not in others), first)
+            batch = equals[draw][at]
+            del equals[draw][at]
             if not equals[draw]:
                 del equals[draw]
             if not equals:
@@ -97,6 +98,10 @@ class Queue:
                 self.at[who] = batch[-1].cell.draw
             return batch
         return None
+
+    def _first(self, some: Iterable[list[Job]]) -> int | None:
+        """Return which of the batches is the first that waits for nothing, or None."""
+        return next((at for at, batch in enumerate(some) if not any(job.after in self.open for job in batch)), None)
 
     def done(self, job: Job) -> None:
         """Take note that a job has its record."""

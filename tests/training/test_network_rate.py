@@ -1,0 +1,143 @@
+"""What a strategy says of the step size of the network's own weights, and that others train as ever."""
+
+import copy
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from sparsebench_plugins.dynamic_vit import DynamicViT
+
+from sparsebench.budget import Budget
+from sparsebench.models.acting import LEARNED, Actor
+from sparsebench.models.base import Vit
+from sparsebench.plans import Keep, Mask
+from sparsebench.strategy import Strategy
+from sparsebench.tasks.images import Composite
+from sparsebench.training.loop import Course, Training
+from sparsebench.training.state import resume, state_of
+from sparsebench.training.steps import Autograd, Samples, step_size
+
+TASK = Composite(canvas=16, foreground=10, test=2, epochs=4, batch=8, lr=0.01, weight_decay=0.3, pretrain_epochs=0)
+DATA, RECIPE = TASK.draw(24, 0, {}), TASK.recipe()
+STEPS = 12  # three a pass
+
+
+class Gate(Strategy):
+    """Weighs tokens by a linear layer of its own."""
+
+    name: ClassVar[str] = "gate"
+    site: ClassVar[str] = "block"
+    trained: ClassVar[bool] = True
+
+    def module(self, place):
+        return torch.nn.Linear(place.width, 1)
+
+    def plan(self, view, keep):
+        weights = view.learned(view.tokens)[:, :, 0].sigmoid()
+        return Mask(weights) if view.training else Keep.top(weights, keep)
+
+
+class Slow(Gate):
+    """Leaves the network as it is at first, and then lets it learn slowly."""
+
+    name: ClassVar[str] = "slow"
+
+    def network_rate(self, done):
+        return 0.0 if done < 0.25 else 0.1
+
+
+def begun(strategy, recipe=RECIPE):
+    network = Vit(dim=16, depth=2, heads=2, patch=4).build(DATA, 0)
+    actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, 3)
+    network.module.add_module(LEARNED, torch.nn.ModuleDict({str(b): m for b, m in actor.learned.items()}))
+    split = DATA.train
+    samples = Samples(*map(torch.from_numpy, (split.inputs, split.labels, split.relevance_on((4, 4)))))
+    return Autograd(network, actor, samples, recipe)
+
+
+def weights(steps):
+    return {name: value.clone() for name, value in steps.network.module.state_dict().items()}
+
+
+def by_hand(steps, taken, rate):
+    """Return the weights after some steps by torch's AdamW; `rate` gives a weight's step size from its name."""
+    other = copy.deepcopy(steps)
+    named = dict(other.network.module.named_parameters())
+    groups = [{"params": [p], "weight_decay": 0.3 if p.ndim > 1 else 0.0} for p in named.values()]
+    opt = torch.optim.AdamW(groups, lr=RECIPE.lr)
+    for step in range(taken):
+        other._gradients(torch.arange(8) + 8 * (step % 3), 0)
+        for (name, p), group in zip(named.items(), opt.param_groups, strict=True):
+            group["lr"] = rate(name, step)
+            p.grad = None if group["lr"] == 0 else p.grad
+        opt.step()
+    return {name: p.detach() for name, p in named.items()}
+
+
+def taken(strategy, count):
+    steps = begun(strategy)
+    start = weights(steps)
+    expected = by_hand(steps, count, lambda name, step: rate_of(strategy, name, step))
+    for step in range(count):
+        steps.step(np.arange(8) + 8 * (step % 3), 0, step / STEPS)
+    return start, weights(steps), expected
+
+
+def rate_of(strategy, name, step):
+    size = step_size(RECIPE, step / STEPS, STEPS)
+    return size if name.startswith("strategy.") else size * strategy.network_rate(step / STEPS)
+
+
+@pytest.mark.parametrize("strategy", [Gate(), Slow()], ids=lambda s: s.name)
+def test_each_weight_has_its_step_size_to_the_bit(strategy):
+    _, found, expected = taken(strategy, STEPS)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_a_frozen_network_stays_to_the_bit_while_what_is_learned_moves():
+    start, found, _ = taken(Slow(), 3)
+    moved = {name for name in start if not torch.equal(start[name], found[name])}
+    assert moved == {name for name in start if name.startswith("strategy.")} and len(moved) == 2 * 2
+    start, found, _ = taken(Slow(), 4)
+    assert all(not torch.equal(start[name], found[name]) for name in start)
+
+
+def test_where_a_network_was_frozen_its_moments_begin_when_it_moves():
+    steps = begun(Slow())
+    for step in range(4):
+        steps.step(np.arange(8), 0, step / STEPS)
+    ages = {float(steps.opt.state[p]["step"]) for group in steps.opt.param_groups for p in group["params"]}
+    own = {group["learned"]: float(steps.opt.state[group["params"][0]]["step"]) for group in steps.opt.param_groups}
+    assert ages == {1.0, 4.0} and own == {False: 1.0, True: 4.0}
+
+
+def test_dynamic_vit_freezes_a_sixth_and_then_has_a_hundredth():
+    rates = [DynamicViT().network_rate(epoch / 30) for epoch in range(30)]
+    assert rates == [0.0] * 5 + [0.01] * 25
+    assert DynamicViT(frozen=0, backbone_rate=1).network_rate(0.0) == 1
+    assert {Gate().network_rate(done) for done in (0.0, 0.5)} == {1.0}
+
+
+def train(steps, k=None, state=None):
+    """Train to the end, or to step k; return the state then."""
+    training = Training(steps, Course(24, RECIPE, ("order",)))
+    if state is not None:
+        resume(training, state)
+    seen = {}
+
+    def note(step):
+        if step == k:
+            seen.update({name: value.clone() for name, value in state_of(training).items()})
+
+    training.run(note)
+    return seen
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 4, 7])
+@pytest.mark.parametrize("strategy", [Slow(), DynamicViT()], ids=lambda s: s.name)
+def test_a_resumed_training_ends_as_an_undisturbed_one_to_the_bit(strategy, k):
+    whole, again = begun(strategy), begun(strategy)
+    train(again, state=train(whole, k))
+    expected = weights(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(again).items())
