@@ -47,6 +47,7 @@ class Actor:
     def __init__(self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int):
         self.strategy, self.grid, self.stream = strategy, grid, stream
         self.budget, self.cost, self.depth, self.tokens = budget, cost, cost.depth, cost.tokens
+        self.prefix = cost.place(0, self.tokens, self.tokens).prefix
         self.requires, self.habits = strategy.reads(), strategy.habits()
         if (strategy.trained or strategy.adaptive or strategy.ramps) and cost.alike:
             raise UnsupportedError(
@@ -269,8 +270,7 @@ class Pass:
         keep = self.keep.get(block, self.index.shape[1])
         plan = strategy.plan(self._view(block, given), keep)
         if plan is not None:
-            prefix = self.actor.cost.place(block, self.count, keep).prefix
-            check_plan(plan, strategy, self.index, keep, training=self.training, prefix=prefix)
+            check_plan(plan, strategy, self.index, keep, training=self.training, prefix=self.actor.prefix)
             if self.site == "attention" and "tokens" not in self.requires and isinstance(plan, Keep | Merge | Mix):
                 check_only_removes(plan, strategy.name)
             plan = self._follow(block, plan)
@@ -322,7 +322,7 @@ class Pass:
             index=self.index,
             sizes=self.sizes,
             weights=self.weights,
-            prefix_count=self.actor.cost.place(block, count, self.actor.keep[block]).prefix,
+            prefix_count=self.actor.prefix,
             block=block,
             depth=self.actor.depth,
             training=self.training,
@@ -331,36 +331,6 @@ class Pass:
             learned=self.actor.learned.get(block),
             memory=self.memory,
         )
-
-
-class Replay(Pass):
-    """A pass in which given patches leave at given places: what was chosen before, or what a measurement takes away.
-
-    Args:
-        N: patches at the input.
-        script: (site, block, (B, M) patches that stay, in rising order) for each place, in the network's order.
-    """
-
-    requires = frozenset()
-    weighs_sizes = ragged = masked = learns = reads_out = False
-    own = 0.0
-
-    def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
-        self.script = list(script)
-        stay = self.script[0][2]
-        self.index = torch.arange(N, device=stay.device).repeat(len(stay), 1)
-        self.sizes, self.decisions, self.steps = torch.ones_like(self.index, dtype=torch.float32), [], []
-
-    def acts_at(self, site: Site, block: int) -> bool:
-        """See `Pass.acts_at`: here the same number may stay."""
-        return bool(self.script) and self.script[0][:2] == (site, block)
-
-    def decide(self, block: int, given: Given) -> Plan:
-        """See `Pass.decide`: the plan is the next of the script."""
-        _, _, stay = self.script.pop(0)
-        plan = Keep(torch.searchsorted(self.index, stay))
-        self.index, self.sizes = stay, tokens.sizes_after(plan, self.sizes)
-        return plan
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.models.acting import Actor, Replay
+from sparsebench.models.acting import Actor
 from sparsebench.models.base import Network
 from sparsebench.models.legal import only_removes
+from sparsebench.models.replay import Replay
 from sparsebench.strategy import Site
 from sparsebench.tokens import Padded
 from sparsebench.training.evaluate import BATCH, halving, patches_in
