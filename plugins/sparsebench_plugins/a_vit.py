@@ -1,9 +1,9 @@
 """Each token gathers halting scores, one a layer, and is gone when it has enough of them."""
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 import sparsebench
 from sparsebench import Lesson, Mask, Place, Published, Schedule, Site, Strategy, TokenView
@@ -65,9 +65,16 @@ class AViT(Strategy):
     epsilon: float = Field(0.01, ge=0, lt=1, description="a token halts when its scores come to one less this")
     ponder: float = Field(5e-4, ge=0, description="weight of the mean depth and remainder")
     distribution: float = Field(1e-3, ge=0, description="weight of the divergence of the scores from the prior")
-    target: Annotated[float, Field(ge=1)] | Literal["budget"] | None = Field(
-        None, description="the prior's mean, in layers, or the budget's; 3/4 of the depth unless given"
+    target: float | Literal["budget"] | None = Field(
+        None, description="the prior's mean, 1 or more layers, or the budget's; 3/4 of the depth unless given"
     )
+
+    @field_validator("target")
+    @classmethod
+    def _check_target(cls, target: Any) -> Any:
+        if isinstance(target, float) and target < 1:
+            raise ValueError("a number of layers must be 1 or more")
+        return target
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the scores, and of one term of what the head reads; block 0 stands for the last layer."""
