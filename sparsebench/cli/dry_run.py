@@ -44,7 +44,7 @@ def foreseen(**options: Any) -> str:
     ]
     total = [{"task": "all", "strategy": "", "cells": len(plan.todo), **_told(plan.todo, plan.expected)}]
     table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
-    return f"{len(plan.todo)} of {len(plan.jobs)} cells to run\n{table}"
+    return f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}\n{table}"
 
 
 def _told(jobs: Sequence[Job], expected: Expected) -> dict[str, str]:

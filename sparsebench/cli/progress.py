@@ -19,28 +19,29 @@ if TYPE_CHECKING:
 class Took:
     """What cells took so far: of a task, by its number of training samples where such cells are done, else all of them.
 
-    In which order cells are run, the longest first or those with the same data together, does not matter then.
+    Cells that act in the test only are reckoned apart: they may have no training of their own. In which order cells are
+    run, the longest first or those with the same data together, does not matter then.
     """
 
     def __init__(self) -> None:
-        self.sums: defaultdict[tuple[str, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self.sums: defaultdict[tuple[str, bool, int | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
 
-    def add(self, task: str, n_train: int, seconds: float) -> None:
+    def add(self, task: str, tests: bool, n_train: int, seconds: float) -> None:
         """Take note of one cell."""
-        for kind in ((task, n_train), (task, None)):
+        for kind in ((task, tests, n_train), (task, tests, None)):
             self.sums[kind][0] += seconds
             self.sums[kind][1] += 1
 
-    def left(self, cells: Iterable[tuple[str, int, int]], workers: int) -> tuple[float, bool]:
+    def left(self, cells: Iterable[tuple[str, bool, int, int]], workers: int) -> tuple[float, bool]:
         """Return the seconds that cells will take, and whether there are some more of which nothing is known.
 
         Args:
-            cells: task, number of training samples, and how many.
+            cells: task, whether they act in the test only, number of training samples, and how many.
             workers: how many are run at a time.
         """
         total, unknown = 0.0, False
-        for task, n_train, n in cells:
-            kind = (task, n_train) if (task, n_train) in self.sums else (task, None)
+        for task, tests, n_train, n in cells:
+            kind = (task, tests, n_train) if (task, tests, n_train) in self.sums else (task, tests, None)
             seconds, done = self.sums.get(kind, (0.0, 0.0))
             total += n * seconds / max(1.0, done)
             unknown |= n > 0 and not done
@@ -59,7 +60,7 @@ class Progress:
     def __init__(self, out: Path) -> None:
         self.out = out
         self.bar: Any = None
-        self.left: Counter[tuple[str, int]] = Counter()
+        self.left: Counter[tuple[str, bool, int]] = Counter()
         self.took = Took()
         self.workers = 1
 
@@ -72,8 +73,8 @@ class Progress:
 
         about = "" if expected is None else f", about {self.clock(expected)}"
         where = f"on {workers or 'no'} worker processes"
-        click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run, {where}{about}", err=True)
-        self.left.update((job.cell.task.name, job.cell.n_train) for job in plan.todo)
+        click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}, {where}{about}", err=True)
+        self.left.update((job.cell.task.name, job.cell.tests_only, job.cell.n_train) for job in plan.todo)
         self.workers = max(1, workers)
         form = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} cells, {elapsed} gone{postfix}"
         interval = 0.5 if sys.stderr.isatty() else 10
@@ -82,8 +83,9 @@ class Progress:
     def step(self, record: Record) -> None:
         """Count one record."""
         task = record.cell.task.name
-        self.left[task, record.cell.n_train] -= 1
-        self.took.add(task, record.cell.n_train, record.seconds)
+        kind = task, record.cell.tests_only, record.cell.n_train
+        self.left[kind] -= 1
+        self.took.add(*kind, record.seconds)
         self.bar.set_postfix_str(f"{self.time_left()} left, {record.label} on {task} done", refresh=False)
         self.bar.update()
 

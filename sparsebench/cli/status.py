@@ -56,12 +56,14 @@ def _rows(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[str,
 
 def _about(run: Underway, records: Sequence[Record]) -> str:
     where = f"the run on {run.host} (process {run.pid})"
-    left = sum(cells.n for cells in run.left)
+    left, tests = (sum(cells.n for cells in run.left if cells.tests or every) for every in (True, False))
     if not run.alive:
         silent = Progress.clock(time.time() - run.updated)
         return f"{where} was stopped with {left} cells left, or says nothing since {silent}: the same command goes on"
     longest = Progress.clock(max((time.time() - cells.since for cells in run.running), default=0.0))
-    return f"{where}: {left} cells without a record, {_time_left(run, records)}; the longest at work so far: {longest}"
+    apart = f" ({left - tests} trainings, {tests} tests of trained networks)" if tests else ""
+    about = f"{left} cells without a record{apart}, {_time_left(run, records)}"
+    return f"{where}: {about}; the longest at work so far: {longest}"
 
 
 def _time_left(run: Underway, records: Iterable[Record]) -> str:
@@ -69,6 +71,7 @@ def _time_left(run: Underway, records: Iterable[Record]) -> str:
     took = Took()
     for record in records:
         if record.seconds:
-            took.add(record.cell.task.name, record.cell.n_train, record.seconds)
-    seconds, unknown = took.left(((cells.task, cells.n_train, cells.n) for cells in run.left), run.workers)
+            took.add(record.cell.task.name, record.cell.tests_only, record.cell.n_train, record.seconds)
+    cells = ((some.task, some.tests, some.n_train, some.n) for some in run.left)
+    seconds, unknown = took.left(cells, run.workers)
     return ("over " if unknown else "about ") + Progress.clock(seconds)

@@ -14,6 +14,7 @@ from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items
 from sparsebench.plugin.registry import Registry
+from sparsebench.plugin.spec import fill
 from sparsebench.publish import folder as folders
 from sparsebench.publish import rescore
 from sparsebench.publish.folder import Manifest, plain
@@ -22,7 +23,7 @@ from sparsebench.publish.verify import Verdict
 from sparsebench.sweep import engine, store
 from sparsebench.sweep import run as runs
 from sparsebench.sweep.cell import Cell
-from sparsebench.sweep.expand import ImageUse
+from sparsebench.sweep.expand import ImageUse, training_of
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
 
@@ -106,9 +107,13 @@ def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str,
     device = runs.resolve_device(here.device)
     jobs: dict[str, Job] = {}
     for record in records:
-        for init in record.cell.inits:
+        job = _job(record.cell, registry)
+        training = _training(record.cell, registry)
+        for init in (*record.cell.inits, *([training] if training else [])):
             jobs[init.id] = _job(init, registry).model_copy(update={"keep_weights": True})
-        jobs.setdefault(record.cell_id, _job(record.cell, registry))
+        if training is not None:
+            job = job.model_copy(update={"after": training.id, "network": training.id})
+        jobs.setdefault(record.cell_id, job)
     uses: set[ImageUse] = {
         "images" if registry.task(job.cell.task.name).trains else "tested_images" for job in jobs.values()
     }
@@ -136,6 +141,12 @@ def _job(cell: Cell, registry: Registry) -> Job:
         cell=cell, origin=found.origin, kind=found.cls.kind, label=cell.strategy.name, files=files,
         failure=found.failure, after=cell.init.id if cell.init else "",
     )  # fmt: skip
+
+
+def _training(cell: Cell, registry: Registry) -> Cell | None:
+    task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
+    model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
+    return training_of(cell, task, model, registry)
 
 
 def _disagreement(before: Record, after: Record, cells: int) -> str | None:

@@ -28,6 +28,7 @@ class Cells(BaseModel):
     """Some cells of one strategy, task and number of training samples.
 
     Attributes:
+        tests: whether they test a network that is trained once for all of them.
         since: when they were begun, in seconds since 1970; 0 if they are not.
     """
 
@@ -37,6 +38,7 @@ class Cells(BaseModel):
     task: str
     n_train: int
     n: int
+    tests: bool = False
     since: float = 0.0
 
 
@@ -77,7 +79,7 @@ class Beat:
         self.host, self.workers = socket.gethostname(), workers
         self.path = out / "underway" / f"{self.host}-{os.getpid()}.json"
         self.jobs = {job.cell.id: job for job in jobs}
-        self.left = Counter((job.label, job.cell.task.name, job.cell.n_train) for job in jobs)
+        self.left = Counter(map(_kind, jobs))
         self.running: dict[str, float] = {}
         self.lock, self.over = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self._write_on, daemon=True)
@@ -92,7 +94,8 @@ class Beat:
         """Take note of a record."""
         with self.lock:
             self.running.pop(record.cell_id, None)
-            self.left[record.label, record.cell.task.name, record.cell.n_train] -= 1
+            if (job := self.jobs.get(record.cell_id)) is not None:
+                self.left[_kind(job)] -= 1
 
     def __enter__(self) -> Beat:
         for path, underway in _files(self.path.parent):
@@ -117,15 +120,25 @@ class Beat:
 
     def _now(self) -> Underway:
         with self.lock:
-            kinds = [(*kind, n) for kind, n in self.left.items() if n > 0]
+            kinds = [(kind, n) for kind, n in self.left.items() if n > 0]
             at = [(self.jobs[cell_id], since) for cell_id, since in self.running.items()]
-        left = tuple(Cells(label=label, task=task, n_train=n_train, n=n) for label, task, n_train, n in kinds)
-        running = tuple(
-            Cells(label=job.label, task=job.cell.task.name, n_train=job.cell.n_train, n=1, since=since)
-            for job, since in at
-        )
+        left = tuple(_cells(kind, n) for kind, n in kinds)
+        running = tuple(_cells(_kind(job), 1, since) for job, since in at)
         now = time.time()
         return Underway(host=self.host, pid=os.getpid(), workers=self.workers, updated=now, left=left, running=running)
+
+
+_Kind = tuple[str, str, int, bool]
+"""Label, task, number of training samples, and whether a trained network is tested."""
+
+
+def _kind(job: Job) -> _Kind:
+    return job.label, job.cell.task.name, job.cell.n_train, bool(job.network)
+
+
+def _cells(kind: _Kind, n: int, since: float = 0.0) -> Cells:
+    label, task, n_train, tests = kind
+    return Cells(label=label, task=task, n_train=n_train, tests=tests, n=n, since=since)
 
 
 def underway(out: Path) -> list[Underway]:

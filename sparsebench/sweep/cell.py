@@ -52,6 +52,11 @@ class Cell(BaseModel):
     init: Cell | None = None
 
     @property
+    def tests_only(self) -> bool:
+        """Whether the strategy acts in the test only, so that nothing need be trained for it."""
+        return self.where == "test"
+
+    @property
     def inits(self) -> tuple[Cell, ...]:
         """The cell that it starts from, and those that this one does, the first to be trained first."""
         return () if self.init is None else (*self.init.inits, self.init)

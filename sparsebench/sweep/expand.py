@@ -118,11 +118,11 @@ def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: in
     files = tuple(map(str, registry.files))
     dense = registry.strategy("dense")
 
-    def job(cell: Cell, found: Found, strategy: Strategy, **more: Any) -> Job:
-        after, together = cell.init.id if cell.init else "", setting.model.together and cell.init is None
+    def job(cell: Cell, found: Found, strategy: Strategy, network: str = "", **more: Any) -> Job:
+        after = network or (cell.init.id if cell.init else "")
         return Job(
             cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), files=files,
-            failure=found.failure, after=after, together=together, **more,
+            failure=found.failure, after=after, network=network, together=setting.model.together and not after, **more,
         )  # fmt: skip
 
     def first(of: Cell) -> Job:
@@ -139,7 +139,25 @@ def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: in
         teacher = cell.model_copy(update={"strategy": Part.of(dense.cls()), "budget": FULL, "where": "both"})
         yield first(teacher)
         cell = cell.model_copy(update={"init": teacher})
-    yield job(cell, found, strategy)
+    training = training_of(cell, setting.task, setting.model, registry)
+    if training is not None:
+        yield first(training)
+    yield job(cell, found, strategy, network=training.id if training else "")
+
+
+def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cell | None:
+    """Return the cell whose trained network a cell tests that acts in the test only; None if it is trained itself.
+
+    Networks of tokens are trained in less time than their weights take to be kept and read. A training that is watched,
+    or ends by a validation result, is tested with the strategy on its way, and so is each strategy's own.
+    """
+    if cell.where != "test" or not task.trains or model.inputs != "images":
+        return None
+    recipe = task.recipe()
+    if recipe.watch or recipe.patience:
+        return None
+    dense = Part.of(registry.strategy("dense").cls())
+    return cell.model_copy(update={"strategy": dense, "budget": FULL, "where": "both"})
 
 
 def _pretraining(setting: _Setting, dense: Found) -> Cell | None:

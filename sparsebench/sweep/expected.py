@@ -64,4 +64,4 @@ class Expected:
 
 def _kind(cell: Cell | Setting) -> str:
     """Return what like cells have in common."""
-    return canonical([cell.task.model_dump(mode="json"), cell.model.model_dump(mode="json")])
+    return canonical([cell.task.model_dump(mode="json"), cell.model.model_dump(mode="json"), cell.where == "test"])

@@ -20,6 +20,7 @@ class Job(BaseModel):
         files: the plugin files of the run, from which workers load what is not installed.
         failure: why the strategy could not be loaded, if so: the cell is recorded as failed and not run.
         after: id of the cell that must be done before, or "".
+        network: id of the cell whose trained network this one tests, or "" where it trains its own.
         asked: whether the cell is one of the request; else it is there only because others start from it.
         keep_weights: whether its weights are kept: others start from them, or they are looked at.
         together: whether several like it may be trained in one program, where that is faster.
@@ -34,9 +35,15 @@ class Job(BaseModel):
     files: tuple[str, ...] = ()
     failure: str | None = None
     after: str = ""
+    network: str = ""
     asked: bool = True
     keep_weights: bool = False
     together: bool = False
+
+    @property
+    def weights(self) -> str:
+        """Id of the cell whose trained weights it is tested with."""
+        return self.network or self.cell.id
 
     @property
     def order(self) -> tuple[bool, int]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
 
 from sparsebench import seeds
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
@@ -28,6 +30,8 @@ from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task
 from sparsebench.training.augment import Augmentation
 from sparsebench.training.steps import Samples, Teacher
 
+TRAINING = "training"
+"""The name under which a file of weights says how they were trained."""
 SHARE = 0.25
 """Of a device's free memory that the images of one split may take."""
 
@@ -63,6 +67,8 @@ class Prepared:
         actor: the strategy on this network, or None for one that spends no budget.
         train, test, validation: the splits on the device; there may be none to validate on.
         initial: which trained weights it starts from, by content or by name, or "".
+        outcome: how the training came out of the network that it tests, see `Course.outcome`; None where it is
+            trained itself.
         teacher: the network as it begins, for a strategy that learns from it, or None; only where its output layer
             too is trained when it begins, without which it says nothing.
     """
@@ -77,6 +83,7 @@ class Prepared:
     validation: Samples | None
     initial: str
     teacher: Teacher | None
+    outcome: dict[str, float] | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -110,7 +117,11 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
     data = _data(task, cell, context)
     network = model.build(data, cell.repetition)
-    if cell.init is None:
+    outcome: dict[str, float] | None = None
+    if job.network:
+        initial, outcome = load_trained(network, store.weights_path(context.out, job.network))
+        start = Start(initial)
+    elif cell.init is None:
         start = model.start(network, task, context.locations)
     else:
         same = cell.init.task == cell.task
@@ -122,7 +133,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     validation = None if held is None else _on_device(held, network.grid, context.device)
     teacher = _teacher(network) if strategy.distils and start.head else None
     actor = _actor(cell, strategy, network, task)
-    return Prepared(cell, task, data, network, actor, train, test, validation, start.name, teacher)
+    return Prepared(cell, task, data, network, actor, train, test, validation, start.name, teacher, outcome)
 
 
 def _teacher(network: Network) -> Teacher:
@@ -163,6 +174,30 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
     return fill(found.cls, job.cell.strategy.params, f"strategy '{found.cls.name}'")
 
 
+def kept(network: Network, initial: str, outcome: Mapping[str, float]) -> bytes:
+    """Return a file of a trained network's weights, which says what it began with and how its training came out."""
+    state = {name: value.cpu().contiguous() for name, value in network.module.state_dict().items()}
+    return save(state, {TRAINING: json.dumps({"initial": initial, "outcome": dict(outcome)}, sort_keys=True)})
+
+
+def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float]]:
+    """Put the weights of a file into the network; return what it began with and how its training came out.
+
+    Raises:
+        UserError: the file is missing or torn, holds another network, or says nothing of a training.
+    """
+    _put(network, path, ())
+    with safe_open(path, "pt") as file:
+        told = (file.metadata() or {}).get(TRAINING)
+    if told is None:
+        raise UserError(
+            f"the trained weights of this cell say nothing of their training ({path.name})",
+            next_step="remove the file and run again: they are made anew",
+        )
+    training = json.loads(told)
+    return training["initial"], training["outcome"]
+
+
 def _load_initial(network: Network, path: Path, *, head: bool) -> str:
     """Put the weights of a file into the network; return the file's SHA-256.
 
@@ -174,7 +209,16 @@ def _load_initial(network: Network, path: Path, *, head: bool) -> str:
     Raises:
         UserError: the file is missing, torn, or holds the weights of another network.
     """
-    again, fresh = "run again, with --rerun failed: they are made anew", () if head else HEADS
+    return hashlib.sha256(_put(network, path, () if head else HEADS)).hexdigest()
+
+
+def _put(network: Network, path: Path, fresh: tuple[str, ...]) -> bytes:
+    """Put the weights of a file into the network, but for those whose names begin so; return its content.
+
+    Raises:
+        UserError: the file is missing, torn, or holds the weights of another network.
+    """
+    again = "run again, with --rerun failed: they are made anew"
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -184,11 +228,11 @@ def _load_initial(network: Network, path: Path, *, head: bool) -> str:
         state = {k: v for k, v in load(content).items() if not k.startswith(fresh)}
     except SafetensorError as error:
         raise UserError(f"the initial weights of this cell are torn ({path.name}: {error})", next_step=again) from error
-    own = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(fresh)}
-    if own != {name: value.shape for name, value in state.items()}:
+    shapes = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(fresh)}
+    if shapes != {name: value.shape for name, value in state.items()}:
         raise UserError(f"the initial weights of this cell are another network's ({path.name})", next_step=again)
     network.module.load_state_dict(state, strict=False)
-    return hashlib.sha256(content).hexdigest()
+    return content
 
 
 def _actor(cell: Cell, strategy: Strategy, network: Network, task: Task) -> Actor | None:

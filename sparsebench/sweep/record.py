@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from sparsebench.plugin.origin import Origin
-from sparsebench.sweep.cell import Cell, Part
+from sparsebench.sweep.cell import Cell, Part, Where
 
 Raw = dict[str, Any]
 
@@ -110,6 +110,7 @@ class Setting(_Model):
     task: Part
     model: Part
     n_train: int
+    where: Where = "both"
 
 
 class Past(Head):

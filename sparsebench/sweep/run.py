@@ -123,6 +123,12 @@ class Plan:
     suite: Suite
     anew: bool = False
 
+    @property
+    def apart(self) -> str:
+        """How many of what is to do are trainings, and how many tests of trained networks; "" without any of these."""
+        tests = sum(bool(job.network) for job in self.todo)
+        return f" ({len(self.todo) - tests} trainings, {tests} tests of trained networks)" if tests else ""
+
 
 def plan(
     request: Request, files: Files, registry: Registry, out: Path, rerun: Rerun, shard: Shard | None = None

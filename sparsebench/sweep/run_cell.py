@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from functools import partial
 
 import torch
-from safetensors.torch import save
 
 from sparsebench import __version__, seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
@@ -23,7 +22,7 @@ from sparsebench.sweep.checkpoint import Checkpoint
 from sparsebench.sweep.exclusive import timed
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.measured import Result, add_watched, measure
-from sparsebench.sweep.prepare import Context, Prepared, prepare
+from sparsebench.sweep.prepare import Context, Prepared, kept, prepare
 from sparsebench.sweep.record import Failure, Record, Status
 from sparsebench.training.early import EarlyStopping
 from sparsebench.training.loop import Course, Training, steps_for
@@ -156,8 +155,8 @@ class _Run:
         """Train it alone, if its task trains at all."""
         cell = self.cell
         assert cell is not None
-        if not cell.task.trains:
-            self.trained = {}
+        if cell.outcome is not None or not cell.task.trains:
+            self.trained = cell.outcome or {}
             return
         steps = steps_for(cell.network, cell.in_training, cell.train, cell.recipe, cell.teacher)
         watch = None
@@ -197,9 +196,7 @@ class _Run:
         if "images_per_s" in self.result.metrics:
             self.result.notes["timed"] = timed(self.context.device, self.context.exclusive)
         if self.job.keep_weights:
-            state = self.cell.network.module.state_dict()
-            weights = {name: value.cpu().contiguous() for name, value in state.items()}
-            content = save(weights)
+            content = kept(self.cell.network, self.cell.initial, self.trained)
             store.write_whole(store.weights_path(self.context.out, self.job.cell.id), content)
             self.result.notes["weights"] = hashlib.sha256(content).hexdigest()
 

@@ -83,16 +83,16 @@ def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
         )  # fmt: skip
     largest, known = max(job.cell.n_train for job in wanted), plan.known
     chosen = {job.cell.id: job for job in wanted if job.cell.n_train == largest}
-    starts = {init.id for job in chosen.values() for init in job.cell.inits}
+    starts = runs.needed_by(chosen, plan.jobs, lambda _: True)
     jobs = [
-        job.model_copy(update={"keep_weights": True, "asked": job.cell.id in chosen})
+        job.model_copy(update={"keep_weights": not job.network, "asked": job.cell.id in chosen})
         for job in plan.jobs
         if job.cell.id in chosen or job.cell.id in starts
     ]
-    planned = {job.cell.id for job in plan.todo}
+    planned, weights = {job.cell.id for job in plan.todo}, {job.cell.id: job.weights for job in jobs}
 
     def lacks(cell_id: str) -> bool:
-        return cell_id in planned or not store.has_weights(out, cell_id, known)
+        return cell_id in planned or not store.has_weights(out, weights[cell_id], known)
 
     again = {
         cell_id
@@ -106,8 +106,8 @@ def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
 
 def trained(job: Job, registry: Registry, context: Context) -> Prepared:
     """Return the cell with its trained weights, whatever it started from."""
-    bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None})})
+    bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None}), "network": ""})
     prepared = prepare(bare, registry, context)
-    prepared.network.module.load_state_dict(load_file(store.weights_path(context.out, job.cell.id)))
+    prepared.network.module.load_state_dict(load_file(store.weights_path(context.out, job.weights)))
     prepared.network.module.eval()
     return prepared

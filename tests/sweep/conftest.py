@@ -15,6 +15,7 @@ from sparsebench.sweep.cell import Cell, Part
 from sparsebench.sweep.expand import Request, expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Failure, Metric, Record
+from sparsebench.sweep.run import needed_by
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +57,8 @@ def job_of() -> Callable[..., list[Job]]:
         path = plugin.partition(".py")[0] + ".py"
         names = registry.load_file(Path(path)) if ".py" in plugin else [plugin.partition(":")[0]]
         (job,) = (j for j in jobs if j.cell.strategy.name == names[0] and j.cell.repetition == repetition and j.asked)
-        inits = [init.id for init in job.cell.inits]
-        return [j for j in jobs if j.cell.id in inits] + [job]
+        before = needed_by([job.cell.id], jobs, lambda _: True)
+        return [j for j in jobs if j.cell.id in before] + [job]
 
     return find
 
