@@ -109,9 +109,8 @@ def load(name: str) -> Suite:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            owners: dict[Any, type[BaseModel]] = {"task": SuiteTask, "budget": Budget, "budgets": Budget}
-            owner: type[BaseModel] = next(
-                (owners[part] for part in reversed(first["loc"][:-1]) if part in owners), Suite
-            )
+            owner: type[BaseModel] = Suite
+            for part in first["loc"][:-1]:
+                owner = {"task": SuiteTask, "budget": Budget, "budgets": Budget}.get(str(part), owner)
             raise unknown(f"key in suite '{name}'", place, owner.model_fields) from error
         raise UserError(f"suite '{name}': {place}: {first['msg']}", got=first.get("input")) from error
