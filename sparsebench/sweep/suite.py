@@ -109,8 +109,9 @@ def load(name: str) -> Suite:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
+            owners: dict[str, type[BaseModel]] = {"task": SuiteTask, "budget": Budget, "budgets": Budget}
             owner: type[BaseModel] = Suite
             for part in first["loc"][:-1]:
-                owner = {"task": SuiteTask, "budget": Budget, "budgets": Budget}.get(str(part), owner)
+                owner = owners.get(str(part), owner)
             raise unknown(f"key in suite '{name}'", place, owner.model_fields) from error
         raise UserError(f"suite '{name}': {place}: {first['msg']}", got=first.get("input")) from error
