@@ -32,8 +32,8 @@ from sparsebench.sweep.engine.memory import forget_peak, peak
 
 MANIFEST, RECORDS = "manifest.json", "records/records.jsonl"
 REPORTED, RESCORED = "reported", "rescored"
-SCORED = ("accuracy", "accuracy_top5", "test_loss", "success", "average_test", "average_train", "worst_group_accuracy",
-          "spurious_gap")  # fmt: skip
+SCORED = ("accuracy", "accuracy_top5", "test_loss", "success", "success_loss", "average_test", "average_train",
+          "worst_group_accuracy", "spurious_gap")  # fmt: skip
 CLASSED = ("predicted", "label", "group", "rank")
 COUNTED = ("macs", "macs_dense", "macs_ratio")
 ODD: tuple[Any, ...] = (

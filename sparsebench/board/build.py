@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,18 @@ from sparsebench.board import columns, paired
 from sparsebench.board.badges import CHECKS, SEVERAL, UNCHECKED
 from sparsebench.board.board import Row
 from sparsebench.board.columns import NOT_RANKED, NOT_REACHED
-from sparsebench.board.entries import DENSE, PRETRAINING, TRAINED, VERIFIED, Entry, Key, Setting, frame_of, settings_of
+from sparsebench.board.entries import (
+    DENSE,
+    PRETRAINING,
+    TRAINED,
+    VERIFIED,
+    Entry,
+    Key,
+    Setting,
+    frame_of,
+    settings_of,
+    titled,
+)
 from sparsebench.board.statistics import mean_interval, n50_ratio, sample_complexity
 from sparsebench.errors import UserError
 
@@ -22,6 +34,8 @@ Flats = Iterable[Mapping[str, Any]]
 """Flat records, a mapping each, or a table of pandas."""
 MAIN, TRIALS, SPURIOUS = ("composite", "spurious"), ("theory",), ("spurious",)
 """The tasks that a board over all tasks takes its columns from: accuracy and cost, sample complexity, gaps."""
+ALWAYS = [column for column in columns.EVERY if column in (*columns.COLUMNS, columns.BY_LOSS)]
+"""The columns that a row begins with."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +81,10 @@ def judge(records: Flats, by: str | None = None) -> Judged:
     settings, lossy = settings_of(frame), _lossy(frame)
     parts = [_over_all(settings, lossy)] if by is None else _by_task(settings, lossy)
     rows = [row for part in parts for row in part.rows]
-    for name, nothing in ((CHECKS, UNCHECKED), (VERIFIED, "")):
-        if all(row[name] == nothing for row in rows):
-            for row in rows:
-                del row[name]
+    for column, nothing in ((columns.CHECKS, UNCHECKED), (columns.VERIFIED, ""), (columns.BY_LOSS, None)):
+        if all(row[column.key] == nothing for row in rows):
+            for row, key in product(rows, column.keys):
+                del row[key]
     return Judged(rows, [contest for part in parts for contest in part.contests])
 
 
@@ -81,10 +95,9 @@ def _lossy(frame: pd.DataFrame) -> set[tuple[str, str]]:
 
 
 def columns_of(rows: Sequence[Row]) -> list[columns.Column]:
-    """Return the columns of rows: the board's, after `BY_TASK` and before those of checks where they have them."""
+    """Return the columns of rows: the board's, and others where they have them."""
     there = rows[0] if rows else {}
-    first = columns.BY_TASK if "task" in there else ()
-    return [*first, *columns.COLUMNS, *(one for one in (columns.CHECKS, columns.VERIFIED) if one.key in there)]
+    return [one for one in columns.EVERY if one in columns.COLUMNS or one.key in there]
 
 
 def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -> Judged:
@@ -106,7 +119,7 @@ def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -
 
 def _by_task(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -> list[Judged]:
     found = []
-    for one in settings:
+    for one in titled(settings):
         own = {"task": one.task, "model": one.model, "n_train": one.largest}
         found.append(_ranked([own | row for row in _rows(one, one, one)], one, lossy))
     return found
@@ -120,7 +133,7 @@ def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None
     dense = [next((entry for key, entry in part.items() if key[0] == DENSE), None) for part in grouped]
     rows = []
     for key in sorted({key for part in grouped for key in part}):
-        row: Row = dict.fromkeys(columns.keys_of(columns.COLUMNS))
+        row: Row = dict.fromkeys(columns.keys_of(ALWAYS))
         row |= dict(zip(("strategy", "kind", "budget"), key, strict=True))
         mine = [part.get(key) for part in grouped]
         row |= _main_columns(mine[0])
@@ -163,6 +176,8 @@ def _trial_columns(mine: Entry | None, dense: Entry | None) -> Row:
     if mine is None or mine.trials is None:
         return {}
     named = {"sample_complexity": sample_complexity(mine.trials)}
+    if (by_loss := mine.successes("success_loss")) is not None:
+        named[columns.BY_LOSS.key] = sample_complexity(by_loss)
     if dense is not None and dense.trials is not None and math.isfinite(dense.trials.n50):
         named["sample_complexity_ratio"] = n50_ratio(mine.trials, dense.trials)
     return {

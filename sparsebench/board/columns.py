@@ -71,7 +71,17 @@ COLUMNS = (
 )  # fmt: skip
 CHECKS = Column("checks", "checks", "text", "what `sparsebench check` found of this source, in this version")
 VERIFIED = Column("verified", "verified", "text", "what `sparsebench verify` found of the submission: its badge")
+BY_LOSS = Column(
+    "sample_complexity_loss",
+    "N50, loss",
+    "samples",
+    "N50 by the paper's criterion, the test loss, where the task's is the test error",
+    True,
+    "theory",
+)
 """Columns of rows of which there is something to say."""
+_AFTER = [column.key for column in COLUMNS].index("sample_complexity_ratio") + 1
+EVERY = (*BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, VERIFIED)
 
 
 def keys_of(columns: Sequence[Column]) -> list[str]:

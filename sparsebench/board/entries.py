@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,13 +16,15 @@ from sparsebench.board.badges import CHECKS, UNCHECKED
 from sparsebench.board.paired import Contender
 from sparsebench.board.rows import OUTCOMES, PREDICTIONS
 from sparsebench.board.statistics import Successes
+from sparsebench.plugin.spec import label
+from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.record import unpack
 
 DENSE = "dense"
 PRETRAINING = "plain"
 METRICS = (
-    "accuracy", "success", "fitted", "macs_ratio", "macs_ratio_planned", "spurious_gap", "worst_group_accuracy",
-    "selection_auroc", "images_per_s",
+    "accuracy", "success", "success_loss", "fitted", "macs_ratio", "macs_ratio_planned", "spurious_gap",
+    "worst_group_accuracy", "selection_auroc", "images_per_s",
 )  # fmt: skip
 """The metrics that the board reads."""
 TRAINED, VERIFIED, READY = "trained", "verified", "ready for the board"
@@ -114,7 +117,11 @@ class Entry:
     @cached_property
     def trials(self) -> Successes | None:
         """The successes by repetition and number of training samples; None where the task has no criterion."""
-        values = self.column("success")
+        return self.successes("success")
+
+    def successes(self, metric: str) -> Successes | None:
+        """Return the successes as another metric has them, or None where none does."""
+        values = self.column(metric)
         return None if np.isnan(values).all() else Successes.of(self.repetitions, self.sizes, values)
 
     @property
@@ -143,19 +150,26 @@ class Setting:
     """The records of one task with all its parameters, one model, and one size unless sizes are compared.
 
     Attributes:
+        task, model: their names, see `titled`.
+        setting: their parameters, as `row_of` has them.
         n_train: 0 where the task has a success criterion: then all sizes are together.
         entries: by strategy, kind and budget, sorted.
     """
 
     task: str
+    model: str
     setting: str
     n_train: int
     entries: dict[Key, Entry]
 
     @cached_property
-    def model(self) -> str:
-        """The model's name."""
-        return str(next(iter(self.entries.values())).column("model")[0])
+    def params(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The parameters of task and model; none where it is not said as records say it."""
+        try:
+            task, model = (part["params"] for part in json.loads(self.setting))
+        except (ValueError, TypeError):
+            return {}, {}
+        return task, model
 
     @cached_property
     def records(self) -> int:
@@ -184,4 +198,26 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
     columns = Columns(good)
     for (task, setting, size, *own), places in sorted(grouped.items()):
         settings[task, setting, int(size)][tuple(own)] = Entry(columns, places)
-    return [Setting(*key, entries) for key, entries in settings.items()]
+    model = {key: str(next(iter(entries.values())).column("model")[0]) for key, entries in settings.items()}
+    return [Setting(key[0], model[key], *key[1:], entries) for key, entries in settings.items()]
+
+
+def titled(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings, task and model named with the parameters in which settings of the same names differ."""
+    alike: dict[tuple[str, str], list[Setting]] = defaultdict(list)
+    for one in settings:
+        alike[one.task, one.model].append(one)
+    varied = {names: (_varied(some, 0), _varied(some, 1)) for names, some in alike.items()}
+    named = []
+    for one in settings:
+        pairs = zip(one.params, varied[one.task, one.model], strict=True)
+        task, model = ({key: value for key, value in own.items() if key in some} for own, some in pairs)
+        named.append(replace(one, task=label(one.task, task), model=label(one.model, model)))
+    return named
+
+
+def _varied(settings: Sequence[Setting], part: int) -> set[str]:
+    """Return the parameters of the task (0) or the model (1) that are not the same in all, or missing in some."""
+    params = [one.params[part] for one in settings]
+    every = {key for own in params for key in own}
+    return {key for key in every if len({canonical(own.get(key)) for own in params}) > 1}

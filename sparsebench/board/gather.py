@@ -14,7 +14,7 @@ import pandas as pd
 from sparsebench.board import critical, flat, notes
 from sparsebench.board.board import Board, Curve, Group
 from sparsebench.board.build import Flats, judge
-from sparsebench.board.entries import METRICS, Entry, Setting, frame_of, settings_of
+from sparsebench.board.entries import METRICS, Entry, Setting, frame_of, settings_of, titled
 from sparsebench.board.statistics import LEVEL, mean_interval
 from sparsebench.sweep import described, environment
 
@@ -51,7 +51,7 @@ def board_of(records: Flats, folder: Path) -> Board:
     """Return the board of some flat records of a run's folder, with what lies beside them."""
     frame = frame_of(records)
     over_all, by_task = judge(frame), judge(frame, "task")
-    settings, pictures = settings_of(frame), _pictures(folder)
+    settings, pictures = titled(settings_of(frame)), _pictures(folder)
     if (found := critical.critical(by_task.contests)) is not None:
         pictures = {CRITICAL: critical.draw(found)} | pictures
     return Board(

@@ -13,7 +13,7 @@ from tabulate import SEPARATING_LINE, tabulate
 from sparsebench.board import latex
 from sparsebench.board.board import Row
 from sparsebench.board.build import columns_of
-from sparsebench.board.columns import CHECKS, FORMATS, Column, keys_of, side, text_of
+from sparsebench.board.columns import BY_LOSS, CHECKS, FORMATS, Column, keys_of, side, text_of
 from sparsebench.errors import UserError
 
 LEGEND = (
@@ -26,7 +26,7 @@ LEGEND_OF_CHECKS = (
     "Checks: what `sparsebench check` found of this source of the strategy, and this version of sparsebench."
 )
 
-
+LEGEND_OF_LOSS = "N50, loss: the same by the paper's criterion, a mean test loss below a threshold."
 NOT_REACHED_MEANS = (
     "Not reached: less than half of the trials succeed even with the most training samples that were tried."
 )
@@ -59,7 +59,8 @@ def render(
         return _csv(rows, columns_of(rows) if columns is None else columns)
     shown = shown_columns(rows) if columns is None else columns
     if legend is None:
-        legend = f"{LEGEND} {LEGEND_OF_CHECKS}" if CHECKS in shown else LEGEND
+        more = {BY_LOSS: LEGEND_OF_LOSS, CHECKS: LEGEND_OF_CHECKS}
+        legend = " ".join([LEGEND, *(text for column, text in more.items() if column in shown)])
     body = [[text_of(row, column) for column in shown] for row in rows]
     if any("not reached" in cell for line in body for cell in line):
         legend = f"{legend} {NOT_REACHED_MEANS}"

@@ -92,6 +92,7 @@ class Model(BaseModel):
         inputs: "tokens" or "images", what the tasks it fits must give.
         positional: the parameter that NAME:VALUE sets, if any.
         together: whether a GPU trains several of them faster in one program.
+        added: parameters that cells of older records do not have; at their defaults they are in no cell.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -100,6 +101,7 @@ class Model(BaseModel):
     inputs: ClassVar[Inputs]
     positional: ClassVar[str | None] = None
     together: ClassVar[bool] = False
+    added: ClassVar[frozenset[str]] = frozenset()
 
     def check(self, task: Task) -> None:
         """Raise UserError if the model cannot be built for that task."""
@@ -141,6 +143,7 @@ class Shallow(Model):
     name: ClassVar[str] = "shallow"
     inputs: ClassVar[Inputs] = "tokens"
     together: ClassVar[bool] = True
+    added: ClassVar[frozenset[str]] = frozenset({"repacked"})
 
     m: int = Field(256, gt=0, description="neurons; the paper has 1000, with which success curves agree")
     sigma: float = Field(0.1, ge=0, description="error of the initial value matrix")
@@ -150,10 +153,11 @@ class Shallow(Model):
     attention: Attention = Field("trained", description="frozen leaves the query and key matrices as they began")
     heads: int = Field(1, gt=0, description="attention heads, concatenated before W_O")
     skip: bool = Field(False, description="add each token to what each head gives for it")
+    repacked: bool = Field(False, description="read the tokens that stay out at the first positions, not at their own")
     precision: Literal["float32", "float64"] = Field("float32", description="of weights and training; float64 to check")
 
     def build(self, data: Data, repetition: int) -> Network:
-        """See `Model.build`. What is trained, a skip connection and the precision do not change the first weights."""
+        """See `Model.build`. The first weights are those of the patterns, m, sigma, delta, xi, init and heads alone."""
         from sparsebench.models.shallow import ShallowViT
 
         if data.patterns is None:
@@ -161,7 +165,7 @@ class Shallow(Model):
         outputs = {2: 1, 4: 2}.get(len(data.classes))
         if outputs is None:
             raise UserError("model 'shallow' tells classes apart by signs", got=len(data.classes), allowed="2 or 4")
-        law = self.model_dump_json(exclude={"attention", "skip", "precision"})
+        law = self.model_dump_json(exclude={"attention", "skip", "repacked", "precision"})
         rng = seeds.generator("init", self.name, law, repetition)
         own = self.model_dump(exclude={"precision"})
         network = ShallowViT(rng, data.patterns, data.train.inputs.shape[1], **own, outputs=outputs)

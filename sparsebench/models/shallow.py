@@ -38,6 +38,7 @@ class ShallowViT(nn.Module):
         attention: "frozen" leaves W_Q and W_K as they began (Proposition 1).
         heads: H, each with its own W_Q, W_K and W_V, (d, d), initialised on its own.
         skip: whether x_l is added to what each head gives for token l.
+        repacked: whether tokens that stay move up to the first positions; else each is read out at its own.
         outputs: O, 1 for two classes or 2 for four.
     """
 
@@ -60,6 +61,7 @@ class ShallowViT(nn.Module):
         attention: Attention = "trained",
         heads: int = 1,
         skip: bool = False,
+        repacked: bool = False,
         outputs: int = 1,
     ):
         super().__init__()
@@ -72,7 +74,7 @@ class ShallowViT(nn.Module):
         self.W_O = _parameter(xi * rng.standard_normal((m, heads * d)))
         signs = rng.choice([-1.0, 1.0], (outputs, tokens, m))
         self.register_buffer("a", torch.tensor(signs / m**0.5, dtype=torch.float32))
-        self.heads, self.skip = heads, skip
+        self.heads, self.skip, self.repacked = heads, skip, repacked
         self.cost = ShallowCost(tokens, d, d, d, m, heads, outputs)
 
     @property
@@ -88,13 +90,18 @@ class ShallowViT(nn.Module):
     def forward(self, X: Tensor, acting: Pass | None = None) -> Tensor:
         """Return F(X), (B,) or with two outputs (B, 2), for tokens X of shape (B, L, d)."""
         index = None if acting is None else self.choose(acting, X)
+        places = None if index is None else self.places(index)
         X = (X if index is None else gather(X, index)).to(self.W_O.dtype)
         mixed = self.attention(X) @ self._by_head(X, self.W_V)
         if self.skip:
             mixed = mixed + X[:, None]
         hidden = torch.relu(mixed.transpose(1, 2).flatten(2) @ self.W_O.T)
-        F = [(hidden * (a if index is None else a[index])).sum(dim=2).mean(dim=1) for a in self.a]
+        F = [(hidden * (a if places is None else a[places])).sum(dim=2).mean(dim=1) for a in self.a]
         return F[0] if len(F) == 1 else torch.stack(F, dim=1)
+
+    def places(self, index: Tensor) -> Tensor:
+        """Return (B, M), at which positions the tokens that stay, (B, M) of those at the input, are read out."""
+        return torch.arange(index.shape[1], device=index.device).expand_as(index) if self.repacked else index
 
     def attention(self, X: Tensor) -> Tensor:
         """Return (B, H, L, L), row l the attention of token l over all tokens."""

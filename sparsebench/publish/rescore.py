@@ -20,8 +20,9 @@ TOLERANCE = 1e-14
 sum n numbers in another order: they differ by no more than log2(n) 2^-53 then (Higham 1993), 2e-15 for a million."""
 BY_GROUP, TRAINED = "accuracy: ", "train_samples: "
 SUMMARY = ("average_test", "average_train", "worst_group_accuracy", "spurious_gap")
-DECIDED = frozenset({"accuracy", "accuracy_top5", "test_loss", "success", *SUMMARY})
-UNTOLD = frozenset({"accuracy_top5", "test_loss", "success"})
+SUCCESSES = frozenset({"success", "success_loss"})
+DECIDED = frozenset({"accuracy", "accuracy_top5", "test_loss", *SUCCESSES, *SUMMARY})
+UNTOLD = frozenset({"accuracy_top5", "test_loss", *SUCCESSES})
 """What schema 1, which has neither ranks nor losses, cannot tell."""
 MOST_GROUPS, MOST_TRAINED = 6, 1e12
 
@@ -74,7 +75,7 @@ def differences(record: Record, items: Items, task: Task | None) -> Iterator[str
     if classes and max(part.max() for part in (items.labels, items.predicted, items.ranks)) >= max(classes):
         yield f"a test item has a class, or a rank, that is none of {max(classes)}"
     untold = frozenset() if has_losses(record) else UNTOLD
-    untold |= {"success"} if task is None else set()
+    untold |= SUCCESSES if task is None else set()
     names = sorted(name.removeprefix(BY_GROUP) for name in record.metrics if name.startswith(BY_GROUP))
     if len(names) > MOST_GROUPS:
         yield f"it has {len(names)} groups, of which no more than {MOST_GROUPS} can be told apart here"
@@ -114,10 +115,8 @@ def _expected(record: Record, items: Items, order: Sequence[str], task: Task | N
         score.name: score
         for score in scores(items, TOP_5_FROM if many else 2, order or ["all"], [int(size) for size in sizes])
     }
-    success = None if task is None else task.success(items.loss, items.accuracy)
-    if success is not None:
-        made["success"] = Score("success", float(success), "0 or 1", 1)
-    return made
+    successes = {} if task is None else task.successes(items.loss, items.accuracy)
+    return made | {name: Score(name, float(success), "0 or 1", 1) for name, success in successes.items()}
 
 
 def _compared(metrics: Mapping[str, Metric], made: Mapping[str, Score], untold: frozenset[str]) -> Iterator[str]:

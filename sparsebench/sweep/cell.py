@@ -17,7 +17,7 @@ Where = Literal["both", "train", "test"]
 
 
 class Part(BaseModel):
-    """A task, model or strategy by name, with all its parameters spelled out."""
+    """A task, model or strategy by name, with its parameters spelled out, but for `added` ones at their defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,7 +27,9 @@ class Part(BaseModel):
     @classmethod
     def of(cls, thing: Any) -> Part:
         """Return the part that names a task, model or strategy object."""
-        return cls(name=thing.name, params=thing.model_dump(mode="json"))
+        fields, added = type(thing).model_fields, getattr(thing, "added", ())
+        unused = {name for name in added if getattr(thing, name) == fields[name].default}
+        return cls(name=thing.name, params=thing.model_dump(mode="json", exclude=unused))
 
 
 class Cell(BaseModel):

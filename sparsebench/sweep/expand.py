@@ -315,7 +315,8 @@ def _contenders(
     own = () if request.alone else entry.strategies
     specs = plugins + [parse(text) for text in own or ()]
     shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
-    usual = shared or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
+    given = entry.budgets or (suite.budget,)
+    usual = shared or [Budget(**one.model_dump(exclude={"blocks"}, exclude_unset=True)) for one in given]
     budgets = [_budgets(spec, usual) for spec in specs]
     amounts = (_plain(budget) for some in budgets for budget in some if any(getattr(budget, key) for key in SHARED))
     every = list(dict.fromkeys(amounts)) or usual

@@ -133,9 +133,8 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
     sizes = np.bincount(data.train.groups, minlength=len(groups_))
     for score in scores(items, len(data.classes), groups_, sizes.tolist()):
         result.add_score(score)
-    success = task.success(items.loss, items.accuracy)
-    if success is not None:
-        result.add("success", float(success), "0 or 1", 1)
+    for name, success in task.successes(items.loss, items.accuracy).items():
+        result.add(name, float(success), "0 or 1", 1)
     result.outcomes = Outcomes(
         n=len(test.labels), predicted=pack(items.predicted), label=pack(items.labels), group=pack(items.groups),
         rank=pack(items.ranks), loss=pack_reals(items.losses),

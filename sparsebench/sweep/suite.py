@@ -28,6 +28,7 @@ class SuiteTask(_Model):
         sweep, model_sweep: parameters with several values each, every combination of which is run.
         n_train: numbers of training samples; 0 for a task that only tests.
         seeds: repetitions, in place of the suite's.
+        budgets: one or several, in place of the suite's; blocks are the suite's.
         strategies: NAME[:PARAM=V,V...] each, in place of the suite's baselines.
         figure: the figure of a paper that these cells are for, so that they can be run alone.
     """
@@ -40,6 +41,7 @@ class SuiteTask(_Model):
     model_sweep: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     n_train: tuple[NonNegativeInt, ...] = Field(min_length=1)
     seeds: PositiveInt | None = None
+    budgets: tuple[Budget, ...] = ()
     strategies: tuple[str, ...] | None = None
     where: Where = "both"
     figure: str = ""
@@ -107,6 +109,9 @@ def load(name: str) -> Suite:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            owner = SuiteTask if first["loc"][0] == "task" else Budget if first["loc"][0] == "budget" else Suite
+            owners: dict[str, type[BaseModel]] = {"task": SuiteTask, "budget": Budget, "budgets": Budget}
+            owner: type[BaseModel] = Suite
+            for part in first["loc"][:-1]:
+                owner = owners.get(str(part), owner)
             raise unknown(f"key in suite '{name}'", place, owner.model_fields) from error
         raise UserError(f"suite '{name}': {place}: {first['msg']}", got=first.get("input")) from error

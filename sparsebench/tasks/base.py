@@ -206,6 +206,7 @@ class Task(BaseModel):
         inputs: "tokens" or "images"; models say which they take.
         default_model: the model it is run with unless another is named.
         trains: False for one that only tests the weights that a model brings, with 0 training samples.
+        added: parameters that cells of older records do not have; at their defaults they are in no cell.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -214,6 +215,7 @@ class Task(BaseModel):
     inputs: ClassVar[Inputs]
     default_model: ClassVar[str]
     trains: ClassVar[bool] = True
+    added: ClassVar[frozenset[str]] = frozenset()
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """Return the data of one repetition; the same for every strategy and model."""
@@ -245,3 +247,8 @@ class Task(BaseModel):
     def success(self, test_loss: float, accuracy: float) -> bool | None:
         """Say whether a trial succeeded, or None where the task has no such criterion."""
         return None
+
+    def successes(self, test_loss: float, accuracy: float) -> dict[str, bool]:
+        """Return `success` under that name, where the task has a criterion, and by theirs what other ones say."""
+        success = self.success(test_loss, accuracy)
+        return {} if success is None else {"success": success}

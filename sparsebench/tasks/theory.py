@@ -20,6 +20,8 @@ RULES = ("confusion", "irrelevant", "confusion_ratio")
 """The three ways to give alpha_#."""
 KAPPA = 2**0.5
 """Distance of two orthonormal patterns."""
+ROUNDING = 1e-9
+"""Of shares, which differ by one test sample or more."""
 NAMES = {2: ("-1", "+1"), 4: ("(-1,-1)", "(-1,+1)", "(+1,-1)", "(+1,+1)")}
 """The classes by their number."""
 
@@ -40,6 +42,7 @@ class Theory(Task):
     name: ClassVar[str] = "theory"
     inputs: ClassVar[Inputs] = "tokens"
     default_model: ClassVar[str] = "shallow"
+    added: ClassVar[frozenset[str]] = frozenset({"criterion", "error"})
 
     tokens: int = Field(50, gt=1, description="L, tokens a sample")
     d: int = Field(10, gt=1, description="width of a token")
@@ -60,6 +63,10 @@ class Theory(Task):
     spurious_rate: float = Field(0.9, ge=0, le=1, description="rho, how often class +1 has it in training; -1: 1 - rho")
     test: int = Field(100, gt=0, description="test samples")
     threshold: float = Field(1e-3, gt=0, description="a trial succeeds when the mean test hinge loss is below it")
+    criterion: Literal["loss", "error"] = Field("loss", description="of success: the paper's, or the test error")
+    error: float = Field(
+        0.01, ge=0, lt=1, description="by test error a trial succeeds when at most this share is wrong"
+    )
     lr: float | None = Field(None, gt=0, description="step size; by default L / 50")
     batch: int = Field(20, gt=0, description="B, samples a step")
     steps: int = Field(600, gt=0, description="T, the most steps")
@@ -95,8 +102,15 @@ class Theory(Task):
         )  # fmt: skip
 
     def success(self, test_loss: float, accuracy: float) -> bool:
-        """See `Task.success`; the paper's criterion."""
-        return test_loss < self.threshold
+        """See `Task.success`; by default the paper's criterion."""
+        if self.criterion == "loss":
+            return test_loss < self.threshold
+        return 1 - accuracy < self.error + ROUNDING
+
+    def successes(self, test_loss: float, accuracy: float) -> dict[str, bool]:
+        """See `Task.successes`; beside the test error the paper's criterion, as `success_loss`."""
+        found = super().successes(test_loss, accuracy)
+        return found if self.criterion == "loss" else found | {"success_loss": test_loss < self.threshold}
 
     def counts(self) -> np.ndarray:
         """Return (M,) tokens of each pattern in a sample of class +1 or (+1,+1) that lacks the spurious pattern.
@@ -186,7 +200,7 @@ class Theory(Task):
         `Data.patterns` has the spurious pattern last, where there is one.
         """
         self.check()
-        training = {"test", "threshold", "lr", "batch", "steps", "watch"}
+        training = {"test", "threshold", "criterion", "error", "lr", "batch", "steps", "watch"}
         law = self.model_dump_json(exclude={*training, *RULES, "relevant"}), self.counts().tolist(), repetition
         mu = orthonormal(seeds.generator(*law, "patterns"), self.d, self._patterns)
         members = around(seeds.generator(*law, "sets"), mu, self.set_size, self.set_diameter)

@@ -124,5 +124,5 @@ class ClosedForm:
         tokens = np.zeros((n, rows, self.D), self.signs.dtype)
         tokens[:, :S, : self.d] = X.numpy()
         places = np.zeros((n, rows), np.int64)
-        places[:, :S] = index.numpy()
+        places[:, :S] = self.network.places(index).numpy()
         return tokens.reshape(n, -1), places, S

@@ -275,14 +275,14 @@ def gradients_of(
 
 
 def _chosen(trial: Trial) -> tuple[Tensor, Tensor | None]:
-    """Return the (n, S, d) tokens of a trial that stay, and their (n, S) places, None where all do."""
+    """Return the (n, S, d) tokens of a trial that stay, and where they are read out, (n, S), None where all do."""
     X, samples = trial.samples.inputs.to(_shallow(trial).W_O.dtype), trial.samples
     if trial.actor is None:
         return X, None
-    acting = samples.begin(trial.actor, samples.items, visit=0, training=True)
+    acting, network = samples.begin(trial.actor, samples.items, visit=0, training=True), _shallow(trial)
     with torch.no_grad():
-        index = trial.network.choose(acting, X)
-    return (X, None) if index is None else (gather(X, index), index)
+        index = network.choose(acting, X)
+    return (X, None) if index is None else (gather(X, index), network.places(index))
 
 
 def _padded(coming: Sequence[Sequence[Batch]], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -9,15 +9,16 @@ from scipy import stats
 
 from sparsebench.board import columns
 from sparsebench.board.board import Row
-from sparsebench.board.build import build, judge
+from sparsebench.board.build import build, columns_of, judge
 from sparsebench.board.columns import keys_of
 from sparsebench.board.notes import cautions, detectable, failures, inactive, notes_on, other_settings
 from sparsebench.board.rows import flatten
 from sparsebench.board.statistics import Successes, sample_complexity
+from sparsebench.board.tables import render
 from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError
 from sparsebench.plugin.origin import Origin
-from sparsebench.sweep.cell import Cell, Part
+from sparsebench.sweep.cell import Cell, Part, canonical
 from sparsebench.sweep.record import Failure, Metric, Record, pack
 
 COLUMNS, BY_TASK = keys_of(columns.COLUMNS), keys_of(columns.BY_TASK)
@@ -125,6 +126,45 @@ def test_the_sample_complexity_is_that_of_the_theory_task() -> None:
     assert (row["sample_complexity"], row["sample_complexity_low"], row["sample_complexity_high"]) == (value, low, high)
     assert row["sample_complexity_ratio"] == pytest.approx(value / dense["sample_complexity"])
     assert dense["sample_complexity_ratio"] == 1
+
+
+def both_ways(strategy: str, errors: tuple[str, ...], losses: tuple[str, ...]) -> list[Flat]:
+    pairs = zip(trials(strategy, *errors), trials(strategy, *losses), strict=True)
+    return [record | {"success_loss": other["success"]} for record, other in pairs]
+
+
+def test_where_trials_succeed_by_their_error_the_papers_criterion_has_a_column_of_its_own() -> None:
+    dense = both_ways("dense", ("011", "111"), ("001", "001"))
+    rows = build([*dense, *both_ways("mine", ("111", "111"), ("000", "000")), *trials("old", "001", "001")])
+    assert row_of(rows, "dense")["sample_complexity"] == 4
+    assert row_of(rows, "dense")["sample_complexity_loss"] == pytest.approx(128**0.5)
+    assert (row_of(rows, "mine")["sample_complexity"], row_of(rows, "mine")["sample_complexity_loss"]) == (
+        4, "not reached",
+    )  # fmt: skip
+    assert [row_of(rows, "old")[key] for key in columns.BY_LOSS.keys] == [None] * 3
+    keys = [key for key in rows[0] if key.startswith("sample_complexity")]
+    assert keys[6:] == list(columns.BY_LOSS.keys) and columns.BY_LOSS in columns_of(rows)
+    assert keys_of(columns_of(rows)) == list(rows[0])
+    text = render(rows, "md")
+    assert "N50, loss" in text and "the paper's criterion" in text
+    plain = build(WHOLE)
+    assert columns.BY_LOSS not in columns_of(plain) and "the paper's criterion" not in render(plain, "md")
+
+
+def test_settings_of_a_task_are_named_with_what_they_differ_in() -> None:
+    def setting(model: dict[str, Any], **params: Any) -> str:
+        return canonical([{"name": "theory", "params": params}, {"name": "shallow", "params": model}])
+
+    some = {"a": setting({"m": 8}, tokens=50, d=4), "b": setting({"m": 8}, tokens=100, d=4),
+            "c": setting({"m": 8, "repacked": True}, tokens=50, d=4, criterion="error")}  # fmt: skip
+    records = [r for text in some.values() for r in trials("mine", "011", model="shallow", setting=text)]
+    alone = seeded("mine", [0.5], setting=canonical([{"name": "x", "params": {"y": 1}}] * 2))
+    rows = build([*records, *alone], "task")
+    assert sorted((row["task"], row["model"]) for row in rows) == [
+        ("composite", "vit"), ("theory(criterion=error, tokens=50)", "shallow(repacked=True)"),
+        ("theory(tokens=100)", "shallow"), ("theory(tokens=50)", "shallow"),
+    ]  # fmt: skip
+    assert {row["task"] for row in build(WHOLE, "task")} == {"composite", "spurious", "theory"}
 
 
 def test_a_sample_complexity_that_is_not_reached_says_so() -> None:

@@ -39,11 +39,11 @@ def begin(net, strategy, rate=0.5):
     )
 
 
-def equation_1(net, x, S):
+def equation_1(net, x, S, repacked=False):
     """Return F of one (L, d) sample with the tokens in S, by loops in float64: a number for each output."""
     W_Q, W_K, W_V, W_O, a = (w.detach().numpy() for w in (net.W_Q, net.W_K, net.W_V, net.W_O, net.a))
     total = np.zeros(len(a))
-    for l in S:
+    for place, l in enumerate(S):
         mixed = []
         for h in range(net.heads):
             scores = [x[i] @ W_K[h].T @ W_Q[h] @ x[l] for i in S]
@@ -51,7 +51,7 @@ def equation_1(net, x, S):
             v = sum(w * (W_V[h] @ x[i]) for w, i in zip(weights, S, strict=True)) / sum(weights)
             mixed += [*(v + x[l] if net.skip else v)]
         for o in range(len(a)):
-            total[o] += a[o, l] @ np.maximum(W_O @ np.array(mixed), 0)
+            total[o] += a[o, place if repacked else l] @ np.maximum(W_O @ np.array(mixed), 0)
     return total / len(S) if len(a) > 1 else total[0] / len(S)
 
 
@@ -75,6 +75,20 @@ def test_keys_sum_and_share_go_over_the_kept_tokens_only(scripted, variant):
     expected = [equation_1(net, x.numpy(), sorted(S)) for x, S in zip(X, kept.tolist(), strict=True)]
     np.testing.assert_allclose(net(X, acting).numpy(), expected, rtol=1e-12)
     assert acting.steps == [Step(L, 6, early=True)] == acting.actor.planned
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_repacked_tokens_are_read_out_at_the_first_positions(scripted, variant):
+    net, X = network(**variant, repacked=True).double(), samples()
+    kept = torch.tensor([[11, 0, 3, 7, 5, 2], [1, 2, 3, 4, 5, 6], [10, 9, 8, 2, 1, 0]])
+    out = net(X, begin(net, scripted(lambda view, keep: Keep(kept))))
+    S = [sorted(row) for row in kept.tolist()]
+    expected = [equation_1(net, x.numpy(), s, repacked=True) for x, s in zip(X, S, strict=True)]
+    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-12)
+    in_place = [equation_1(net, x.numpy(), s) for x, s in zip(X, S, strict=True)]
+    assert np.abs(np.array(in_place) - expected).max(axis=0).min() > 1e-3
+    assert torch.equal(net(X), network(**variant).double()(X))  # where all tokens stay
 
 
 @torch.no_grad()
@@ -243,9 +257,9 @@ def test_frozen_attention_is_not_trained_and_begins_like_a_trained_one_and_one_w
     frozen, trained = (Shallow(m=8, attention=how).build(data, 0) for how in ("frozen", "trained"))
     learns = {name for name, w in frozen.named_parameters() if w.requires_grad}
     assert learns == {"W_V", "W_O"} and all(w.requires_grad for w in trained.parameters())
-    skipping = Shallow(m=8, skip=True).build(data, 0)
+    skipping, repacked = (Shallow(m=8, **{what: True}).build(data, 0) for what in ("skip", "repacked"))
     for name, first in trained.state_dict().items():
-        assert torch.equal(first, frozen.state_dict()[name]) and torch.equal(first, skipping.state_dict()[name])
+        assert all(torch.equal(first, other.state_dict()[name]) for other in (frozen, skipping, repacked))
     frozen(torch.from_numpy(data.train.inputs)).sum().backward()
     assert frozen.W_Q.grad is None and frozen.W_V.grad is not None
 
@@ -292,8 +306,8 @@ def test_four_classes_have_two_outputs_and_other_numbers_of_classes_are_a_user_e
 
 def test_the_parameters_of_the_model_reach_the_network():
     data = Theory(tokens=10, d=6, relevant=0.3, confusion=0.1).draw(4, 0, {})
-    net = Shallow(m=8, init="literal", heads=2, skip=True).build(data, 0)
-    assert (net.heads, net.skip, net.plain) == (2, True, False)
+    net = Shallow(m=8, init="literal", heads=2, skip=True, repacked=True).build(data, 0)
+    assert (net.heads, net.skip, net.repacked, net.plain) == (2, True, True, False)
     torch.testing.assert_close(net.W_Q.detach(), 400 * torch.eye(6).expand(2, 6, 6))
 
 

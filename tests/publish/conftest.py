@@ -28,7 +28,7 @@ macs = 0.5
 
 [[task]]
 name = "theory"
-params = {steps = 2, test = 16, tokens = 20, spurious = 0.2, relevant = 0.4}
+params = {steps = 2, test = 16, tokens = 20, spurious = 0.2, relevant = 0.4, criterion = "error"}
 n_train = [8]
 
 [[task]]

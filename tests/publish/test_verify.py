@@ -61,6 +61,7 @@ def test_outcomes_that_were_made_better_in_step_are_found_by_the_metrics(tampere
         (("metrics", "accuracy", "n"), 17, "accuracy is"),
         (("metrics", "accuracy", "unit"), "loss", "accuracy is"),
         (("metrics", "success", "value"), 0.5, "success is"),
+        (("metrics", "success_loss", "value"), 0.5, "success_loss is"),
         (("metrics", "spurious_gap", "value"), -0.25, "spurious_gap is"),
         (("metrics", "average_train", "value"), 0.123, "average_train is"),
         (("metrics", "train_samples: +1 with spurious", "value"), 0.0, "train_samples: "),
@@ -73,7 +74,7 @@ def test_metrics_that_outcomes_do_not_come_to_are_found(tampered: Tamper, path: 
     assert (verdict.badge, verdict.wrong) == ("reported", True) and said in " ".join(verdict.why), verdict.why
 
 
-@pytest.mark.parametrize("name", ["accuracy", "test_loss", "worst_group_accuracy", "success"])
+@pytest.mark.parametrize("name", ["accuracy", "test_loss", "worst_group_accuracy", "success", "success_loss"])
 def test_metrics_that_are_left_out_are_found(tampered: Tamper, name: str) -> None:
     verdict = verify(tampered(lambda raw: raw["metrics"].pop(name)))
     assert verdict.badge == "reported" and f"{name} is missing" in verdict.why[0]

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError
+from sparsebench.models.base import Shallow
 from sparsebench.sweep.cell import Cell, Part, canonical
 from sparsebench.tasks.theory import Theory
 
@@ -99,6 +100,23 @@ def test_a_part_spells_out_all_parameters_of_the_thing():
     part = Part.of(task)
     assert part.name == "theory" and part.params["tokens"] == 60 and part.params["d"] == 10
     assert Theory(**part.params) == task
+
+
+def test_parameters_that_were_added_are_in_a_cell_where_they_are_used_and_change_no_older_hash():
+    def changed(task, model):
+        budget, strategy = Budget(macs=1.0), Part(name="dense", params={"disposal": "drop"})
+        parts = {"task": Part.of(task), "model": Part.of(model), "strategy": strategy, "budget": budget}
+        return cell(**parts, n_train=4, repetition=0)
+
+    old = changed(Theory(), Shallow())
+    assert old.id == "a4a35b5a675c0d7f"  # before there were any
+    assert not {"criterion", "error", "repacked"} & {*old.task.params, *old.model.params}
+    others = {"criterion": "error", "error": 0.05}
+    for key, value in others.items():
+        new = changed(Theory(**{key: value}), Shallow())
+        assert new.task.params == old.task.params | {key: value} and Theory(**new.task.params) == Theory(**{key: value})
+    new = changed(Theory(), Shallow(repacked=True))
+    assert new.model.params == old.model.params | {"repacked": True} and new.id != old.id
 
 
 VALUES = st.recursive(

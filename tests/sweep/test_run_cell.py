@@ -143,6 +143,15 @@ def test_a_trial_succeeds_by_its_test_loss(measured: Measure, plugin: str) -> No
     assert value(measured("dense", "theory:test=50", 64), "success") == 1
 
 
+def test_a_trial_that_succeeds_by_its_test_error_says_what_the_papers_criterion_says(measured: Measure) -> None:
+    found = {n: measured("dense", "theory:test=200,criterion=error", n) for n in (4, 64)}
+    for record in found.values():
+        assert value(record, "success") == (value(record, "accuracy") >= 0.99)
+        assert value(record, "success_loss") == (value(record, "test_loss") < 1e-3)
+    assert [value(record, "success") for record in found.values()] == [0, 1]
+    assert "success_loss" not in measured("dense", "theory:test=50", 4).metrics
+
+
 @pytest.mark.parametrize("plugin", ["dense", "random"])
 def test_the_metrics_are_what_the_outcomes_say(image: Measure, plugin: str) -> None:
     record = image(plugin, SPURIOUS)

@@ -79,6 +79,43 @@ def test_the_quick_suite_has_all_three_tasks() -> None:
     assert {task.name for task in suites.load("quick").task} == {"theory", "composite", "spurious"}
 
 
+def test_the_samples_suite_has_each_setting_at_its_own_budgets_with_any_plugin() -> None:
+    suite = suites.load("samples")
+    sizes = {job.cell.n_train for job in expand(Request(suite="samples", seeds=1), Registry())}
+    assert sizes == {2**k for k in range(1, 9)} and suite.seeds >= 20
+    jobs = expand(Request(suite="samples", plugins=("value_norm",), seeds=1, n_train=(8,)), Registry())
+    settings: dict[str, dict[str, set[str]]] = {}
+    for job in jobs:
+        params, m = Theory(**job.cell.task.params), Shallow(**job.cell.model.params)
+        assert (params.criterion, params.error, params.threshold, params.test) == ("error", 0.01, 1e-3, 1000)
+        counts = params.counts()
+        name = f"{params.tokens} {counts[0]} {counts[1]} {params.patterns} {params.noisy_share} {m.m} {m.repacked}"
+        settings.setdefault(name, {}).setdefault(job.label, set()).add(job.cell.budget.label.split(" power")[0])
+    several = {"keep 0.9", "keep 0.75", "keep 0.56", "macs 0.5"}
+    expected = {
+        "50 10 2 5 0.3 256 False": several, "50 10 2 5 0.3 256 True": {"keep 0.56", "macs 0.5"},
+        "100 12 4 5 0.0 256 False": {"keep 0.56"}, "50 6 2 5 0.0 256 False": {"keep 0.75"},
+        "50 10 2 5 0.0 256 False": {"keep 0.56"}, "50 10 2 10 0.0 256 False": {"macs 0.5"},
+        "50 10 2 5 0.0 1000 False": {"keep 0.56"},
+    }  # fmt: skip
+    for name, budgets in expected.items():
+        named = {"oracle"} if " 1000 " in name else BASELINES - {"dense"} | {"noise", "attn_topk"}
+        assert settings.pop(name) == dict.fromkeys(named | {"value_norm"}, budgets) | {"dense": {"macs 1"}}
+    assert not settings
+
+
+def test_keep_and_macs_take_the_place_of_a_tasks_budgets(own: Any) -> None:
+    text = TOML.replace("[40, 80]", "[40]\nbudgets = [{keep_rate = 0.5}, {macs = 0.75}]")
+    jobs = expand(Request(suite=own(text), seeds=1), Registry())
+    assert set(budgets_of(jobs, "random")) == {Budget(keep_rate=0.5), Budget(macs=0.75)}
+    jobs = expand(Request(plugins=("attn_topk",), suite=own(text), seeds=1), Registry())
+    assert set(budgets_of(jobs, "attn_topk")) == {
+        Budget(keep_rate=0.5, blocks=(1, 2)), Budget(macs=0.75, blocks=(1, 2)),
+    }  # fmt: skip
+    jobs = expand(Request(suite=own(text), seeds=1, keep=(0.25,)), Registry())
+    assert set(budgets_of(jobs, "random")) == {Budget(keep_rate=0.25)}
+
+
 @functools.cache
 def theory_cells(preset: str) -> tuple[Cell, ...]:
     return tuple(job.cell for job in expand(Request(suite=f"theory-{preset}"), Registry()))
@@ -135,6 +172,10 @@ def test_figures_can_be_asked_for_alone() -> None:
         pytest.param("seeds = 2", "seeds = 2\nseed = 2", "did you mean 'seeds'", id="key of a suite"),
         pytest.param("n_train =", "ntrain = 1\nn_train =", "did you mean 'n_train'", id="key of a task"),
         pytest.param("macs = 0.25", "macs = 0.25\nblock = 1", "did you mean 'per_block'", id="key of a budget"),
+        pytest.param(
+            "[40, 80]", "[40]\nbudgets = [{block = 1, macs = 0.5}]", "allowed: blocks, convention", id="of a task's"
+        ),
+        pytest.param("[40, 80]", "[40]\nbudgets = [{keep = 1}]", "one amount; got none", id="no budget of a task"),
         pytest.param("macs = 0.25", "keep = 0.25", "one amount; got none", id="no budget"),
         pytest.param("macs = 0.25", "macs = 1.25", "1.25; allowed: (0, 1]", id="budget out of range"),
         pytest.param(

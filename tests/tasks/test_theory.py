@@ -273,6 +273,7 @@ def test_parameters_that_contradict_each_other_are_a_user_error(parameters, said
         {"relevant": 1}, {"relevant": 0}, {"confusion": -0.1}, {"irrelevant": 0}, {"confusion_ratio": -1},
         {"patterns": 2}, {"classes": 3}, {"labels": "fair"}, {"positions": "sorted"}, {"set_size": 0},
         {"set_diameter": -1}, {"spurious": 1}, {"spurious_rate": 1.1}, {"test": 0}, {"watch": -1},
+        {"criterion": "accuracy"}, {"error": -0.1}, {"error": 1},
     ],
 )  # fmt: skip
 def test_a_parameter_out_of_range_is_refused(wrong):
@@ -292,3 +293,27 @@ def test_a_trial_succeeds_below_the_threshold_whatever_its_accuracy():
     task = Theory(threshold=0.01)
     assert task.success(0.0099, 0.5) is True
     assert task.success(0.01, 1.0) is False
+    assert task.successes(0.0099, 0.5) == {"success": True}
+
+
+@pytest.mark.parametrize("test", [100, 200, 300, 700, 1000, 3000, 10**6])
+@pytest.mark.parametrize("percent", [0, 1, 2, 5, 7, 29])
+def test_by_the_error_a_trial_succeeds_with_so_many_wrong_test_samples_and_not_with_one_more(test, percent):
+    task, most = Theory(criterion="error", error=percent / 100), test * percent // 100
+    assert task.success(9.0, (test - most) / test) is True
+    assert task.success(0.0, (test - most - 1) / test) is False
+
+
+def test_beside_the_error_the_papers_criterion_is_told():
+    task = Theory(criterion="error", threshold=0.1)
+    assert task.successes(0.0999, 0.98) == {"success": False, "success_loss": True}
+    assert task.successes(0.1, 0.99) == {"success": True, "success_loss": False}
+
+
+def test_the_criterion_does_not_change_the_data():
+    plain = Theory(tokens=12, relevant=0.3, confusion=0.1, test=9)
+    other = plain.model_copy(update={"criterion": "error", "error": 0.05})
+    for one, same in zip(
+        *((data.train, data.test) for data in (plain.draw(6, 0, {}), other.draw(6, 0, {}))), strict=True
+    ):
+        np.testing.assert_array_equal(one.inputs, same.inputs)

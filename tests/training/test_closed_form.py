@@ -238,8 +238,9 @@ def kept_by(strategy, network, samples, rate=0.5):
 @pytest.mark.parametrize("strategy", [Random(), Oracle(), Noise(), AttnTopK(), None])
 @pytest.mark.parametrize(("d", "tokens", "m"), [(5, 11, 70), (10, 37, 300)])
 @pytest.mark.parametrize("fixed", [True, False])
-def test_steps_with_removed_tokens_are_autograds(strategy, d, tokens, m, fixed):
-    network, samples = problem(d, tokens, m, 10)
+@pytest.mark.parametrize("repacked", [False, True])
+def test_steps_with_removed_tokens_are_autograds(strategy, d, tokens, m, fixed, repacked):
+    network, samples = problem(d, tokens, m, 10, repacked=repacked)
     start, recipe = weights(network), replace(SGD, fixed_selection=fixed, lr=0.05)
     exact, reference = both(network, strategy, samples, recipe)
     told = [run(steps, recipe, 10) for steps in (exact, reference)]
@@ -296,8 +297,9 @@ def test_a_strategy_that_removes_nothing_changes_no_bit(scripted):
 
 @pytest.mark.parametrize("strategy", [None, Random(), AttnTopK()])
 @pytest.mark.parametrize("shape", [(5, 7, 3, 4), (10, 34, 300, 5)])
-def test_losses_are_the_hinge_of_the_forward_pass(strategy, shape):
-    network, samples = problem(*shape)
+@pytest.mark.parametrize("repacked", [False, True])
+def test_losses_are_the_hinge_of_the_forward_pass(strategy, shape, repacked):
+    network, samples = problem(*shape, repacked=repacked)
     start = weights(network)
     exact, reference = both(network, strategy, samples)
     with torch.no_grad():

@@ -63,8 +63,9 @@ def test_trials_of_different_sizes_train_together_as_alone(attention):
     assert_as_alone([trial(n, k, attention=attention) for n in (1, 5, 6, 13, 30) for k in range(2)])
 
 
-def test_trials_that_remove_tokens_train_together_with_those_that_do_not():
-    assert_as_alone([trial(8, k, s) for k in range(2) for s in (None, Random(), Oracle())])
+@pytest.mark.parametrize("repacked", [False, True])
+def test_trials_that_remove_tokens_train_together_with_those_that_do_not(repacked):
+    assert_as_alone([trial(8, k, s, repacked=repacked) for k in range(2) for s in (None, Random(), Oracle())])
 
 
 def test_trials_that_end_early_wait_for_the_others_without_moving():

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sparsebench.board.board import Board, Row
-from sparsebench.board.columns import BY_TASK, CHECKS, COLUMNS, NOT_RANKED, VERIFIED, Column, keys_of, text_of
+from sparsebench.board.columns import EVERY, NOT_RANKED, Column, keys_of, text_of
 
 SCRIPTS = ("vendor/table-core.js", "vendor/d3.min.js", "vendor/plot.umd.min.js", "assets/state.js", "assets/copy.js",
            "assets/table.js", "assets/charts.js", "assets/cost.js", "assets/curves.js", "assets/groups.js",
@@ -65,8 +65,7 @@ def render(board: Board) -> bytes:
 
 def shown(rows: Sequence[Row]) -> list[Column]:
     """Return the columns in which some row has a value, in order."""
-    known = (*BY_TASK, *COLUMNS, CHECKS, VERIFIED)
-    return [column for column in known if any(row.get(column.key) not in (None, "", NOT_RANKED) for row in rows)]
+    return [column for column in EVERY if any(row.get(column.key) not in (None, "", NOT_RANKED) for row in rows)]
 
 
 def _view(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
