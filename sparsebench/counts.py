@@ -32,7 +32,8 @@ def stages(budget: Budget, habits: Habits, depth: int) -> tuple[int, ...]:
     elif budget.blocks is not None:
         blocks = budget.blocks
     elif schedule_of(budget, habits) != "stages":
-        blocks = tuple(range(depth))
+        whole = budget.counts is not None and len(budget.counts) == depth
+        blocks = tuple(range(0 if whole else min(round(habits.first * depth), depth - 1), depth))
     else:
         blocks = tuple(sorted({max(0, min(depth - 1, round(depth * s / 4))) for s in (1, 2, 3)}))
     if blocks[-1] >= depth:

@@ -124,6 +124,7 @@ class Habits(NamedTuple):
         fuses: whether one token more goes on, in which those that left are fused.
         own_macs: the MACs of its own that a choice costs, those of its disposal among them.
         scaled: blocks in which one token alone is fused, so that as many go on as came.
+        first: the share of the blocks that come before the first in which it acts, where tokens leave every block.
     """
 
     site: str
@@ -133,6 +134,7 @@ class Habits(NamedTuple):
     fuses: bool = False
     own_macs: Callable[[Place], float] = lambda place: 0.0
     scaled: frozenset[int] = frozenset()
+    first: float = 0.0
 
 
 class Strategy(BaseModel):
@@ -158,6 +160,7 @@ class Strategy(BaseModel):
         published: the words that give the published method, the best-known setting first.
         differs: how it differs from the published method, in one sentence without its end; "" where nothing is known.
         schedule: in which blocks it acts where the budget does not say, see `Budget`.
+        first: the share of the blocks that come before the first in which it acts, where tokens leave every block.
         convention: how a keep rate becomes counts where the user does not say, see `Budget`.
         most: the largest share of the tokens that it can remove at once; 0.5 for those that merge pairs.
         fuses: whether one of the tokens that go on is made of those that do not.
@@ -183,6 +186,7 @@ class Strategy(BaseModel):
     differs: ClassVar[str] = ""
     expected_failures: ClassVar[Mapping[str, str]] = {}
     schedule: ClassVar[Schedule] = "stages"
+    first: ClassVar[float] = 0.0
     convention: ClassVar[Convention] = "power-floor"
     most: ClassVar[float] = 1.0
     fuses: ClassVar[bool] = False
@@ -224,7 +228,8 @@ class Strategy(BaseModel):
     def habits(self) -> Habits:
         """Return what of it decides how a budget becomes token counts."""
         fuses = self.fuses or self.disposal == "fuse"
-        return Habits(self.site, self.reads(), self.schedule, self.most, fuses, self._all_own_macs)
+        macs, first = self._all_own_macs, self.first
+        return Habits(self.site, self.reads(), self.schedule, self.most, fuses, macs, first=first)
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs an image of the products that it makes itself at that place; 0 by default.
@@ -318,6 +323,8 @@ class Strategy(BaseModel):
 
 def complaint(candidate: object) -> str | None:
     """Return what is wrong with a would-be strategy class, or None."""
+    from sparsebench.budget import Budget
+
     if not (isinstance(candidate, type) and issubclass(candidate, Strategy)):
         return f"{candidate!r} is not a subclass of sparsebench.Strategy"
     name = getattr(candidate, "name", None)
@@ -327,6 +334,8 @@ def complaint(candidate: object) -> str | None:
         return f"{name}.kind must be one of {', '.join(KINDS)}, got {candidate.kind!r}"
     if candidate.site not in SITES:
         return f"{name}.site must be one of {', '.join(SITES)}, got {candidate.site!r}"
+    if clash := sorted(set(candidate.model_fields) & set(Budget.model_fields)):
+        return f"{name} has parameters that are words of a budget, rename them: {', '.join(clash)}"
     if extra := sorted(set(candidate.needs) - NEEDS):
         return f"{name}.needs has unknown {', '.join(extra)}; allowed: {', '.join(sorted(NEEDS))}"
     if "relevance" in candidate.needs and candidate.kind != "oracle":

@@ -143,3 +143,11 @@ def test_writing_a_strategy_imports_no_torch(pytestconfig):
     code = "import sys, sparsebench.strategy; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=pytestconfig.rootpath, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_parameter_that_is_a_word_of_a_budget_gets_a_complaint():
+    class Clashes(Strategy):
+        name = "clashes"
+        ratio: float = 1.0
+
+    assert complaint(Clashes) == "clashes has parameters that are words of a budget, rename them: ratio"

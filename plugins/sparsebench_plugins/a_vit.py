@@ -58,9 +58,9 @@ class AViT(Strategy):
   booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
   year = {2022}
 }"""
-    published: ClassVar[tuple[Published, ...]] = (Published("a_vit:beta=-75,gamma=10", "DeiT-S", 3.6),)
+    published: ClassVar[tuple[Published, ...]] = (Published("a_vit:beta=-75", "DeiT-S", 3.6),)
 
-    gamma: float = Field(10.0, description="what the first channel is multiplied by")
+    scale: float = Field(10.0, description="gamma, what the first channel is multiplied by")
     beta: float | None = Field(None, description="what is added to it; -ln(L - 1) unless given; published: -30, -75")
     epsilon: float = Field(0.01, ge=0, lt=1, description="a token halts when its scores come to one less this")
     ponder: float = Field(5e-4, ge=0, description="weight of the mean depth and remainder")
@@ -109,7 +109,7 @@ class AViT(Strategy):
     def _scores(self, x: "Tensor", depth: int) -> "Tensor":
         """Return (B, N), the halting scores of tokens (B, N, C)."""
         beta = -math.log(max(1, depth - 1)) if self.beta is None else self.beta
-        return (self.gamma * x[:, :, 0] + beta).sigmoid()
+        return (self.scale * x[:, :, 0] + beta).sigmoid()
 
     def _gather(self, memory: dict[str, Any], layer: int, h: "Tensor", class_token: "Tensor") -> None:
         """Add the scores h (B, patches + 1) of a layer, and what the head reads of the (B, C) class token there."""

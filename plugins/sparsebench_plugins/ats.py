@@ -21,16 +21,17 @@ class ATS(Strategy):
     is s. As in the paper, sums are c and the points (2m - 1) / (2M), m = 1..M. So M bounds the number that stays, and
     of an image whose attention is on few tokens few do. Only they are queries. No gradient goes through the choice.
 
-    M is the count that the budget gives; with a fraction of MACs it is raised until the mean cost is what was asked
-    for. The published method acts in blocks 3 to 11 of 12 (the budget's `blocks=3+4+5+6+7+8+9+10+11`) with M = 197, the
-    class token counted: all 196 patches (`counts=`). By default it acts in every block. Without a class token the
-    attention received takes its place. It cannot act on the theory models.
+    M is the count that the budget gives; with a fraction of MACs it is raised, up to all tokens, until the mean cost is
+    what was asked for. It acts in blocks 3 to 11 of 12, as published, and in as large a part of other depths, unless
+    `blocks` says where. The published M is 197, the class token counted: all 196 patches (`counts`). Without a class
+    token the attention received takes its place. It cannot act on the theory models.
     """
 
     name: ClassVar[str] = "ats"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"attention", "values"})
     schedule: ClassVar[Schedule] = "every"
+    first: ClassVar[float] = 0.25
     adaptive: ClassVar[bool] = True
     citation: ClassVar[str] = "Fayyaz et al., Adaptive token sampling for efficient ViTs (ATS), ECCV 2022"
     bibtex: ClassVar[str] = """@inproceedings{fayyaz2022ats,

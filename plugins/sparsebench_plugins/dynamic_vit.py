@@ -22,7 +22,7 @@ class DynamicViT(Strategy):
     out what has D = 0 (eq. 11), and gradients go straight through. In the test the K most probable are gathered.
 
     It begins with the weights of the dense network of the same data and repetition, which is its teacher. Added to the
-    loss: `ratio` times the mean over the stages of (mean_i D_i - rho)^2, rho the budget's share of the tokens there;
+    loss: `share` times the mean over the stages of (mean_i D_i - rho)^2, rho the budget's share of the tokens there;
     `kl` times KL(teacher || student) of the logits, as released, or with divergence=paper KL(student || teacher); and
     `distillation` times the mean squared difference of the final tokens that were kept, through which no gradient goes
     to D. The network's own weights stay as they are in the first `frozen` share of the training (published: 5 of 30
@@ -48,7 +48,7 @@ class DynamicViT(Strategy):
 
     disposals: ClassVar[tuple[Disposal, ...]] = ("drop", "squeeze")
 
-    ratio: float = Field(2.0, ge=0, description="weight of the squared difference to the share of tokens to be kept")
+    share: float = Field(2.0, ge=0, description="weight of the squared difference to the share of tokens to be kept")
     kl: float = Field(0.5, ge=0, description="weight of the divergence of the logits from the teacher's")
     distillation: float = Field(0.5, ge=0, description="weight of the difference of kept tokens to the teacher's")
     divergence: Literal["released", "paper"] = Field(
@@ -100,8 +100,8 @@ class DynamicViT(Strategy):
 
     def inactive(self, teacher: bool) -> tuple[str, ...]:
         """Return the terms whose weight is 0, and those that lack a teacher."""
-        weights = {"ratio": self.ratio, "kl": self.kl, "distillation": self.distillation}
-        return tuple(name for name, weight in weights.items() if not (weight and (teacher or name == "ratio")))
+        weights = {"share": self.share, "kl": self.kl, "distillation": self.distillation}
+        return tuple(name for name, weight in weights.items() if not (weight and (teacher or name == "share")))
 
     def loss(self, lesson: Lesson) -> "Tensor":
         """Return the weighted sum of the three terms."""
@@ -110,7 +110,7 @@ class DynamicViT(Strategy):
 
         drawn = lesson.memory["kept"]
         off = torch.stack([(D.mean(dim=1) - lesson.shares[block]).square().mean() for block, D in drawn.items()])
-        loss = self.ratio * off.mean()
+        loss = self.share * off.mean()
         if lesson.teacher is None:
             return loss
         student, teacher = (F.log_softmax(told.logits, dim=1) for told in (lesson.student, lesson.teacher))

@@ -33,6 +33,8 @@ class Actor:
         scaled: the blocks of these in which one token alone is fused, see `counts.scaled_at`.
         shares: for each of these blocks the share of the first tokens that was asked for.
         planned: the steps that the budget comes to.
+        bounds: whether counts are upper bounds, below which an adaptive strategy was asked to stay: it acts even where
+            they are all tokens.
         more: the blocks in which it acts in training, see `Strategy.training_blocks`.
         learned: the modules that it learns, by block; they are the network's to train, see `Strategy.module`.
 
@@ -57,6 +59,8 @@ class Actor:
         if "relevance" in self.requires and strategy.kind != "oracle":
             raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
         self.spend(budget)
+        asked = budget.counts is not None or min(self.keep.values()) < self.tokens
+        self.bounds = strategy.adaptive and asked
         habits = counted(budget, cost, self.habits)._replace(scaled=self.scaled)
         self.planned = cost.steps(habits, tuple(self.keep), tuple(self.keep.values()))
         self.more = strategy.training_blocks(self.depth)
@@ -82,8 +86,7 @@ class Actor:
     @property
     def acts(self) -> bool:
         """Whether anything is to happen: tokens leave, or an adaptive strategy was given counts as upper bounds."""
-        bounds = self.strategy.adaptive and self.budget.counts is not None
-        return min(self.keep.values()) < self.tokens or bool(self.scaled) or bounds
+        return min(self.keep.values()) < self.tokens or bool(self.scaled) or self.bounds
 
     def share_of(self, steps: Sequence[Step]) -> Any:
         """Return the MACs of these steps as a fraction of the dense ones."""

@@ -90,7 +90,7 @@ def loss_by_hand(told, strategy, target):
 def test_halting_read_out_and_loss_are_those_of_plain_loops(gamma, beta, epsilon):
     network = vit()
     network.module.double()
-    strategy = AViT(gamma=gamma, beta=beta, epsilon=epsilon, ponder=0.3, distribution=0.7, target=2.5)
+    strategy = AViT(scale=gamma, beta=beta, epsilon=epsilon, ponder=0.3, distribution=0.7, target=2.5)
     hand = [by_hand(network, image, gamma, beta, epsilon) for image in images()]
     depths = np.array([depth for _, depth, _, _ in hand])
     assert len(set(depths[:, :N].flatten())) >= 3
@@ -158,7 +158,7 @@ def test_a_halted_token_is_zero_before_each_later_block_and_still_has_scores():
     network, came = vit(), []
     for block in network.module.blocks:
         block.norm1.register_forward_pre_hook(lambda _, args: came.append(args[0].detach()))
-    acting, _ = trained(network, AViT(gamma=1.0, beta=-1.0), images())
+    acting, _ = trained(network, AViT(scale=1.0, beta=-1.0), images())
     scores = torch.stack(list(acting.memory["scores"].values()), dim=1)
     assert bool((scores > 0).all())
     halted = (acting.weights == 0).nonzero()
@@ -192,7 +192,7 @@ def test_with_the_default_beta_a_channel_at_zero_goes_through_all_layers_and_har
 
 def test_where_all_halt_after_the_first_layer_one_patch_goes_on_and_the_head_reads_that_layer():
     network = vit()
-    acting, logits = act(AViT(gamma=0.0, beta=30.0), network, images())
+    acting, logits = act(AViT(scale=0.0, beta=30.0), network, images())
     assert [np.broadcast_to(step.tokens_in, B).tolist() for step in acting.steps] == [[N] * B] + [[1] * B] * (L - 1)
     network.module.blocks = network.module.blocks[:1]
     with torch.no_grad():
@@ -200,7 +200,7 @@ def test_where_all_halt_after_the_first_layer_one_patch_goes_on_and_the_head_rea
 
 
 def test_an_image_alone_halts_as_in_a_batch():
-    network, strategy = vit(), AViT(gamma=1.0)
+    network, strategy = vit(), AViT(scale=1.0)
     together, out = act(strategy, network, images())
     assert together.ragged
     for i in range(B):
@@ -212,7 +212,7 @@ def test_an_image_alone_halts_as_in_a_batch():
 def after_training(**weights):
     """Return the mean depth and remainder, and the mean layer of the scores, after steps with these weights."""
     case = build("class token")
-    actor = Actor(AViT(gamma=1.0, **weights), Budget(keep_rate=0.5), case.network.cost, case.network.grid, stream=5)
+    actor = Actor(AViT(scale=1.0, **weights), Budget(keep_rate=0.5), case.network.cost, case.network.grid, stream=5)
     steps = Autograd(case.network, actor, Samples(case.inputs, case.labels, None), case.recipe)
     for visit in range(15):
         steps.step(np.arange(4), visit, 0.5)
@@ -239,7 +239,7 @@ def test_a_head_that_reads_no_class_token_is_unsupported(changes):
 
 def test_calibration_finds_that_counts_have_no_effect_and_keeps_them():
     network, passes = vit(), []
-    actor = Actor(AViT(gamma=1.0), Budget(macs=0.5), network.cost, network.grid, stream=5)
+    actor = Actor(AViT(scale=1.0), Budget(macs=0.5), network.cost, network.grid, stream=5)
     counts = dict(actor.keep)
     network.module.register_forward_hook(lambda *_: passes.append(1))
     found = calibrate(network, actor, Samples(images(), torch.zeros(B, dtype=torch.long), None))

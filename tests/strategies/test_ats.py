@@ -9,9 +9,12 @@ from merging import view
 from sparsebench_plugins.ats import ATS
 from tiny import B, N, act, images, vit
 
-from sparsebench.budget import FULL
+from sparsebench.budget import FULL, Budget
+from sparsebench.counts import stages
 from sparsebench.models.acting import Actor
 from sparsebench.tokens import Padded
+from sparsebench.training.calibrate import calibrate
+from sparsebench.training.steps import Samples
 
 
 def shares(attention, values):
@@ -123,3 +126,20 @@ def test_with_all_tokens_as_upper_bounds_it_acts_as_published_and_at_a_full_budg
     counts = (acting.sizes > 0).sum(dim=1)
     assert bool((counts < N).all()) and bool((counts > 0).all())
     assert not Actor(ATS(), FULL, network.cost, network.grid, stream=5).acts
+
+
+@pytest.mark.parametrize(
+    ("depth", "blocks"), [(12, tuple(range(3, 12))), (24, tuple(range(6, 24))), (3, (1, 2)), (2, (0, 1))]
+)
+def test_it_acts_from_a_quarter_of_the_depth_on_unless_blocks_are_named(depth, blocks):
+    habits = ATS().habits()
+    assert stages(Budget(macs=0.5), habits, depth) == blocks
+    assert stages(Budget(macs=0.5, blocks=(0, 1)), habits, depth) == (0, 1)
+    assert stages(Budget(counts=(4,) * depth), habits, depth) == tuple(range(depth))
+
+
+def test_asked_for_more_than_it_spends_it_is_given_all_tokens():
+    network, data = vit(), Samples(images(), torch.zeros(B, dtype=torch.long), None)
+    actor = Actor(ATS(), Budget(macs=0.99), network.cost, network.grid, stream=5)
+    found = calibrate(network, actor, data)
+    assert set(actor.keep.values()) == {N} and actor.acts and found.ratio < 0.99

@@ -132,7 +132,7 @@ def test_the_loss_is_the_sum_of_its_terms(told, divergence):
     D1, D2, student, teacher = told
     shares = {1: 0.5, 2: 0.25}
     memory = {"kept": {1: D1, 2: D2}}
-    strategy = DynamicViT(ratio=2, kl=0.5, distillation=0.25, divergence=divergence)
+    strategy = DynamicViT(share=2, kl=0.5, distillation=0.25, divergence=divergence)
     alone = float(strategy.loss(Lesson(student, None, memory, D2, shares, 0.6, sum)))
     ratio = sum(
         sum((sum(D[b].tolist()) / N - shares[s]) ** 2 for b in range(B)) / B for s, D in memory["kept"].items()
@@ -155,7 +155,7 @@ def test_the_loss_is_the_sum_of_its_terms(told, divergence):
 def test_the_term_of_the_tokens_moves_the_tokens_and_not_the_mask(told):
     D1, D2, student, teacher = told
     D, tokens = D2.clone().requires_grad_(), student.tokens.clone().requires_grad_()
-    strategy = DynamicViT(ratio=0, kl=0, distillation=1)
+    strategy = DynamicViT(share=0, kl=0, distillation=1)
     lesson = Lesson(Told(student.logits, tokens), teacher, {"kept": {1: D1, 2: D2}}, D, {1: 0.5, 2: 0.25}, 0.6, sum)
     strategy.loss(lesson).backward()
     assert D.grad is None and bool((tokens.grad.any(dim=2) == (D2 > 0)).all())
@@ -232,7 +232,7 @@ def test_of_an_image_without_hosts_tokens_are_as_they_were_with_finite_gradients
     ("parameters", "taught", "alone"),
     [
         ({}, (), ("kl", "distillation")),
-        ({"ratio": 0, "kl": 0}, ("ratio", "kl"), ("ratio", "kl", "distillation")),
+        ({"share": 0, "kl": 0}, ("share", "kl"), ("share", "kl", "distillation")),
         ({"distillation": 0}, ("distillation",), ("kl", "distillation")),
     ],
 )

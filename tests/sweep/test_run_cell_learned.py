@@ -77,11 +77,11 @@ def test_it_begins_as_the_dense_network_of_its_repetition_which_is_its_teacher(j
     ("plugin", "taught", "note"),
     [
         ("dynamic_vit", False, "kl, distillation: no teacher"),
-        ("dynamic_vit:ratio=0,kl=0", False, "ratio, kl: weight 0; distillation: no teacher"),
+        ("dynamic_vit:share=0,kl=0", False, "share, kl: weight 0; distillation: no teacher"),
         ("dynamic_vit:distillation=0", True, "distillation: weight 0"),
         ("a_vit:ponder=0", False, "ponder: weight 0"),
         ("a_vit", False, ""),
-        ("dynamic_vit:ratio=0,keep_rate=1.0", False, ""),
+        ("dynamic_vit:share=0,keep_rate=1.0", False, ""),
     ],
 )
 def test_a_record_says_which_published_terms_were_inactive(
@@ -126,8 +126,8 @@ def test_a_learned_strategy_goes_on_from_its_checkpoint(
     ("plugin", "task", "options", "says"),
     [
         ("dynamic_vit", TASK, {"model": VIT, "where": "test"}, "must be trained with the network"),
-        ("dynamic_vit", "theory:steps=4,test=4,tokens=20", {}, "learned or keeps another number"),
-        ("ats", "theory:steps=4,test=4,tokens=20", {}, "learned or keeps another number"),
+        ("dynamic_vit", "theory:steps=4,test=4,tokens=20", {}, "learned, keeps another number"),
+        ("ats", "theory:steps=4,test=4,tokens=20", {}, "learned, keeps another number"),
     ],
 )
 def test_where_it_cannot_be_learned_it_is_unsupported(
