@@ -139,7 +139,7 @@ def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: in
         teacher = cell.model_copy(update={"strategy": Part.of(dense.cls()), "budget": FULL, "where": "both"})
         yield first(teacher)
         cell = cell.model_copy(update={"init": teacher})
-    training = training_of(cell, setting.task, setting.model, registry)
+    training = None if strategy.trained else training_of(cell, setting.task, setting.model, registry)
     if training is not None:
         yield first(training)
     yield job(cell, found, strategy, network=training.id if training else "")
