@@ -106,7 +106,7 @@ def test_what_a_process_leaves_behind_is_ended_after_it(kept: list[Kept], tmp_pa
 def test_closing_the_lifeline_ends_everything(kept: list[Kept], tmp_path: Path) -> None:
     one = python(kept, CLINGS + "time.sleep(600)", str(tmp_path / "begun"))
     assert soon((tmp_path / "begun").exists)
-    assert len(keeper.descendants(one.process.pid)) == 2
+    assert soon(lambda: len(keeper.descendants(one.process.pid)) == 2)
     os.close(one.lifeline)
     one.lifeline = -1
     one.process.wait(10)
