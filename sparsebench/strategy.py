@@ -109,7 +109,7 @@ class Published(NamedTuple):
     gmacs: float | None = None
 
     def __str__(self) -> str:
-        cost = "" if self.gmacs is None else f" {self.gmacs:g} G"
+        cost = "" if self.gmacs is None else f" {self.gmacs:.1f} G"
         return f"{self.words} · {self.network}{cost}"
 
 

@@ -59,6 +59,10 @@ class AViT(Strategy):
   year = {2022}
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("a_vit:beta=-75", "DeiT-S", 3.6),)
+    differs: ClassVar[str] = (
+        "beta hangs on the depth unless it is given; a class token that has halted stays as a key, register and "
+        "distillation tokens never halt, and an image keeps one patch at least"
+    )
 
     scale: float = Field(10.0, description="gamma, what the first channel is multiplied by")
     beta: float | None = Field(None, description="what is added to it; -ln(L - 1) unless given; published: -30, -75")

@@ -29,9 +29,9 @@ class EViT(Strategy):
     fuses: ClassVar[bool] = True
     convention: ClassVar[Convention] = "compound-ceil"
     published: ClassVar[tuple[Published, ...]] = (
-        Published("evit:keep_rate=0.7", "DeiT-S", 3.0),
-        Published("evit:keep_rate=0.9", "DeiT-S", 4.0),
-        Published("evit:keep_rate=0.5", "DeiT-S", 2.3),
+        Published("evit:keep_rate=0.7,convention=compound-ceil", "DeiT-S", 3.0),
+        Published("evit:keep_rate=0.9,convention=compound-ceil", "DeiT-S", 4.0),
+        Published("evit:keep_rate=0.5,convention=compound-ceil", "DeiT-S", 2.3),
     )
     citation: ClassVar[str] = "Liang et al., Not all patches are what you need (EViT), ICLR 2022"
     bibtex: ClassVar[str] = """@inproceedings{liang2022evit,

@@ -24,9 +24,9 @@ class TNT(Strategy):
     that have the largest cosine with any of the second leave, and K go on.
 
     b is the share `redundant` of the N tokens that are there, and at most N - K and K. The published b is 25 or 40 of
-    196, in block 2, or in 2, 3 and 4, of 12 (`blocks=2+3+4`). What differs: where the budget has other blocks than
-    those with noise, as its default has, noise and norm are there too, as g would learn nothing without. It cannot act
-    on the theory models.
+    196, and tokens leave after block 2, or after 2, 3 and 4, of 12: `blocks=3`, or `blocks=3+4+5`. Where the budget has
+    other blocks than those with noise, as its default has, noise and norm are there too, as g would learn nothing
+    without. It cannot act on the theory models.
     """
 
     name: ClassVar[str] = "tnt"
@@ -41,6 +41,9 @@ class TNT(Strategy):
   year = {2024}
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("tnt:counts=118,blocks=3", "DeiT-S", 3.2),)
+    differs: ClassVar[str] = (
+        "where the budget names blocks without published noise, as its default does, noise and norm are in these too"
+    )
 
     noise: float = Field(0.02, ge=0, description="standard deviation of the noise on a token without relevance")
     redundant: float = Field(25 / 196, ge=0, le=1, description="share of the tokens that leave for being like others")

@@ -31,7 +31,9 @@ class TPS(Strategy):
   booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
   year = {2023}
 }"""
-    published: ClassVar[tuple[Published, ...]] = (Published("tps:keep_rate=0.7", "DeiT-S", 3.0),)
+    published: ClassVar[tuple[Published, ...]] = (
+        Published("tps:keep_rate=0.7,convention=compound-ceil", "DeiT-S", 3.0),
+    )
     differs: ClassVar[str] = (
         "this is eTPS; the released network is dTPS, a learned predictor and then squeeze: dynamic_vit:disposal=squeeze"
     )
