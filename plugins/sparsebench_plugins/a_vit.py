@@ -60,7 +60,7 @@ class AViT(Strategy):
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("a_vit:beta=-75", "DeiT-S", 3.6),)
     differs: ClassVar[str] = (
-        "beta hangs on the depth unless it is given; a class token that has halted stays as a key, register and "
+        "beta depends on the depth unless it is given; a class token that has halted stays as a key, register and "
         "distillation tokens never halt, and an image keeps one patch at least"
     )
 
