@@ -30,7 +30,7 @@ SHARES = {
 LATER: dict[str, Any] = {"per_block": None, "ratio": None, "counts": None, "schedule": None, "gamma": 2.0}
 """Parameters that budgets of older records do not have, with what they mean there."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_PLACES = re.compile(r" (@[\d,]+|in stages|every block|late \S+)")
+_PLACES = re.compile(r" (@\d+(,\d+)*|in stages|every block|late [^\s,]+)")
 
 
 class Budget(BaseModel):

@@ -22,6 +22,7 @@ class Column(NamedTuple):
         what: one sentence, with the unit.
         interval: whether KEY_low and KEY_high are its 95 % interval; None where there is none.
         task: which task it is of in a board over all tasks, or "".
+        tables: whether people are shown it; CSV and JSON have every column.
     """
 
     key: str
@@ -30,6 +31,7 @@ class Column(NamedTuple):
     what: str
     interval: bool = False
     task: str = ""
+    tables: bool = True
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -72,7 +74,7 @@ COLUMNS = (
     Column("spurious_gap", "average - worst", "fraction", "average minus worst-group accuracy, seed by seed", False,
            "spurious"),
     Column("spurious_gap_reduction", "its reduction", "signed",
-           "average minus worst group of dense minus its own, seed by seed", True, "spurious"),
+           "average minus worst group of dense minus its own, seed by seed", True, "spurious", tables=False),
     Column("selection_auroc", "AUROC", "fraction", "how well kept and removed tokens are told by relevance", False,
            "composite"),
     Column("images_per_s", "images/s", "speed", "median speed of the test on its device", False, "composite"),

@@ -87,7 +87,8 @@ def _apart(rows: Sequence[Row], body: list[list[str]]) -> list[Any]:
 
 def shown_columns(rows: Sequence[Row]) -> list[Column]:
     """Return the columns that people are shown: those of which some row has something."""
-    return [one for one in columns_of(rows) if not rows or any(row[one.key] not in (None, "") for row in rows)]
+    there = [one for one in columns_of(rows) if one.tables]
+    return [one for one in there if not rows or any(row[one.key] not in (None, "") for row in rows)]
 
 
 DIGITS = 10
