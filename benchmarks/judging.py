@@ -3,24 +3,24 @@
 python benchmarks/judging.py              # 20 minutes; prints the tables of RESULTS.md
 python benchmarks/judging.py --worlds 20  # fewer of them
 
-A world has 35 strategies, whose accuracies are made up item by item and seed by seed. Then the boards that are published.
+A world has 35 strategies, whose outcomes are made up item by item and seed by seed. Then the boards that are published.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.special import expit, ndtri
-from scipy.stats import ttest_rel
+from scipy.special import expit, stdtrit
 from tabulate import tabulate
 
 from sparsebench.board import flat
-from sparsebench.board.entries import PRETRAINING, frame_of, settings_of
-from sparsebench.board.paired import Contender, Pairs, compare, holm
+from sparsebench.board.build import judge
+from sparsebench.board.entries import frame_of, settings_of
+from sparsebench.board.paired import Contender, Pairs, compare, holm, student
 from sparsebench.board.statistics import LEVEL
 
 BOARDS = Path(__file__).resolve().parents[1] / "leaderboard"
@@ -120,19 +120,27 @@ def steady(world: World) -> np.ndarray:
 
 
 def power(world: World, worlds: int, beyond: float = 3.0) -> tuple[float, float]:
-    """Return in which share of worlds a difference is told that lies so many standard errors beyond the critical value.
+    """Return a difference beyond the critical value by so many standard errors, and in which share of pairs it is told.
 
-    The critical value is that of a normal number whose variance is known, by Bonferroni. The last strategy is better
-    than the others; its pairs with steady ones count. Then the share that today's `least` says of its own difference.
+    The critical value is what the judge asks for of a first pair among all, median over steady pairs and worlds; the
+    standard error that of these pairs' differences between worlds. The last strategy is better than the others by that.
     """
-    usual, last = steady(world)[:-1], world.R - 1
-    null = np.concatenate([world.judged(seed).mean[last, usual] for seed in range(worlds)])
-    pairs = world.R * (world.R - 1) / 2
-    difference = float(null.std()) * (float(ndtri(1 - (1 - LEVEL) / 2 / pairs)) + beyond)
-    return _planted(world, worlds, difference), difference
+    steadies, last = steady(world)[:-1], world.R - 1
+    level = (1 - LEVEL) / (world.R * (world.R - 1))
+    null = [world.judged(seed) for seed in range(worlds)]
+    asked = [stdtrit(one.freedom[last, steadies], 1 - level) * one.error[last, steadies] for one in null]
+    difference = float(np.median(asked) + beyond * np.std([one.mean[last, steadies] for one in null]))
+    return difference, planted(world, worlds, difference)
 
 
-def _planted(world: World, worlds: int, difference: float) -> float:
+def detectable(world: World, worlds: int) -> tuple[float, float]:
+    """Return the difference that boards say is told in 4 of 5 cases, and in which share of pairs it is."""
+    least = float(np.median([world.judged(seed).least() for seed in range(worlds)]))
+    return least, planted(world, worlds, least)
+
+
+def planted(world: World, worlds: int, difference: float) -> float:
+    """Return the share of steady strategies from which the last is told, which is better by so much than 1/2."""
     told = []
     for seed in range(worlds):
         rng = np.random.default_rng([seed, world.S, 7])
@@ -142,34 +150,32 @@ def _planted(world: World, worlds: int, difference: float) -> float:
     return float(np.mean(told))
 
 
-def detectable(world: World, worlds: int) -> tuple[float, float]:
-    """Return the difference that is said to be told in 4 of 5 cases, and in which share it is."""
-    upper = np.triu_indices(world.R, 1)
-    least = float(np.median([np.median(world.judged(seed).least()[upper]) for seed in range(worlds)]))
-    return least, _planted(world, worlds, least)
-
-
 def differing(world: World, worlds: int) -> tuple[float, float, float]:
-    """Return of worlds whose strategies differ the share of pairs told, told the wrong way round, and told before."""
-    upper, counts = np.triu_indices(world.R, 1), []
+    """Return of worlds whose strategies differ which share of pairs the former rule tells, this one, and wrongly."""
+    counts = []
     for seed in range(worlds):
         rng = np.random.default_rng([seed, world.S, 9])
-        better = rng.normal(0, 0.15, world.R)
+        better = rng.normal(0, 0.25, world.R)
         contenders = world.contenders(world.draw(rng, better))
         told = compare(contenders).better()
-        right = better[:, None] > better
-        counts.append((told[upper].sum() + told.T[upper].sum(), (told & ~right).sum(), before(contenders)))
-    return tuple(float(x) for x in np.mean(counts, axis=0) / len(upper[0]))
+        counts.append((before(contenders), told.sum(), (told & (better[:, None] <= better)).sum()))
+    was, now, wrong = np.mean(counts, axis=0) / (world.R * (world.R - 1) / 2)
+    return float(was), float(now), float(wrong)
 
 
 def before(contenders: list[Contender]) -> int:
-    """Return how many pairs the former rule tells: McNemar's and Student's larger p, by Holm's method."""
-    means = np.array([list(one.means.values()) for one in contenders])
+    """Return how many pairs the former rule tells: the larger p of McNemar's and Student's tests, by Holm's method."""
     pairs, upper = compare(contenders), np.triu_indices(len(contenders), 1)
-    with np.errstate(all="ignore"):
-        p = np.array([ttest_rel(means[i], means[j]).pvalue for i, j in zip(*upper, strict=True)])
-    p[np.isnan(p)] = 1.0
+    p = [_student(contenders[i], contenders[j]) for i, j in zip(*upper, strict=True)]
     return int((holm(np.fmax(p, pairs.p_items[upper])) <= 1 - LEVEL).sum())
+
+
+def _student(one: Contender, other: Contender) -> float:
+    """Return p of Student's paired t test over the seeds that both have."""
+    each = np.array([one.means[s] - other.means[s] for s in sorted(set(one.means) & set(other.means))])
+    if len(each) < 2:
+        return float("nan")
+    return float(student(each.mean(), each.var(ddof=1) / len(each), np.array(len(each) - 1.0)))
 
 
 def settings() -> Iterator[World]:
@@ -179,22 +185,46 @@ def settings() -> Iterator[World]:
             for kind in KINDS:
                 for noise in (0.075, 0.2) if kind != KINDS[0] else (0.0,):
                     yield World(kind, S=S, shared=shared, noise=noise)
-    for kind in KINDS:
-        for shared in (False, True):
+    for shared in (False, True):
+        for kind in KINDS:
             yield World(kind, shared=shared, cluster=5)
 
 
-def published() -> Iterator[tuple[str, str, int, int, int, int, int]]:
-    """Yield of each task of each published board pairs, and how many are told by the former rule and by this one."""
+def published() -> Iterator[tuple[object, ...]]:
+    """Yield of each task of each published board how many pairs the items alone, the former rule and this one tell."""
     for folder in sorted(path.parent for path in BOARDS.glob("*/leaderboard.csv")):
-        for one in settings_of(frame_of(flat.frame(folder))):
-            entries = [entry.at(one.largest) for key, entry in one.entries.items() if key[1] != "oracle"]
-            contenders = [entry.contender for entry in entries if entry.size]
-            if one.task == PRETRAINING or len(contenders) < 2:
+        frame = frame_of(flat.frame(folder))
+        for contest, setting in zip(judge(frame, "task").contests, settings_of(frame), strict=True):
+            keys = [(row["strategy"], row["kind"], row["budget"]) for row in contest.rows]
+            contenders, upper = [setting.tested[key].contender for key in keys], np.triu_indices(len(keys), 1)
+            if not upper[0].size:
                 continue
-            pairs = compare(contenders)
-            upper = np.triu_indices(len(contenders), 1)
-            told = int(pairs.better()[upper].sum() + pairs.better().T[upper].sum())
-            items = int((holm(pairs.p_items[upper]) <= 1 - LEVEL).sum())
-            seeds = int(np.median(pairs.n_seeds[upper]))
-            yield folder.name, one.task, seeds, len(upper[0]), before(contenders), told, items
+            items = int((holm(contest.pairs.p_items[upper]) <= 1 - LEVEL).sum())
+            told = int(contest.pairs.better().sum())
+            n = setting.largest
+            seeds = int(np.median(contest.pairs.n_seeds[upper]))
+            yield folder.name, setting.task, n, seeds, len(upper[0]), items, before(contenders), told
+
+
+def main() -> None:
+    """Run everything and print the tables."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--worlds", type=int, default=150)
+    n = arguments.parse_args().worlds
+
+    def show(headers: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+        print(tabulate(rows, headers=headers, tablefmt="pipe", floatfmt=".3f"), end="\n\n", flush=True)
+
+    worlds = list(settings())
+    show(("seeds", "world", "anything told", "intervals of pairs hold", "of accuracies"),
+         [(world.S, world.name, *errors(world, n)) for world in worlds])  # fmt: skip
+    some = [world for world in worlds if world.cluster == 1 and world.noise < 0.1]
+    show(("seeds", "world", "difference", "told", "said to be told in .8", "told"),
+         [(world.S, world.name, *power(world, n // 3), *detectable(world, n // 3)) for world in some])  # fmt: skip
+    show(("seeds", "world", "former rule", "this rule", "the wrong way round"),
+         [(world.S, world.name, *differing(world, n // 3)) for world in some])  # fmt: skip
+    show(("board", "task", "N", "seeds", "pairs", "items alone", "former rule", "this rule"), list(published()))
+
+
+if __name__ == "__main__":
+    main()

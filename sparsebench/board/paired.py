@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from scipy.special import bdtr, ndtri, stdtr, stdtrit
+from scipy.special import bdtr, ndtr, stdtr, stdtrit
 
 from sparsebench.board.statistics import LEVEL, wilson
 from sparsebench.board.variance import (
@@ -104,18 +104,26 @@ class Pairs:
         better = self.better()
         return list(zip((1 + better.sum(axis=0)).tolist(), (len(better) - better.sum(axis=1)).tolist(), strict=True))
 
-    def least(self) -> np.ndarray:
-        """Return (R, R) the differences that would be told in 4 of 5 such experiments beside all that are told here.
+    def least(self) -> float:
+        """Return the difference that would be told in 4 of 5 pairs, each beside all that are told here; NaN of none.
 
-        By Holm's method the level of one more is that of as many pairs as are left. The power is that of Student's t
-        with noncentrality (Abramowitz and Stegun 1964, 26.7.10).
+        By Holm's method the level of one more is that of as many pairs as are left. A pair is told where its difference
+        is above the critical one, which its own error decides.
         """
-        p = self.p[np.triu_indices(len(self.mean), 1)]
-        left = max(1, int((p > 1 - LEVEL).sum()))
-        edge = stdtrit(self.freedom, 1 - (1 - LEVEL) / (2 * left))
-        with np.errstate(invalid="ignore"):
-            margin = ndtri(POWER) * np.sqrt(1 + edge**2 / (2 * self.freedom))
-            return np.asarray((edge * (1 - 1 / (4 * self.freedom)) + margin) * self.error)
+        upper = np.triu_indices(len(self.mean), 1)
+        left = max(1, int((self.p[upper] > 1 - LEVEL).sum()))
+        error, freedom = self.error[upper], self.freedom[upper]
+        known = np.isfinite(error) & (error > 0)
+        if not known.any():
+            return float("nan")
+        error = error[known]
+        critical = stdtrit(freedom[known], 1 - (1 - LEVEL) / (2 * left)) * error
+        low, high = 0.0, float((critical + 5 * error).max())
+        for _ in range(50):
+            middle = (low + high) / 2
+            enough = ndtr((middle - critical) / error).mean() >= POWER
+            low, high = (low, middle) if enough else (middle, high)
+        return high
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -148,6 +156,7 @@ class _Differences:
     Attributes:
         between: variance of the mean by its seeds; NaN of a single one.
         apart, together: what items explain of it, see `variance.item_parts`; `clusters` how many were tested.
+        sizes: test items of a seed.
     """
 
     mean: np.ndarray
@@ -156,13 +165,14 @@ class _Differences:
     apart: np.ndarray
     together: np.ndarray
     clusters: np.ndarray
+    sizes: np.ndarray
     p_items: np.ndarray
 
     @classmethod
     def unknown(cls, a: int, b: int) -> _Differences:
         """Return those of which nothing is known."""
-        mean, between, apart, together, clusters, p_items = np.full((6, a, b), np.nan)
-        return cls(mean, between, np.zeros((a, b), dtype=int), apart, together, clusters, p_items)
+        mean, between, apart, together, clusters, sizes, p_items = np.full((7, a, b), np.nan)
+        return cls(mean, between, np.zeros((a, b), dtype=int), apart, together, clusters, sizes, p_items)
 
 
 def compare(contenders: Sequence[Contender]) -> Pairs:
@@ -227,6 +237,7 @@ def _add_items(found: _Differences, left: Sequence[Contender], right: Sequence[C
         found.apart += item_variance(x, y, sizes, square) / S**2
         tested += len(sizes)
     found.together, found.clusters[:] = found.apart, tested
+    found.sizes[:] = max(len(left[0].hits[s][1]) for s in seeds)
     if numbers and len(every) < tested:
         x, y, (sizes,) = totals
         found.together, found.clusters[:] = item_variance(x, y, sizes, squared_differences(x, y)), len(every)
@@ -261,7 +272,7 @@ def _judged(found: _Differences, accuracy: np.ndarray) -> Pairs:
     """Return how differences are judged: by seeds and items together, and never more surely than by items alone."""
     S, items = found.n_seeds, found.clusters - 1
     rest, main = item_parts(found.apart, found.together, S)
-    factor, freedom = overdispersion(found.between, rest, S)
+    factor, freedom = overdispersion(found.between, rest, S, found.sizes)
     lone = np.isnan(factor)
     seeds = np.where(lone, found.between, factor * rest), np.where(lone, S - 1.0, freedom)
     variance, freedom = satterthwaite(seeds, optional(main, items))

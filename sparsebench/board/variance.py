@@ -9,15 +9,12 @@ models and empirical Bayes methods for assessing differential expression in micr
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import digamma, gammaincinv, polygamma, stdtrit
+from scipy.special import digamma, polygamma, stdtrit
 
 from sparsebench.board.statistics import LEVEL
 
 FEWEST = 4
 """Overdispersions below which there is nothing to pool; three strategies have three pairs."""
-SMALLEST = 0.001
-"""Overdispersions below this quantile of chi-square count as that: steps of 1/I make some differences exactly equal,
-and the logarithm of 0 would outweigh all others."""
 
 
 def squared_differences(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -129,18 +126,20 @@ def shrink(ratios: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndar
     None is below 1, as networks on other items differ at least as items say, and none below what its own seeds show.
     """
     factors, more = np.full((2, len(ratios)), np.nan)
-    finite = np.isfinite(ratios)
-    if finite.sum() < FEWEST:
+    known = ratios > 0
+    if known.sum() < FEWEST:
         return factors, more
-    x, d = ratios[finite], freedom[finite]
-    centre, d0 = prior(np.maximum(x, gammaincinv(d / 2, SMALLEST) * 2 / d), d)
+    x, d = ratios[known], freedom[known]
+    centre, d0 = prior(x, d)
     share = 1.0 if np.isinf(d0) else d0 / (d0 + d)
-    factors[finite] = np.maximum(np.maximum(1.0, x), share * max(1.0, centre) + (1 - share) * x)
-    more[finite] = d0 + d
+    factors[known] = np.maximum(np.maximum(1.0, x), share * max(1.0, centre) + (1 - share) * x)
+    more[known] = d0 + d
     return factors, more
 
 
-def overdispersion(between: np.ndarray, items: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def overdispersion(
+    between: np.ndarray, items: np.ndarray, seeds: np.ndarray, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (R, R) overdispersions of pairs, none below 1, and degrees of freedom; NaN where they are not known.
 
     They are pulled towards the board's twice, pair by pair and strategy by strategy. The larger counts, with the fewer
@@ -150,9 +149,12 @@ def overdispersion(between: np.ndarray, items: np.ndarray, seeds: np.ndarray) ->
         between: (R, R) variance of the mean difference as its seeds show it.
         items: (R, R) what items explain of that.
         seeds: (R, R) how many both have.
+        sizes: (R, R) test items I of a seed. Accuracies are rounded to 1/I, and no spread is less than rounding gives:
+            the logarithm of one that is 0 by chance would outweigh all others.
     """
     known, d = np.isfinite(between) & (items > 0), seeds - 1.0
     ratios, factors, freedom = np.full((3, *items.shape), np.nan)
+    between = np.where(known, np.maximum(between, 1 / (12 * np.maximum(seeds, 1) * sizes**2)), between)
     ratios[known] = between[known] / items[known]
     upper = np.triu_indices(len(items), 1)
     factors[upper], freedom[upper] = shrink(ratios[upper], d[upper])

@@ -3,10 +3,8 @@
 import math
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize
 from scipy.special import digamma, polygamma
-
-from sparsebench.board.variance import SMALLEST
 
 
 def by_cluster(hits: list[int], clusters: list[int]) -> dict[int, tuple[int, int]]:
@@ -42,17 +40,19 @@ def prior_by_loops(ratios: list[float], freedom: list[float]) -> tuple[float, fl
 
 
 def shrink_by_loops(ratios: list[float], d: float) -> list[tuple[float, float]]:
-    least = float(stats.chi2.ppf(SMALLEST, d)) / d
-    centre, d0 = prior_by_loops([max(x, least) for x in ratios], [d] * len(ratios))
+    centre, d0 = prior_by_loops(ratios, [d] * len(ratios))
     centre = max(1.0, centre)
     posterior = [centre if math.isinf(d0) else (d0 * centre + d * x) / (d0 + d) for x in ratios]
     return [(max(1.0, x, drawn), d0 + d) for x, drawn in zip(ratios, posterior, strict=True)]
 
 
-def overdispersion_by_loops(between: np.ndarray, items: np.ndarray, S: int) -> tuple[np.ndarray, np.ndarray]:
+def overdispersion_by_loops(between: np.ndarray, items: np.ndarray, S: int, I: int) -> tuple[np.ndarray, np.ndarray]:
     """Return factors and degrees of freedom, pair by pair."""
     R, d = len(items), S - 1.0
     pairs = [(i, j) for i in range(R) for j in range(i + 1, R)]
+    between = between.copy()
+    for i, j in pairs:
+        between[i, j] = between[j, i] = max(between[i, j], 1 / I**2 / 12 / S)
     by_pair = shrink_by_loops([between[i, j] / items[i, j] for i, j in pairs], d)
 
     def about(x: np.ndarray, i: int) -> float:
@@ -99,7 +99,7 @@ def rule_by_loops(hits: np.ndarray, clusters: np.ndarray, i: int, j: int) -> tup
                 together = item_variance_by_loops(hits[a].ravel().tolist(), hits[b].ravel().tolist(), flat)
             rest[a, b] = max(0.0, (S * apart - together) / (S - 1))
             main[a, b] = max(0.0, together - rest[a, b])
-    factors, freedom = overdispersion_by_loops(between, rest, S)
+    factors, freedom = overdispersion_by_loops(between, rest, S, I)
     seeds = factors[i, j] * rest[i, j]
     variance = seeds + main[i, j]
     denominator = seeds**2 / freedom[i, j] + main[i, j] ** 2 / (len(every) - 1)

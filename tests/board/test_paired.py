@@ -198,20 +198,18 @@ def test_an_accuracy_of_one_has_an_interval() -> None:
     assert low == pytest.approx(stats.binomtest(150, 150).proportion_ci(method="wilson").low) and high == 1
 
 
-def test_the_least_difference_is_that_of_the_level_that_is_left() -> None:
+def test_the_least_difference_is_told_in_four_of_five_pairs_at_the_level_that_is_left() -> None:
     hits = drawn(6, 4, 300, seed=5)
     hits[0] = RNG(1).random((4, 300)) < 0.05
     found = compare([contender(one) for one in hits])
-    told = found.better().sum()
-    assert told == 5  # the others are told from the first, and it leaves ten pairs
-    least, i, j = found.least(), 3, 4
-    freedom, error = found.freedom[i, j], found.error[i, j]
-    edge = stats.t.ppf(1 - 0.05 / 10 / 2, freedom)
-    assert stats.nct.sf(edge, freedom, least[i, j] / error) == pytest.approx(0.8, abs=0.01)
-    pair = compare([contender(one) for one in hits[1:3]])
-    edge = stats.t.ppf(0.975, pair.freedom[0, 1])
-    power = stats.nct.sf(edge, pair.freedom[0, 1], pair.least()[0, 1] / pair.error[0, 1])
-    assert power == pytest.approx(0.8, abs=0.02)
+    assert found.better().sum() == 5  # the others are told from the first, and that leaves ten pairs
+    least, power = found.least(), []
+    for i, j in combinations(range(6), 2):
+        edge = stats.t.ppf(1 - 0.05 / 10 / 2, found.freedom[i, j])
+        power.append(stats.norm.cdf(least / found.error[i, j] - edge))
+    assert np.mean(power) == pytest.approx(0.8, abs=1e-6)
+    assert found.among([1, 2]).least() < found.least()  # of fewer pairs
+    assert np.isnan(compare([contender(hits[0])]).least())
 
 
 def test_blocks_of_unlike_seeds_compare_as_pairs_do() -> None:
@@ -260,5 +258,5 @@ def test_intervals_cover_what_they_say_and_equals_have_no_winner(shared: bool, S
         found = compare([contender(one, shared=shared) for one in hits])
         covered.append((np.abs(found.mean) <= found.half)[pairs].mean())
         told.append(found.better().any())
-    assert 0.93 <= np.mean(covered) <= 0.98
+    assert 0.93 <= np.mean(covered) <= 0.985
     assert np.mean(told) <= 0.08  # 5 %, and what 150 worlds leave open
