@@ -30,6 +30,7 @@ SHARES = {
 LATER: dict[str, Any] = {"per_block": None, "ratio": None, "counts": None, "schedule": None, "gamma": 2.0}
 """Parameters that budgets of older records do not have, with what they mean there."""
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_PLACES = re.compile(r" (@\d+(,\d+)*|in stages|every block|late [^\s,]+)")
 
 
 class Budget(BaseModel):
@@ -133,6 +134,11 @@ class Budget(BaseModel):
         if self.counts is not None:
             return "counts " + ",".join(map(str, self.counts)) + where
         return f"keep {self.keep_rate:g} {self.convention}" + where
+
+
+def amount_of(label: str) -> str:
+    """Return what a budget's label says without where tokens leave; what remains says how much, the same everywhere."""
+    return _PLACES.sub("", label)
 
 
 def _check_per_block(value: Any) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from sparsebench.budget import FULL, Budget
+from sparsebench.budget import FULL, Budget, amount_of
 from sparsebench.counts import capped, check_fits, counts_at, ramped, rate_of, scaled_at, shares_of, solve, stages
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import BlockCost, ShallowCost, VitCost
@@ -103,6 +103,24 @@ def test_labels_tell_budgets_apart():
         Budget(keep_rate=0.5, blocks=(1, 2)),
     ]
     assert len({budget.label for budget in budgets}) == len(budgets)
+
+
+@pytest.mark.parametrize(
+    ("budget", "amount"),
+    [
+        (Budget(macs=0.5), "macs 0.5"),
+        (Budget(macs=0.5, blocks=(1, 12)), "macs 0.5"),
+        (Budget(macs=0.5, schedule="late", gamma=2.5), "macs 0.5"),
+        (Budget(macs=0.5, blocks=(0, 1), schedule="stages"), "macs 0.5"),
+        (Budget(macs=0.65, schedule="every"), "macs 0.65"),
+        (Budget(keep_rate=0.7, blocks=(3, 6, 9)), Budget(keep_rate=0.7).label),
+        (Budget(per_block="26..0", blocks=(1,)), Budget(per_block="26..0").label),
+    ],
+    ids=lambda value: value.label if isinstance(value, Budget) else "",
+)
+def test_the_amount_of_a_label_is_without_where_tokens_leave(budget, amount):
+    assert amount_of(budget.label) == amount
+    assert amount_of(budget.label + ", in training only") == amount + ", in training only"
 
 
 @pytest.mark.parametrize(("depth", "blocks"), [(12, (3, 6, 9)), (24, (6, 12, 18)), (5, (1, 2, 4)), (3, (1, 2))])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsebench.board import columns, paired
+from sparsebench.board import columns, gaps, paired
 from sparsebench.board.badges import CHECKS, SEVERAL, UNCHECKED
 from sparsebench.board.board import Row
 from sparsebench.board.columns import NOT_RANKED, NOT_REACHED
@@ -27,7 +27,9 @@ from sparsebench.board.entries import (
     settings_of,
     titled,
 )
-from sparsebench.board.statistics import mean_interval, n50_ratio, sample_complexity
+from sparsebench.board.marks import marks
+from sparsebench.board.statistics import Interval, mean_interval, n50_ratio, sample_complexity
+from sparsebench.budget import amount_of
 from sparsebench.errors import UserError
 
 Flats = Iterable[Mapping[str, Any]]
@@ -36,6 +38,8 @@ MAIN, TRIALS, SPURIOUS = ("composite", "spurious"), ("theory",), ("spurious",)
 """The tasks that a board over all tasks takes its columns from: accuracy and cost, sample complexity, gaps."""
 ALWAYS = [column for column in columns.EVERY if column in (*columns.COLUMNS, columns.BY_LOSS)]
 """The columns that a row begins with."""
+RANDOM = "random_inside"
+"""The strategy that every other is marked against at its own budget, as it is against dense."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,8 @@ def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None
     """Return one row a strategy and budget: accuracy and cost from `main`, the other columns from their tasks."""
     grouped = [{} if part is None else part.entries for part in (main, trials, spurious)]
     if main is not None:
-        grouped[0] = {key: found for key, entry in main.entries.items() if (found := entry.at(main.largest)).size}
+        grouped[0] = main.tested
+    aligned = spurious is not None and spurious.task in gaps.TASKS
     dense = [next((entry for key, entry in part.items() if key[0] == DENSE), None) for part in grouped]
     rows = []
     for key in sorted({key for part in grouped for key in part}):
@@ -137,7 +142,7 @@ def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None
         row |= dict(zip(("strategy", "kind", "budget"), key, strict=True))
         mine = [part.get(key) for part in grouped]
         row |= _main_columns(mine[0])
-        row |= _trial_columns(mine[1], dense[1]) | _spurious_columns(mine[2], dense[2])
+        row |= _trial_columns(mine[1], dense[1]) | _spurious_columns(mine[2], dense[2], aligned)
         there = [entry for entry in mine if entry is not None]
         row["n_seeds"] = min(_seeds(entry) for entry in there)
         for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (VERIFIED, "")):
@@ -160,11 +165,7 @@ def _main_columns(mine: Entry | None) -> Row:
     if mine is None:
         return {}
     row: Row = {}
-    if accuracy := mine.by_seed("accuracy"):
-        mean, low, high = mean_interval(list(accuracy.values()))
-        clip = [None if x is None else min(1.0, max(0.0, x)) for x in (low, high)]
-        row |= {"accuracy": mean, "accuracy_low": clip[0], "accuracy_high": clip[1]}
-    for metric in ("macs_ratio", "selection_auroc"):
+    for metric in ("accuracy", "macs_ratio", "selection_auroc"):
         if values := list(mine.by_seed(metric).values()):
             row[metric] = float(np.mean(values))
     if speeds := list(mine.by_seed("images_per_s").values()):
@@ -180,11 +181,13 @@ def _trial_columns(mine: Entry | None, dense: Entry | None) -> Row:
         named[columns.BY_LOSS.key] = sample_complexity(by_loss)
     if dense is not None and dense.trials is not None and math.isfinite(dense.trials.n50):
         named["sample_complexity_ratio"] = n50_ratio(mine.trials, dense.trials)
-    return {
-        f"{name}{end}": _reached(number)
-        for name, numbers in named.items()
-        for end, number in zip(("", "_low", "_high"), numbers, strict=True)
-    }
+    ends = {key: x for name, numbers in named.items() for key, x in _joined(name, numbers).items()}
+    return {key: _reached(x) for key, x in ends.items()}
+
+
+def _joined(name: str, interval: Interval | None) -> Row:
+    """Return an interval as three columns."""
+    return {} if interval is None else dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
 
 
 def _reached(number: float | None) -> float | str | None:
@@ -193,21 +196,29 @@ def _reached(number: float | None) -> float | str | None:
     return NOT_REACHED if math.isinf(number) else number
 
 
-def _spurious_columns(mine: Entry | None, dense: Entry | None) -> Row:
-    """Return the gap's columns; the interval of its reduction is Student's over the seeds' paired differences.
-
-    That is what a bootstrap of the seeds comes to, but for the width that it lacks where they are few.
-    """
-    if mine is None or not (gaps := mine.by_seed("spurious_gap")):
+def _spurious_columns(mine: Entry | None, dense: Entry | None, aligned: bool) -> Row:
+    """Return the gaps' columns; that of aligned and conflicting groups where the task has them."""
+    if mine is None or not (values := mine.by_seed("spurious_gap")):
         return {}
-    worst = list(mine.by_seed("worst_group_accuracy").values())
-    row: Row = {"spurious_gap": float(np.mean(list(gaps.values()))), "worst_group_accuracy": float(np.mean(worst))}
+    worst = gaps.worst_group(mine.contender, mine.groups)
+    if worst is None:
+        worst = float(np.mean(list(mine.by_seed("worst_group_accuracy").values())))
+    row: Row = {"spurious_gap": float(np.mean(list(values.values()))), "worst_group_accuracy": worst}
     others = {} if dense is None else dense.by_seed("spurious_gap")
-    if pairs := [others[seed] - gaps[seed] for seed in sorted(set(gaps) & set(others))]:
-        mean, low, high = mean_interval(pairs)
-        named = {"": mean + 0.0, "_low": low, "_high": high}  # no minus zero
-        row |= {f"spurious_gap_reduction{end}": value for end, value in named.items()}
+    if pairs := [others[seed] - values[seed] for seed in sorted(set(values) & set(others))]:
+        row |= _joined("spurious_gap_reduction", _unsigned(mean_interval(pairs)))
+    if aligned:
+        row |= _joined("aligned_gap", gaps.aligned_gap(mine.contender, mine.groups))
+    if aligned and dense is not None:
+        row |= _joined(
+            "aligned_gap_reduction", _unsigned(gaps.gap_reduction(mine.contender, dense.contender, mine.groups))
+        )
     return row
+
+
+def _unsigned(interval: Interval | None) -> Interval | None:
+    """Return an interval without minus zero."""
+    return None if interval is None else (interval[0] + 0.0, *interval[1:])
 
 
 def _ranked(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, str]]) -> Judged:
@@ -217,15 +228,16 @@ def _ranked(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, 
     fair sample.
     """
     able = [row for row in rows if row["accuracy"] is not None] if main is not None else []
-    every = paired.compare([main.entries[_key(row)].at(main.largest).contender() for row in able if main is not None])
-    _add_differences(able, every)
+    every = paired.compare([main.tested[_key(row)].contender for row in able if main is not None])
     places = [i for i, r in enumerate(able) if r["kind"] != "oracle" and (r["strategy"], r["budget"]) not in lossy]
+    _add_intervals(able, every)
+    _add_marks(able, every, [i for i, row in enumerate(able) if i in places or row["kind"] == "oracle"])
     ranked, found = [able[i] for i in places], every.among(places)
     for row in rows:
         row["rank"] = NOT_RANKED
     for row, (first, last) in zip(ranked, found.rank_sets(), strict=True):
         row["rank"] = str(first) if first == last else f"{first}-{last}"
-    _mark_fronts(ranked)
+    _mark_fronts(ranked, found.better())
 
     def order(row: Row) -> tuple[Any, ...]:
         return row["kind"] == "oracle", row["rank"] == NOT_RANKED, -(row["accuracy"] or 0), *_key(row)
@@ -237,27 +249,51 @@ def _key(row: Row) -> Key:
     return row["strategy"], row["kind"], row["budget"]
 
 
-def _add_differences(rows: Sequence[Row], pairs: paired.Pairs) -> None:
-    """Add each row's difference in accuracy to dense, with its interval."""
+def _add_intervals(rows: Sequence[Row], pairs: paired.Pairs) -> None:
+    """Add the interval of each row's accuracy, and its differences to dense and to random tokens at its budget."""
+    for row, ends in zip(rows, pairs.accuracy.tolist(), strict=True):
+        row["accuracy_low"], row["accuracy_high"] = (None if math.isnan(x) else min(1.0, max(0.0, x)) for x in ends)
+    for name, references in (("accuracy_delta", _dense(rows)), ("random_inside_delta", _random(rows))):
+        for i, j in references.items():
+            mean, half = float(pairs.mean[i, j]), float(pairs.half[i, j])
+            named = {"": mean, "_low": mean - half, "_high": mean + half}
+            rows[i] |= {f"{name}{end}": None if math.isnan(x) else x + 0.0 for end, x in named.items()}  # no minus zero
+
+
+def _add_marks(rows: Sequence[Row], pairs: paired.Pairs, places: Collection[int]) -> None:
+    """Mark which of some rows are better or worse than dense, and than random tokens at their budget."""
+    for name, references in (("versus_dense", _dense(rows)), ("versus_random_inside", _random(rows))):
+        judged = {i: j for i, j in references.items() if i != j and i in places and j in places}
+        for i, word in marks(pairs, judged).items():
+            rows[i][name] = word
+
+
+def _dense(rows: Sequence[Row]) -> dict[int, int]:
+    """Return the place of dense for each row's."""
     dense = next((i for i, row in enumerate(rows) if row["strategy"] == DENSE), None)
-    if dense is None:
-        return
-    for row, mean, half in zip(rows, pairs.mean[:, dense].tolist(), pairs.half[:, dense].tolist(), strict=True):
-        named = {"": mean, "_low": mean - half, "_high": mean + half}
-        row |= {f"accuracy_delta{end}": None if math.isnan(x) else x + 0.0 for end, x in named.items()}  # no minus zero
+    return {} if dense is None else dict.fromkeys(range(len(rows)), dense)
 
 
-def _mark_fronts(ranked: Sequence[Row]) -> None:
-    """Mark the rows that no other has both more accuracy and no more cost than: MACs, and seconds on one device."""
-    for column, cost in (("pareto", "macs_ratio"), ("pareto_speed", "images_per_s")):
-        there = [row for row in ranked if row[cost] is not None]
-        for row in there:
-            others = [r for r in there if column == "pareto" or r["device"] == row["device"]]
-            sign = 1 if column == "pareto" else -1
-            row[column] = "no" if any(_dominates(other, row, cost, sign) for other in others) else "yes"
+def _random(rows: Sequence[Row]) -> dict[int, int]:
+    """Return for the place of each row that of random tokens inside the network, if there are at its budget.
+
+    In the same blocks, if there are, or else in others: the budget is how much is left.
+    """
+    places: dict[str, int] = {}
+    for i, row in reversed(list(enumerate(rows))):
+        if row["strategy"] == RANDOM:
+            places |= {row["budget"]: i, amount_of(row["budget"]): i}
+    wanted = [places.get(row["budget"], places.get(amount_of(row["budget"]))) for row in rows]
+    return {i: j for i, j in enumerate(wanted) if j is not None}
 
 
-def _dominates(one: Row, other: Row, cost: str, sign: int) -> bool:
-    """Say whether one row is as good as another in accuracy and cost, and better in one of them."""
-    gain, saved = one["accuracy"] - other["accuracy"], sign * (other[cost] - one[cost])
-    return bool(gain >= 0 and saved >= 0 and (gain > 0 or saved > 0))
+def _mark_fronts(ranked: Sequence[Row], better: np.ndarray) -> None:
+    """Mark the rows than which none that costs no more is told to be better: MACs, and seconds on one device."""
+    for column, cost, sign in (("pareto", "macs_ratio", 1), ("pareto_speed", "images_per_s", -1)):
+        costs = np.array([math.nan if row[cost] is None else sign * row[cost] for row in ranked], dtype=float)
+        devices = np.array([row["device"] if sign < 0 else "" for row in ranked], dtype=object)
+        with np.errstate(invalid="ignore"):
+            beaten = (better & (costs[:, None] <= costs) & (devices[:, None] == devices)).any(axis=0)
+        for row, cost_of, worse in zip(ranked, costs.tolist(), beaten.tolist(), strict=True):
+            if not math.isnan(cost_of):
+                row[column] = "no" if worse else "yes"

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsebench.board.build import Contest
-from sparsebench.board.paired import LEVEL
+from sparsebench.board.statistics import LEVEL
 
 FEWEST = 3
 """Tasks and strategies below which mean ranks say nothing."""
+MOST = 10
+"""Strategies above which so few tasks can tell hardly any of them apart: of 35 on 5 tasks, 24 ranks."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,14 @@ class Critical:
 
 
 def critical(contests: Iterable[Contest]) -> Critical | None:
-    """Return the mean ranks of the strategies that every task ranks; None of too few tasks or strategies."""
+    """Return the mean ranks of the strategies that every task ranks; None of too few tasks or too many."""
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
     contests = list(contests)
     known = [{(row["strategy"], row["budget"]): row["accuracy"] for row in one.rows} for one in contests]
     shared = sorted(set.intersection(*map(set, known))) if known else []
     k, n = len(shared), len(contests)
-    if k < FEWEST or n < FEWEST:
+    if n < FEWEST or not FEWEST <= k <= MOST:
         return None
     accuracies = np.array([[one[key] for key in shared] for one in known])
     ranks = rankdata(-accuracies, axis=1).mean(axis=0)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from sparsebench.board.badges import CHECKS, UNCHECKED
 from sparsebench.board.paired import Contender
-from sparsebench.board.rows import OUTCOMES, PREDICTIONS
+from sparsebench.board.rows import GROUPS, OUTCOMES, PREDICTIONS
 from sparsebench.board.statistics import Successes
 from sparsebench.plugin.spec import label
 from sparsebench.sweep.cell import canonical
@@ -43,7 +43,9 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     frame = records if isinstance(records, pd.DataFrame) else pd.DataFrame(list(records))
     if frame.attrs.get(READY):
         return frame
-    lacking: dict[str, Any] = {name: "" for name in (*ABOUT, TRAINED, VERIFIED, *OUTCOMES[1:]) if name not in frame}
+    lacking: dict[str, Any] = {
+        name: "" for name in (*ABOUT, TRAINED, VERIFIED, *OUTCOMES[1:], GROUPS) if name not in frame
+    }
     lacking |= {name: 0 for name in ("n_train", "repetition", OUTCOMES[0]) if name not in frame}
     numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in (*METRICS, "macs_ratio_asked")}
     frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
@@ -57,14 +59,13 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
 class Columns:
     """The columns of all records, as arrays that are made once; predictions stay where they are until looked at.
 
-    Attributes:
-        labels: those that were unpacked, by what they were packed to: all strategies of a seed have the same.
+    Labels and groups, which all strategies of a seed have the same, are unpacked once.
     """
 
     def __init__(self, frame: pd.DataFrame):
         self.frame = frame
         self._made: dict[str, Any] = {}
-        self.labels: dict[str, np.ndarray] = {}
+        self._unpacked: dict[str, np.ndarray] = {}
 
     def take(self, name: str, places: np.ndarray) -> np.ndarray:
         """Return some values of a column."""
@@ -72,6 +73,12 @@ class Columns:
             column = self.frame[name]
             self._made[name] = column.array if name == PREDICTIONS else column.to_numpy()
         return np.asarray(self._made[name].take(places))
+
+    def unpack(self, text: str, n: int) -> np.ndarray:
+        """Return the (n,) numbers of a packed text."""
+        if text not in self._unpacked:
+            self._unpacked[text] = unpack(text, n)
+        return self._unpacked[text]
 
 
 @dataclass(frozen=True)
@@ -133,16 +140,22 @@ class Entry:
         """Return the different values of a column of texts."""
         return set(self.column(name))
 
+    @cached_property
     def contender(self) -> Contender:
-        """Return what it is compared by: the accuracy of each seed, and which test items it got right."""
-        hits, known = {}, self.columns.labels
+        """What it is compared by: the accuracy of each seed, and which test items it got right."""
         outcomes = zip(self.repetitions.tolist(), *(self.column(name) for name in OUTCOMES), strict=True)
-        for seed, n, labels, predictions in outcomes:
-            if predictions:
-                if labels not in known:
-                    known[labels] = unpack(labels, n)
-                hits[seed] = labels, unpack(predictions, n) == known[labels]
+        hits = {
+            seed: (labels, unpack(predictions, n) == self.columns.unpack(labels, n))
+            for seed, n, labels, predictions in outcomes
+            if predictions
+        }
         return Contender(self.by_seed("accuracy"), hits)
+
+    @cached_property
+    def groups(self) -> dict[int, np.ndarray]:
+        """The group of each test item by repetition, where that is known."""
+        packed = zip(self.repetitions.tolist(), self.column(OUTCOMES[0]), self.column(GROUPS), strict=True)
+        return {seed: self.columns.unpack(text, n) for seed, n, text in packed if text}
 
 
 @dataclass(frozen=True)
@@ -180,6 +193,11 @@ class Setting:
     def largest(self) -> int:
         """The largest number of training samples."""
         return int(max(entry.sizes.max() for entry in self.entries.values()))
+
+    @cached_property
+    def tested(self) -> dict[Key, Entry]:
+        """The entries at the largest number of training samples, of those that have it."""
+        return {key: some for key, entry in self.entries.items() if (some := entry.at(self.largest)).size}
 
     @cached_property
     def has_trials(self) -> bool:

@@ -15,7 +15,7 @@ COLOURS = {"baseline": "#6b7280", "deployable": "#2563eb", "oracle": "#d97706"}
 PANELS = {
     "accuracy": "accuracy (composite)",
     "sample_complexity": "N50: training samples for half of the trials (theory)",
-    "spurious_gap_reduction": "reduction of the spurious gap (spurious)",
+    "aligned_gap_reduction": "reduction of the spurious gap (spurious)",
 }
 
 
@@ -71,5 +71,5 @@ def _panel(axis: Any, rows: Sequence[Row], column: str) -> None:
     if column == "sample_complexity":
         axis.set_xscale("log")
         axis.set_xlim(min(finite, default=1.0) / 2, edge * 4)
-    elif column == "spurious_gap_reduction":
+    elif column == "aligned_gap_reduction":
         axis.axvline(0, color="black", linewidth=0.8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from sparsebench.board import critical, flat, notes
 from sparsebench.board.board import Board, Curve, Group
 from sparsebench.board.build import Flats, judge
 from sparsebench.board.entries import METRICS, Entry, Setting, frame_of, settings_of, titled
-from sparsebench.board.statistics import LEVEL, mean_interval
+from sparsebench.board.statistics import mean_interval, wilson
 from sparsebench.sweep import described, environment
 
 log = logging.getLogger(__name__)
@@ -97,8 +96,8 @@ def _curve(about: _About, entry: Entry) -> Curve:
     sizes, place = np.unique(entry.sizes[there], return_inverse=True)
     n, wins = np.bincount(place), np.bincount(place, weights=values[there])
     rates = wins / n
-    low, high = zip(*map(wilson, rates.tolist(), n.tolist()), strict=True)
-    return Curve(*about, tuple(sizes.tolist()), tuple(rates.tolist()), low, high, tuple(n.tolist()))
+    low, high = wilson(rates, n)
+    return Curve(*about, *(tuple(x.tolist()) for x in (sizes, rates, low, high, n)))
 
 
 def _groups(about: _About, entry: Entry) -> Iterator[Group]:
@@ -111,19 +110,6 @@ def _groups(about: _About, entry: Entry) -> Iterator[Group]:
             mean, *interval = mean_interval(values.tolist())
             low, high = (None if x is None else min(1.0, max(0.0, x)) for x in interval)
             yield Group(*about, metric.removeprefix(GROUP), mean, low, high, len(values))
-
-
-def wilson(rate: float, n: int) -> tuple[float, float]:
-    """Return the Wilson 95 % interval of a success rate of n trials.
-
-    Written out: importing scipy.stats takes longer than making a board.
-    """
-    from scipy.special import ndtri
-
-    z2 = float(ndtri(0.5 + LEVEL / 2)) ** 2
-    middle = (rate + z2 / (2 * n)) / (1 + z2 / n)
-    half = math.sqrt(z2 * (rate * (1 - rate) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _environments(folder: Path, wanted: set[str]) -> dict[str, dict[str, str]]:

@@ -32,16 +32,16 @@ def other_settings(records: Flats) -> dict[str, int]:
 
 
 def detectable(contests: Iterable[Contest]) -> list[str]:
-    """Return the difference in accuracy that each task's comparisons would find: the median over the ranked pairs."""
+    """Return the difference in accuracy that each task's ranks would tell in 4 of 5 pairs."""
     lines = []
     for one in contests:
         upper = np.triu_indices(len(one.rows), 1)
-        least, seeds = one.pairs.least[upper], one.pairs.n_seeds[upper]
-        if not np.isnan(least).all():
+        if not np.isnan(least := one.pairs.least()):
+            seeds = int(np.median(one.pairs.n_seeds[upper]))
             lines.append(
-                f"{one.task}: two strategies that differ by {np.nanmedian(least):.3f} in accuracy (median over pairs) "
-                f"are told apart in 4 of 5 cases, {int(np.median(seeds))} seeds each, if they alone are compared; "
-                "smaller differences may be there and not be told"
+                f"{one.task}: of pairs of strategies that differ by {least:.3f} in accuracy 4 of 5 are told apart, "
+                f"{seeds} seeds each, among the {len(upper[0])} pairs of this board; smaller differences may be there "
+                "and not be told"
             )
     return lines
 

@@ -1,8 +1,9 @@
 """Comparisons of strategies, paired by seed and by test item.
 
-Three things vary: test items, seeds (data, initial weights, order), and timings, which are in none of this. A
-difference is taken for real only where it stands out from both of the first two: from the items, by McNemar's exact
-test, and from the seeds, by Student's t test of the paired differences; over all pairs of a board by Holm's method.
+Three things vary: test items, seeds (data, initial weights, order), and timings, which are in none of this. The
+variance of a difference is what its items explain, times how much more its seeds differ than that. Few seeds of one
+pair say little of the latter, so all strategies of a board are asked for it; see `variance`. Over all pairs Holm's
+method keeps the level.
 """
 
 from __future__ import annotations
@@ -12,9 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from scipy.special import bdtr, stdtr, stdtrit
+from scipy.special import bdtr, ndtr, stdtr, stdtrit
 
-LEVEL = 0.95
+from sparsebench.board.statistics import LEVEL, wilson
+from sparsebench.board.variance import (
+    half_width,
+    item_parts,
+    item_variance,
+    optional,
+    overdispersion,
+    satterthwaite,
+    squared_differences,
+    student_half,
+)
+
 POWER = 0.8
 
 
@@ -26,10 +38,13 @@ class Contender:
         means: the accuracy of each seed.
         hits: (I,) booleans of each seed, which items are predicted rightly, with a name that seeds share if they have
             the same items; empty where that is not known.
+        clusters: (I,) integers of each seed, which foreground each item shows, in all seeds the same number for the
+            same one; None where each item is its own.
     """
 
     means: Mapping[int, float]
     hits: Mapping[int, tuple[str, np.ndarray]]
+    clusters: Mapping[int, np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
@@ -38,34 +53,46 @@ class Pairs:
 
     Attributes:
         mean: (R, R) the mean difference over the seeds that both have.
-        half: (R, R) half the width of its 95 % interval.
-        least: (R, R) the difference that would be found in 4 of 5 such experiments, at this level, if it were real.
-        p_items: (R, R) of McNemar's exact test: would these networks differ on other items?
-        p_seeds: (R, R) of the t test: would networks from other seeds differ?
+        half: (R, R) half the width of its 95 % interval; of a single seed there is none.
+        error: (R, R) the standard error that it is judged by, of a single seed that of its items.
+        freedom: (R, R) degrees of freedom of that.
+        overdispersion: (R, R) by how much its seeds vary more than its items explain; NaN where it is not pooled.
+        p_items: (R, R) would these networks differ on other items? McNemar's exact test, where no items go together.
+        p_seeds: (R, R) would networks from other seeds differ on other items? Student's t of mean and error.
         n_seeds: (R, R) how many seeds both have.
+        accuracy: (R, 2) ends of the 95 % interval of each one's accuracy.
     """
 
     mean: np.ndarray
     half: np.ndarray
-    least: np.ndarray
+    error: np.ndarray
+    freedom: np.ndarray
+    overdispersion: np.ndarray
     p_items: np.ndarray
     p_seeds: np.ndarray
     n_seeds: np.ndarray
+    accuracy: np.ndarray
+
+    @property
+    def p_alone(self) -> np.ndarray:
+        """(R, R) p of each pair for itself: the larger of both, as far as they are known."""
+        return np.fmax(self.p_items, self.p_seeds)
 
     @property
     def p(self) -> np.ndarray:
-        """(R, R) the larger of both, adjusted by Holm's method over all pairs."""
-        larger = np.fmax(self.p_items, self.p_seeds)
-        upper = np.triu_indices(len(larger), 1)
-        adjusted = np.full_like(larger, np.nan)
-        adjusted[upper] = holm(larger[upper])
+        """(R, R) the same adjusted by Holm's method over all pairs."""
+        alone = self.p_alone
+        upper = np.triu_indices(len(alone), 1)
+        adjusted = np.full_like(alone, np.nan)
+        adjusted[upper] = holm(alone[upper])
         adjusted.T[upper] = adjusted[upper]
         return adjusted
 
     def among(self, places: Sequence[int]) -> Pairs:
-        """Return the comparisons of some of them with each other."""
-        some = np.ix_(np.array(places, dtype=int), np.array(places, dtype=int))
-        return Pairs(*(getattr(self, each.name)[some] for each in fields(self)))
+        """Return the comparisons of some of them with each other; their errors stay those of all."""
+        rows = np.array(places, dtype=int)
+        some = {each.name: getattr(self, each.name)[np.ix_(rows, rows)] for each in fields(self)[:-1]}
+        return Pairs(**some, accuracy=self.accuracy[rows])
 
     def better(self) -> np.ndarray:
         """Return (R, R) booleans, which row is told to be better than which column."""
@@ -76,6 +103,27 @@ class Pairs:
         """Return the ranks that each may have: below all that are told to be better, above all told to be worse."""
         better = self.better()
         return list(zip((1 + better.sum(axis=0)).tolist(), (len(better) - better.sum(axis=1)).tolist(), strict=True))
+
+    def least(self) -> float:
+        """Return the difference that would be told in 4 of 5 pairs, each beside all that are told here; NaN of none.
+
+        By Holm's method the level of one more is that of as many pairs as are left. A pair is told where its difference
+        is above the critical one, which its own error decides.
+        """
+        upper = np.triu_indices(len(self.mean), 1)
+        left = max(1, int((self.p[upper] > 1 - LEVEL).sum()))
+        error, freedom = self.error[upper], self.freedom[upper]
+        known = np.isfinite(error) & (error > 0)
+        if not known.any():
+            return float("nan")
+        error = error[known]
+        critical = stdtrit(freedom[known], 1 - (1 - LEVEL) / (2 * left)) * error
+        low, high = 0.0, float((critical + 5 * error).max())
+        for _ in range(50):
+            middle = (low + high) / 2
+            enough = ndtr((middle - critical) / error).mean() >= POWER
+            low, high = (low, middle) if enough else (middle, high)
+        return high
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -94,92 +142,162 @@ def mcnemar(only_a: np.ndarray, only_b: np.ndarray) -> np.ndarray:
     return np.minimum(1.0, 2 * bdtr(fewer, np.asarray(both, dtype=np.int64), 0.5))
 
 
+def student(mean: np.ndarray, variance: np.ndarray, freedom: np.ndarray) -> np.ndarray:
+    """Return the two-sided p-values of Student's t of means with such variances; of a mean of 0 it is 1."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(np.isclose(mean, 0, atol=1e-12), 0.0, np.abs(mean) / np.sqrt(variance))
+    return np.asarray(2 * stdtr(freedom, -ratio))
+
+
+@dataclass
+class _Differences:
+    """What a contenders come to against b others; see `Pairs`.
+
+    Attributes:
+        between: variance of the mean by its seeds; NaN of a single one.
+        apart, together: what items explain of it, see `variance.item_parts`; `clusters` how many were tested.
+        sizes: test items of a seed.
+    """
+
+    mean: np.ndarray
+    between: np.ndarray
+    n_seeds: np.ndarray
+    apart: np.ndarray
+    together: np.ndarray
+    clusters: np.ndarray
+    sizes: np.ndarray
+    p_items: np.ndarray
+
+    @classmethod
+    def unknown(cls, a: int, b: int) -> _Differences:
+        """Return those of which nothing is known."""
+        mean, between, apart, together, clusters, sizes, p_items = np.full((7, a, b), np.nan)
+        return cls(mean, between, np.zeros((a, b), dtype=int), apart, together, clusters, sizes, p_items)
+
+
 def compare(contenders: Sequence[Contender]) -> Pairs:
     """Return the comparisons of all pairs."""
     R = len(contenders)
-    mean, half, least, p_items, p_seeds = np.full((5, R, R), np.nan)
-    found = Pairs(mean, half, least, p_items, p_seeds, np.zeros((R, R), dtype=int))
+    every, accuracy = _Differences.unknown(R, R), np.full((R, 2), np.nan)
     alike = defaultdict(list)
     for index, one in enumerate(contenders):
         alike[tuple(sorted(one.means)), tuple(sorted((s, name) for s, (name, _) in one.hits.items()))].append(index)
-    blocks = [np.array(indices) for indices in alike.values()]
-    for place, rows in enumerate(blocks):
-        for columns in blocks[place:]:
-            _compare(found, contenders, rows, columns)
+    blocks = [(np.array(indices), [contenders[i] for i in indices]) for indices in alike.values()]
+    for place, (rows, left) in enumerate(blocks):
+        for columns, right in blocks[place:]:
+            found = _differences(left, right)
+            for each in fields(found):
+                block = getattr(found, each.name)
+                getattr(every, each.name)[np.ix_(rows, columns)] = block
+                getattr(every, each.name)[np.ix_(columns, rows)] = -block.T if each.name == "mean" else block.T
+        accuracy[rows] = _accuracy(_differences(left, [_nothing(left[0])]))
+    return _judged(every, accuracy)
+
+
+def _nothing(one: Contender) -> Contender:
+    """Return a contender that gets nothing right on the same tests: a difference to it is an accuracy."""
+    wrong = {s: (name, np.zeros_like(hits)) for s, (name, hits) in one.hits.items()}
+    return Contender(dict.fromkeys(one.means, 0.0), wrong, one.clusters)
+
+
+def _differences(left: Sequence[Contender], right: Sequence[Contender]) -> _Differences:
+    """Return the differences of two blocks; within each all have the same seeds and items."""
+    a, b = left[0], right[0]
+    seeds = sorted(set(a.means) & set(b.means))
+    found = _Differences.unknown(len(left), len(right))
+    if not seeds:
+        return found
+    first, second = (np.array([[one.means[s] for s in seeds] for one in block]) for block in (left, right))
+    found.mean = np.array([(one - second).mean(axis=1) for one in first])
+    found.n_seeds[:] = len(seeds)
+    if len(seeds) > 1:
+        found.between = np.array([(one - second).var(axis=1, ddof=1) for one in first]) / len(seeds)
+    if all(s in a.hits and s in b.hits and a.hits[s][0] == b.hits[s][0] for s in seeds):
+        _add_items(found, left, right, seeds)
     return found
 
 
-def _compare(found: Pairs, contenders: Sequence[Contender], rows: np.ndarray, columns: np.ndarray) -> None:
-    """Fill in the comparisons of two blocks; within each all have the same seeds and items."""
-    a, b = contenders[rows[0]], contenders[columns[0]]
-    seeds = sorted(set(a.means) & set(b.means))
-    if not seeds:
-        return
-    left, right = (np.array([[contenders[i].means[s] for s in seeds] for i in block]) for block in (rows, columns))
-    paired = all(s in a.hits and s in b.hits and a.hits[s][0] == b.hits[s][0] for s in seeds)
-    shared = paired and len({a.hits[s][0] for s in seeds}) == 1 < len(seeds)
-    mean = np.array([(one - right).mean(axis=1) for one in left])
-    p_items = np.full(mean.shape, np.nan)
-    half, least, p_seeds = (np.full(mean.shape, np.nan) for _ in range(3))
-    spread = np.array([(one - right).var(axis=1, ddof=1) for one in left]) if len(seeds) > 1 else None
-    if paired:
-        first = _stacked(contenders, rows, seeds)
-        second = first if columns is rows else _stacked(contenders, columns, seeds)
-        both = first @ second.T
-        only_a, only_b = first.sum(axis=1)[:, None] - both, second.sum(axis=1)[None] - both
-        p_items = mcnemar(only_a, only_b)
-    if spread is not None:
-        variance, freedom = spread / len(seeds), np.full(mean.shape, len(seeds) - 1.0)
-        half, least, p_seeds = _student(mean, variance, freedom)
-        if shared:
-            by_item = [h.reshape(len(h), len(seeds), -1).mean(axis=1, dtype=float) for h in (first, second)]
-            variance, freedom = _crossed(mean, spread, only_a + only_b, by_item[0], by_item[1], len(seeds))
-            half, least, p_both = _student(mean, variance, freedom)
-            p_seeds = np.maximum(p_seeds, p_both)  # far in the tail Satterthwaite's approximation is too bold
-    for name, block in (("half", half), ("least", least), ("p_items", p_items), ("p_seeds", p_seeds)):
-        getattr(found, name)[np.ix_(rows, columns)] = block
-        getattr(found, name)[np.ix_(columns, rows)] = block.T
-    found.mean[np.ix_(rows, columns)], found.mean[np.ix_(columns, rows)] = mean, -mean.T
-    found.n_seeds[np.ix_(rows, columns)] = found.n_seeds[np.ix_(columns, rows)] = len(seeds)
+def _add_items(found: _Differences, left: Sequence[Contender], right: Sequence[Contender], seeds: list[int]) -> None:
+    """Add what items explain of the differences of two blocks that were tested on the same."""
+    S, numbers = len(seeds), _numbers(left[0], seeds)
+    every = np.unique(np.concatenate(numbers)) if numbers else np.empty(0)
+    totals = [np.zeros((n, len(every))) for n in (len(left), len(right), 1)]
+    squares, counts, found.apart, tested = *np.zeros((3, *found.mean.shape)), 0
+    for place, seed in enumerate(seeds):
+        parts = [_hits(left, seed), _hits(right, seed)]
+        parts.append(np.ones_like(parts[0][:1]))
+        if numbers:
+            names, parts = _grouped(parts, numbers[place])
+            for total, part in zip(totals, parts, strict=True):
+                total[:, np.searchsorted(every, names)] += part
+        x, y, (sizes,) = parts
+        square = squared_differences(x, y)
+        squares += square
+        counts += x.sum(axis=1)[:, None] - y.sum(axis=1)
+        found.apart += item_variance(x, y, sizes, square) / S**2
+        tested += len(sizes)
+    found.together, found.clusters[:] = found.apart, tested
+    found.sizes[:] = max(len(left[0].hits[s][1]) for s in seeds)
+    if numbers and len(every) < tested:
+        x, y, (sizes,) = totals
+        found.together, found.clusters[:] = item_variance(x, y, sizes, squared_differences(x, y)), len(every)
+    if numbers:
+        found.p_items = student(found.mean, found.together, found.clusters - 1)
+    else:
+        found.p_items = mcnemar((squares + counts) / 2, (squares - counts) / 2)
 
 
-def _stacked(contenders: Sequence[Contender], block: np.ndarray, seeds: Sequence[int]) -> np.ndarray:
-    """Return (a, S I), 0 or 1, what the contenders of a block get right, seed after seed.
+def _hits(block: Sequence[Contender], seed: int) -> np.ndarray:
+    """Return (a, I), 0 or 1, what contenders get right; products count items, which single precision does exactly."""
+    return np.array([one.hits[seed][1] for one in block], dtype=np.float32)
 
-    Their products count items, which single precision does exactly up to 16 million.
+
+def _numbers(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
+    """Return of each seed (I,) which cluster each item is in; none if each item of each seed is its own."""
+    if one.clusters is not None:
+        return [one.clusters[s] for s in seeds]
+    if len(seeds) > 1 == len({one.hits[s][0] for s in seeds}):
+        return [np.arange(len(one.hits[s][1])) for s in seeds]
+    return []
+
+
+def _grouped(parts: Sequence[np.ndarray], numbers: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the (C,) different numbers of items, and (a, I) parts added up by them, (a, C)."""
+    names, starts = np.unique(np.sort(numbers), return_index=True)
+    order = np.argsort(numbers, kind="stable")
+    return names, [np.add.reduceat(part[:, order], starts, axis=1, dtype=float) for part in parts]
+
+
+def _judged(found: _Differences, accuracy: np.ndarray) -> Pairs:
+    """Return how differences are judged: by seeds and items together, and never more surely than by items alone."""
+    S, items = found.n_seeds, found.clusters - 1
+    rest, main = item_parts(found.apart, found.together, S)
+    factor, freedom = overdispersion(found.between, rest, S, found.sizes)
+    lone = np.isnan(factor)
+    seeds = np.where(lone, found.between, factor * rest), np.where(lone, S - 1.0, freedom)
+    variance, freedom = satterthwaite(seeds, optional(main, items))
+    p_seeds = student(found.mean, variance, freedom)
+    # Far in the tail Satterthwaite's approximation is too bold where a pair has its own seeds alone.
+    p_seeds = np.where(lone, np.fmax(p_seeds, student(found.mean, *seeds)), p_seeds)
+    half, least = student_half(variance, freedom), student_half(found.together, items)
+    with np.errstate(invalid="ignore"):
+        by_items = np.isnan(half) | (least > half)
+    return Pairs(
+        mean=found.mean, half=np.where(S > 1, np.fmax(half, least), np.nan),
+        error=np.sqrt(np.where(by_items, found.together, variance)), freedom=np.where(by_items, items, freedom),
+        overdispersion=factor, p_items=found.p_items, p_seeds=p_seeds, n_seeds=S, accuracy=accuracy,
+    )  # fmt: skip
+
+
+def _accuracy(own: _Differences) -> np.ndarray:
+    """Return (a, 2) ends of the 95 % intervals of accuracies, from their differences to nothing right.
+
+    They are never within Wilson's of the items, or of as many as their clusters are worth. NaN of a single seed.
     """
-    kind = np.float32 if sum(len(contenders[block[0]].hits[s][1]) for s in seeds) < 2**24 else np.float64
-    return np.array([np.concatenate([contenders[i].hits[s][1] for s in seeds]) for i in block], dtype=kind)
-
-
-def _student(mean: np.ndarray, variance: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return half the interval, the least difference that would be found, and p, of means with such variances."""
-    error, edge = np.sqrt(variance), stdtrit(freedom, 0.5 + LEVEL / 2)
+    half = half_width(own.between, own.apart, own.together, own.n_seeds, own.clusters)[:, 0]
+    mean, items = own.mean[:, 0], own.together[:, 0]
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(np.isclose(mean, 0, atol=1e-12), 0.0, np.abs(mean) / error)
-    return edge * error, (edge + stdtrit(freedom, POWER)) * error, 2 * stdtr(freedom, -ratio)
-
-
-def _crossed(
-    mean: np.ndarray, spread: np.ndarray, apart: np.ndarray, left: np.ndarray, right: np.ndarray, S: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return variance and degrees of freedom of mean differences over S seeds that all have the same I items.
-
-    Items and seeds are crossed random effects (Searle, Casella and McCulloch 1992, chapter 4; the degrees of freedom
-    by Satterthwaite 1946): what resampling both would give, without its surplus at few seeds (Owen 2007).
-
-    Args:
-        mean, spread: (a, b) of the differences, and their variance over seeds.
-        apart: (a, b) how often just one of both is right.
-        left, right: (a, I) and (b, I) the mean over seeds of each item.
-    """
-    I = left.shape[1]
-    of_items = np.array([((one - right - m[:, None]) ** 2).sum(axis=1) for one, m in zip(left, mean, strict=True)])
-    by_seed, by_item = I * spread, S * of_items / (I - 1)
-    rest = apart - S * I * mean**2 - (S - 1) * by_seed - (I - 1) * by_item
-    noise = np.maximum(0.0, rest / ((S - 1) * (I - 1)))
-    items = np.maximum(0.0, by_item - noise)
-    total, parts = by_seed + items, by_seed**2 / (S - 1) + items**2 / (I - 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        freedom = np.where(parts > 0, total**2 / parts, S - 1.0)
-    return total / (S * I), freedom
+        worth = np.where(items > 0, mean * (1 - mean) / items, own.clusters[:, 0])
+    low, high = wilson(mean, worth)
+    ends = np.stack([np.fmin(mean - half, low), np.fmax(mean + half, high)], axis=1)
+    return np.where(np.isnan(half)[:, None], np.nan, ends)

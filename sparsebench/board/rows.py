@@ -12,6 +12,8 @@ Row = dict[str, Any]
 PREDICTIONS = "test_predictions"
 OUTCOMES = ("test_items", "test_labels", PREDICTIONS)
 """Columns of the test's outcomes: how many, and the labels and predictions as a record packs them."""
+GROUPS = "test_groups"
+"""The column of the test items' groups, packed likewise."""
 
 
 def row_of(record: Record) -> Row:
@@ -43,6 +45,7 @@ def row_of(record: Record) -> Row:
         "test_items": outcomes.n if outcomes else 0,
         "test_labels": outcomes.label if outcomes else "",
         "test_predictions": outcomes.predicted if outcomes else "",
+        GROUPS: outcomes.group if outcomes else "",
     }
 
 

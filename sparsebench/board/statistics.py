@@ -25,6 +25,19 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float |
     return mean, mean - half, mean + half
 
 
+def wilson(rates: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of the Wilson 95 % intervals of success rates of n trials.
+
+    Written out: importing scipy.stats takes longer than making a board.
+    """
+    from scipy.special import ndtri
+
+    z2 = float(ndtri(0.5 + LEVEL / 2)) ** 2
+    middle = (rates + z2 / (2 * n)) / (1 + z2 / n)
+    half = np.sqrt(z2 * (rates * (1 - rates) / n + z2 / (4 * n * n))) / (1 + z2 / n)
+    return np.maximum(0.0, middle - half), np.minimum(1.0, middle + half)
+
+
 def half_success(sizes: np.ndarray, rates: np.ndarray) -> np.ndarray:
     """Return N50 for each row of success rates (rows, len(sizes)) on rising sample sizes.
 

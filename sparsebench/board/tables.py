@@ -19,8 +19,9 @@ from sparsebench.errors import UserError
 LEGEND = (
     "Accuracy, AUROC and MACs: composite task, where it was run. N50: training samples for half of the trials to "
     "succeed, theory task, where it was run. "
-    "Gap: average minus worst-group accuracy, spurious task. [ ]: 95 % intervals over seeds; differences and ratios "
-    "are to dense. Oracles see the relevance mask and are not ranked."
+    "Gap: accuracy where the background fits the class minus that where it does not, spurious task. [ ]: 95 % "
+    "intervals, of seeds and items, each for itself; differences and ratios are to dense unless named. vs dense, vs "
+    "random_inside: all rows judged together. Oracles see the relevance mask and are not ranked."
 )
 LEGEND_OF_CHECKS = (
     "Checks: what `sparsebench check` found of this source of the strategy, and this version of sparsebench."
@@ -87,7 +88,8 @@ def _apart(rows: Sequence[Row], body: list[list[str]]) -> list[Any]:
 
 def shown_columns(rows: Sequence[Row]) -> list[Column]:
     """Return the columns that people are shown: those of which some row has something."""
-    return [one for one in columns_of(rows) if not rows or any(row[one.key] not in (None, "") for row in rows)]
+    there = [one for one in columns_of(rows) if one.tables]
+    return [one for one in there if not rows or any(row[one.key] not in (None, "") for row in rows)]
 
 
 DIGITS = 10

@@ -23,11 +23,13 @@ PAIRS = (
     Column("other_budget", "its budget", "text", "and its budget"),
     Column("difference", "difference", "signed", "in accuracy, mean over the seeds that both have", True),
     Column("p", "p", "p", "the larger of the next two, by Holm's method over all pairs of the task"),
-    Column("p_items", "p items", "p", "of McNemar's exact test: would these networks differ on other items?"),
-    Column("p_seeds", "p seeds", "p", "of Student's paired t test: would networks from other seeds differ?"),
+    Column("p_items", "p items", "p", "would these networks differ on other items?"),
+    Column("p_seeds", "p seeds", "p", "would networks from other seeds differ on other items?"),
+    Column("overdispersion", "overdispersion", "ratio",
+           "variance over seeds as a multiple of what the items explain, as judged with the help of all rows"),
     Column("told", "told apart", "text", "yes where p is 0.05 or less"),
     Column("n_seeds", "seeds", "count", "repetitions that both have"),
-)
+)  # fmt: skip
 _SHOWN = {column.key: column for column in COLUMNS}
 MATCHED = (
     Column("matched", "matched", "text", "what the rows have in common: their cost, or their accuracy"),
@@ -35,8 +37,9 @@ MATCHED = (
     *(_SHOWN[key] for key in ("rank", "strategy", "kind", "budget", "macs_ratio", "accuracy", "accuracy_delta")),
 )
 LEGEND_OF_PAIRS = (
-    "Differences with 95 % intervals over seeds (and items, where all seeds have the same). p: the larger of p items "
-    "and p seeds, by Holm's method over all pairs."
+    "Differences with 95 % intervals of seeds and items, each for itself. p: the larger of p items (McNemar's exact "
+    "test, where no items go together) and p seeds (Student's t, of a variance that is what items explain times the "
+    "overdispersion), by Holm's method over all pairs."
 )
 LEGEND_OF_MATCHED = (
     f"At equal cost: rows whose realised MACs are within {TOLERANCE:.0%} of each other, ranked among themselves. At "
@@ -60,7 +63,8 @@ def pairs(contests: Iterable[Contest]) -> list[Row]:
                 "task": one.task, "strategy": mine["strategy"], "budget": mine["budget"], "other": other["strategy"],
                 "other_budget": other["budget"], "difference": mean, "difference_low": ends[0],
                 "difference_high": ends[1], "p": _or_none(p[i, j]), "p_items": _or_none(found.p_items[i, j]),
-                "p_seeds": _or_none(found.p_seeds[i, j]), "told": "yes" if better[i, j] else "no",
+                "p_seeds": _or_none(found.p_seeds[i, j]), "overdispersion": _or_none(found.overdispersion[i, j]),
+                "told": "yes" if better[i, j] else "no",
                 "n_seeds": int(found.n_seeds[i, j]),
             })  # fmt: skip
     names = ("strategy", "budget", "other", "other_budget")

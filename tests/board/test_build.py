@@ -80,11 +80,13 @@ WHOLE = [
 def test_the_columns_are_these_in_this_order() -> None:
     assert list(COLUMNS) == [
         "rank", "strategy", "kind", "trained", "budget", "macs_ratio", "accuracy", "accuracy_low", "accuracy_high",
-        "accuracy_delta", "accuracy_delta_low", "accuracy_delta_high", "pareto", "sample_complexity",
+        "accuracy_delta", "accuracy_delta_low", "accuracy_delta_high", "versus_dense", "random_inside_delta",
+        "random_inside_delta_low", "random_inside_delta_high", "versus_random_inside", "pareto", "sample_complexity",
         "sample_complexity_low", "sample_complexity_high", "sample_complexity_ratio", "sample_complexity_ratio_low",
-        "sample_complexity_ratio_high", "spurious_gap", "spurious_gap_reduction", "spurious_gap_reduction_low",
-        "spurious_gap_reduction_high", "worst_group_accuracy", "selection_auroc", "images_per_s", "device",
-        "pareto_speed", "n_seeds",
+        "sample_complexity_ratio_high", "aligned_gap", "aligned_gap_low", "aligned_gap_high", "aligned_gap_reduction",
+        "aligned_gap_reduction_low", "aligned_gap_reduction_high", "worst_group_accuracy", "spurious_gap",
+        "spurious_gap_reduction", "spurious_gap_reduction_low", "spurious_gap_reduction_high", "selection_auroc",
+        "images_per_s", "device", "pareto_speed", "n_seeds",
     ]  # fmt: skip
     assert all(list(row) == list(COLUMNS) for row in build(WHOLE))
     assert all(list(row) == [*BY_TASK, *COLUMNS] for row in build(WHOLE, "task"))
@@ -245,7 +247,7 @@ def test_the_number_of_seeds_is_the_smallest_of_the_tasks() -> None:
 
 def test_only_what_is_ok_counts() -> None:
     bad = [flat("mine", seed, status=status, accuracy=0.0) for seed, status in enumerate(("failed", "crashed", "oom"))]
-    among = ("rank", "pareto", "pareto_speed")  # places among those that are ranked
+    among = ("rank", "pareto", "pareto_speed", "versus_dense")  # places among those that are ranked
     numbers = [{k: v for k, v in row.items() if k not in among} for row in build([*WHOLE, *bad])]
     whole = {row["strategy"]: {k: v for k, v in row.items() if k not in among} for row in build(WHOLE)}
     assert sorted(numbers, key=str) == sorted(whole.values(), key=str)
@@ -476,9 +478,104 @@ def test_outcomes_of_the_test_items_decide_what_seeds_alone_would_tell() -> None
     assert [row["rank"] for row in build(alone)] == ["1", "2"]
 
 
+def with_outcomes(strategy: str, hits: np.ndarray, groups: np.ndarray | None = None, **more: Any) -> list[Flat]:
+    """Return flat records of (S, I) outcomes, and of the groups of these items."""
+    S, I = hits.shape
+    labels = [np.arange(I) % 2 + 2 * seed for seed in range(S)]
+    packed = [{} if groups is None else {"test_groups": pack(groups)} for _ in range(S)]
+    return [
+        flat(strategy, seed, accuracy=float(one.mean()), test_items=I, test_labels=pack(labels[seed]),
+             test_predictions=pack(np.where(one, labels[seed], 60000)), **packed[seed] | more)
+        for seed, one in enumerate(hits)
+    ]  # fmt: skip
+
+
+def drawn(rate: float, seed: int, I: int = 400) -> np.ndarray:
+    return np.random.default_rng(seed).random((3, I)) < rate
+
+
+def test_the_front_leaves_out_only_what_is_told_to_be_less_accurate_than_something_no_dearer() -> None:
+    dear, near, cheap, poor = drawn(0.8, 0), drawn(0.79, 1), drawn(0.6, 2), drawn(0.3, 3)
+    rows = build([
+        *with_outcomes("dear", dear, macs_ratio=0.9, images_per_s=10.0),
+        *with_outcomes("near", near, macs_ratio=0.9, images_per_s=9.0),
+        *with_outcomes("cheap", cheap, macs_ratio=0.5, images_per_s=30.0),
+        *with_outcomes("poor", poor, macs_ratio=0.6, images_per_s=20.0),
+    ])  # fmt: skip
+    found = {row["strategy"]: (row["pareto"], row["pareto_speed"]) for row in rows}
+    assert row_of(rows, "dear")["accuracy"] > row_of(rows, "near")["accuracy"]
+    assert found == {"dear": ("yes", "yes"), "near": ("yes", "yes"), "cheap": ("yes", "yes"), "poor": ("no", "no")}
+
+
+def test_rows_are_marked_against_dense_and_against_random_tokens_at_their_budget() -> None:
+    both, lower = {"budget": "macs 0.5 @1,2"}, {"budget": "macs 0.3"}
+    rows = build([
+        *with_outcomes("dense", drawn(0.6, 0)), *with_outcomes("random_inside", drawn(0.5, 1), **both),
+        *with_outcomes("mine", drawn(0.75, 2), **both), *with_outcomes("input", drawn(0.3, 3), budget="macs 0.5"),
+        *with_outcomes("same", drawn(0.51, 4), **both), *with_outcomes("other", drawn(0.9, 5), **lower),
+        *with_outcomes("oracle", drawn(0.95, 6), budget="macs 0.5"),
+    ])  # fmt: skip
+    found = {row["strategy"]: (row["versus_dense"], row["versus_random_inside"]) for row in rows}
+    assert found == {
+        "dense": (None, None), "random_inside": ("worse", None), "mine": ("better", "better"),
+        "input": ("worse", "worse"), "same": ("worse", "not told"), "other": ("better", None),
+        "oracle": ("better", "better"),
+    }  # fmt: skip
+    mine, random_inside = row_of(rows, "mine"), row_of(rows, "random_inside")
+    difference = mine["accuracy"] - random_inside["accuracy"]
+    assert mine["random_inside_delta"] == pytest.approx(difference)
+    assert mine["random_inside_delta_low"] < difference < mine["random_inside_delta_high"]
+    assert random_inside["random_inside_delta"] == 0 and row_of(rows, "other")["random_inside_delta"] is None
+
+
+def test_random_tokens_in_the_same_blocks_come_before_those_in_others() -> None:
+    hits = {"macs 0.5 @1": drawn(0.2, 0), "macs 0.5 @2": drawn(0.7, 1)}
+    rows = build([row for budget, one in hits.items() for row in (
+        *with_outcomes("random_inside", one, budget=budget), *with_outcomes("mine", one, budget=budget)
+    )])  # fmt: skip
+    assert [row["random_inside_delta"] for row in rows if row["strategy"] == "mine"] == [0, 0]
+
+
+def test_a_strategy_of_which_a_cell_failed_is_not_marked() -> None:
+    records = [*with_outcomes("dense", drawn(0.5, 0)), *with_outcomes("mine", drawn(0.9, 1))]
+    assert row_of(build(records), "mine")["versus_dense"] == "better"
+    nothing = {"test_items": 0, "test_labels": "", "test_predictions": ""}
+    row = row_of(build([*records, flat("mine", 9, status="failed", **nothing)]), "mine")
+    assert row["versus_dense"] is None and row["accuracy_delta"] > 0.3
+
+
+def test_the_gap_is_that_of_groups_whose_background_fits_and_the_worst_group_that_of_all_seeds() -> None:
+    groups, rng = np.arange(400) % 4, np.random.default_rng(0)
+    rates = np.array([[0.9, 0.5, 0.6, 0.9], [0.9, 0.6, 0.5, 0.9], [0.9, 0.5, 0.6, 0.9]])
+    hits = rng.random((3, 400)) < rates[:, groups]
+    more = {"task": "spurious", "spurious_gap": 0.2, "worst_group_accuracy": 0.5}
+    (row,) = build(with_outcomes("mine", hits, groups, **more))
+    by_group = np.array([[one[groups == g].mean() for g in range(4)] for one in hits])
+    expected = (by_group[:, [0, 3]].mean(axis=1) - by_group[:, [1, 2]].mean(axis=1)).mean()
+    assert row["aligned_gap"] == pytest.approx(expected)
+    assert row["worst_group_accuracy"] == pytest.approx(by_group.mean(axis=0).min())
+    assert row["worst_group_accuracy"] > by_group.min(axis=1).mean()
+    assert row["spurious_gap"] == pytest.approx(0.2)  # as the records have it
+    unknown = build(with_outcomes("mine", hits, None, **more))[0]
+    assert unknown["aligned_gap"] is None and unknown["worst_group_accuracy"] == 0.5
+    assert build(with_outcomes("mine", hits, groups, **more | {"task": "celeba"}), "task")[0]["aligned_gap"] is None
+
+
+def test_the_accuracys_interval_is_not_narrower_than_its_items_allow() -> None:
+    even = np.zeros((3, 400), bool)
+    even[:, :120] = True
+    (row,) = build(with_outcomes("mine", even))
+    low, high = stats.binomtest(360, 1200).proportion_ci(method="wilson")
+    assert row["accuracy_low"] <= low and row["accuracy_high"] >= high
+
+
 def test_a_note_says_which_differences_would_be_found() -> None:
     judged = judge(WHOLE)
     (line,) = detectable(judged.contests)
-    assert line.startswith("composite: two strategies that differ by 0.") and "3 seeds" in line
+    assert (
+        line.startswith("composite: of pairs of strategies that differ by 0.")
+        and "3 seeds" in line
+        and "3 pairs" in line
+    )
     assert line in notes_on(WHOLE, judged.contests)
     assert detectable(judge(seeded("mine", [0.5])).contests) == []

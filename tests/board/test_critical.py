@@ -39,6 +39,13 @@ def test_only_strategies_that_every_task_ranks_are_compared_and_few_are_not() ->
     assert critical(three[:2]) is None and critical([]) is None
 
 
+def test_of_more_than_ten_strategies_there_is_none() -> None:
+    def contests(k: int) -> list[Contest]:
+        return [contest(f"t{i}", **{f"s{j}": 0.1 * j for j in range(k)}) for i in range(5)]
+
+    assert critical(contests(10)) is not None and critical(contests(11)) is None
+
+
 def test_bars_are_the_longest_rows_of_those_not_told_apart() -> None:
     found = Critical(list("abcde"), np.array([1.0, 1.5, 2.0, 4.0, 4.5]), 1.0, 0.01, ["t"])
     assert found.groups() == [(0, 2), (3, 4)]

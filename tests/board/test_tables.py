@@ -26,8 +26,9 @@ ROWS = [
     row(
         rank="1-3", strategy="mine(a_b=1)", kind="deployable", budget="macs 0.5", macs_ratio=0.5012, accuracy=1 / 3,
         accuracy_low=0.25, accuracy_high=0.4, accuracy_delta=0.01, sample_complexity=12.3456, sample_complexity_low=8.0,
-        sample_complexity_high="not reached", sample_complexity_ratio=0.75, spurious_gap=0.25,
-        spurious_gap_reduction=-0.0625, spurious_gap_reduction_low=-0.1, spurious_gap_reduction_high=0.1,
+        sample_complexity_high="not reached", sample_complexity_ratio=0.75, spurious_gap=0.25, aligned_gap=0.5,
+        aligned_gap_low=0.375, aligned_gap_high=0.625, aligned_gap_reduction=-0.0625, aligned_gap_reduction_low=-0.1,
+        aligned_gap_reduction_high=0.1, spurious_gap_reduction=0.01, versus_dense="better",
         worst_group_accuracy=0.5, selection_auroc=0.9, images_per_s=12345.6, n_seeds=5,
     ),
     row(
@@ -74,6 +75,8 @@ def test_markdown_joins_values_and_intervals() -> None:
     assert shown["accuracy"] == "0.333 [0.250, 0.400]" and shown["MACs / dense"] == "0.501"
     assert shown["N50"] == "12.3 [8, not reached]"
     assert shown["gap reduction"] == "-0.062 [-0.100, +0.100]" and shown["images/s"] == "12,346"
+    assert shown["gap"] == "0.500 [0.375, 0.625]" and shown["average - worst"] == "0.250"
+    assert shown["vs dense"] == "better" and "its reduction" not in shown  # of which files have columns
     shown = dict(zip(cells(header), cells(oracle), strict=True))
     assert shown["rank"] == shown["gap"] == shown["MACs / dense"] == "-"
     assert shown["N50"] == "not reached" and shown["accuracy"] == "0.750"

@@ -382,6 +382,8 @@ n_train = [20]
     assert {row["strategy"] for row in rows} == {"dense", "random", "oracle", "anti_oracle", "attn_topk", "norm"}
     for row in rows:
         ranked = {"sample_complexity_ratio"} | ({"pareto", "pareto_speed"} if row["kind"] == "oracle" else set())
+        ranked |= {"random_inside_delta", "versus_random_inside"}  # which this suite has not
+        ranked |= {"versus_dense"} if row["strategy"] == "dense" else set()
         assert all(row[column.key] is not None for column in COLUMNS if column.key not in ranked)
         assert row["n_seeds"] == 2
 

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -13,6 +14,7 @@ from html.parser import HTMLParser
 from importlib import resources
 from typing import Any
 
+import numpy as np
 import pytest
 from page_boards import board_of, row
 
@@ -64,6 +66,9 @@ def data_in(board: Board) -> dict[str, Any]:
 
 
 def unpacked(column: Any) -> list[Any]:
+    if isinstance(column, dict) and "floats" in column:
+        numbers = np.frombuffer(base64.b64decode(column["floats"]), "<f4").tolist()
+        return [None if math.isnan(x) else x for x in numbers]
     return [column["of"][at] for at in column["at"]] if isinstance(column, dict) else column
 
 

@@ -53,11 +53,18 @@ function pointOf({ value, text }, { key, front }) {
   };
 }
 
+/** Return of the points that nothing is told to beat those that none of them is above for less, by what they cost. */
+function frontOf(points, { curve }) {
+  const dear = curve === "step-after" ? d3.ascending : d3.descending; // MACs, or images a second
+  const able = points.filter((point) => point.front);
+  able.sort((a, b) => dear(a.x, b.x) || b.y - a.y);
+  let best = -Infinity;
+  const front = able.filter(({ y }) => y > best && ((best = y), true));
+  return d3.sort(front, (point) => point.x);
+}
+
 function costPlot(width, points, cost, headed) {
-  const front = d3.sort(
-    points.filter((point) => point.front),
-    (point) => point.x,
-  );
+  const front = frontOf(points, cost);
   const names = points.length <= MOST_NAMES ? points : front.slice(0, MOST_NAMES);
   const best = front.map(({ name, x, y }) => `${name} (${x.toPrecision(3)}, ${y.toFixed(3)})`).join(", ");
   const [least, most] = d3.extent(points, (point) => point.y);

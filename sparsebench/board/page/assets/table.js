@@ -37,8 +37,12 @@ function makeView({ name, title, length, columns, values, texts }) {
   return { name, title, columns, data, width, table };
 }
 
+/** Return the values of a column, which may be packed as page.py does it. */
 function unpacked(column) {
-  return column.of ? column.at.map((k) => column.of[k]) : column;
+  if (column.floats === undefined) return column.of ? column.at.map((k) => column.of[k]) : column;
+  const bytes = new DataView(Uint8Array.from(atob(column.floats), (c) => c.charCodeAt(0)).buffer);
+  const numbers = Array.from({ length: bytes.byteLength / 4 }, (_, k) => bytes.getFloat32(4 * k, true));
+  return numbers.map((x) => (Number.isNaN(x) ? null : Number(x.toPrecision(9)))); // no more digits than there are
 }
 
 function rowAt(at, columns, values, texts) {

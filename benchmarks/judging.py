@@ -1,0 +1,230 @@
+"""How often the rule by which boards tell strategies apart is wrong, how often its intervals hold, and what it tells.
+
+python benchmarks/judging.py              # 20 minutes; prints the tables of RESULTS.md
+python benchmarks/judging.py --worlds 20  # fewer of them
+
+A world has 35 strategies, whose outcomes are made up item by item and seed by seed. Then the boards that are published.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.special import expit, stdtrit
+from tabulate import tabulate
+
+from sparsebench.board import flat
+from sparsebench.board.build import judge
+from sparsebench.board.entries import frame_of, settings_of
+from sparsebench.board.paired import Contender, Pairs, compare, holm, student
+from sparsebench.board.statistics import LEVEL
+
+BOARDS = Path(__file__).resolve().parents[1] / "leaderboard"
+KINDS = ("no seed noise", "one seed noise", "five unsteady", "unequal seed noise", "families")
+FIVE, FAMILIES = 5, 7
+SPREAD = {"five unsteady": 4.0, "unequal seed noise": 0.8, "families": 2.0}
+"""Noise of the unsteady as a multiple of the others'; of its logarithm; and of the noisiest family."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What strategies are like that are equal in the mean over seeds and items.
+
+    Attributes:
+        kind: one of KINDS: how the noise of seeds differs. Strategies of a family share most of it, and of their items.
+        S, R, I: seeds, strategies and test items.
+        shared: whether all seeds have the same items.
+        noise: standard deviation of a seed, in logits; .075 is what the spurious task of leaderboard/all has.
+        cluster: items that show the same foreground and share most of how hard they are.
+    """
+
+    kind: str
+    S: int = 3
+    R: int = 35
+    I: int = 1000
+    shared: bool = False
+    noise: float = 0.075
+    cluster: int = 1
+
+    def noises(self, rng: np.random.Generator) -> np.ndarray:
+        """Return (R,) standard deviations."""
+        kind, noise = self.kind, np.full(self.R, self.noise * (self.kind != KINDS[0]))
+        if kind == "five unsteady":
+            noise[:FIVE] *= SPREAD[kind]
+        elif kind == "unequal seed noise":
+            noise *= np.exp(rng.normal(0, SPREAD[kind], self.R))
+        elif kind == "families":
+            noise *= np.linspace(0, SPREAD[kind], FAMILIES)[np.arange(self.R) % FAMILIES]
+        return noise
+
+    def draw(self, rng: np.random.Generator, better: np.ndarray | float = 0.0) -> np.ndarray:
+        """Return (R, S, I) which items are right, of strategies that are so much better, in logits."""
+        R, S, I, tests = self.R, self.S, self.I, 1 if self.shared else self.S
+        family, alike = np.arange(R) % FAMILIES, 0.8 * (self.kind == "families")
+
+        def effects(n: int, *shape: int) -> np.ndarray:
+            """Return effects of n strategies, which families share in part."""
+            mine, theirs = rng.normal(0, 1, (n, *shape)), rng.normal(0, 1, (FAMILIES, *shape))
+            return np.sqrt(alike) * theirs[family] + np.sqrt(1 - alike) * mine
+
+        foregrounds = I // self.cluster
+        items = rng.normal(0, 1, (1, tests, foregrounds)) + 0.5 * effects(R, tests, foregrounds)
+        seeds = self.noises(rng)[:, None, None] * effects(R, S, 1)
+        logits = np.repeat(items, self.cluster, axis=2) + seeds + np.reshape(better, (-1, 1, 1))
+        return rng.random((R, S, I)) < expit(logits)
+
+    def contenders(self, hits: np.ndarray) -> list[Contender]:
+        """Return what (R, S, I) outcomes are to the judge."""
+        clusters = None
+        if self.cluster > 1:
+            of_test = np.arange(self.I) // self.cluster
+            clusters = {s: of_test + (0 if self.shared else s * self.I) for s in range(self.S)}
+        return [
+            Contender(
+                {s: float(one.mean()) for s, one in enumerate(mine)},
+                {s: ("same" if self.shared else f"items {s}", one) for s, one in enumerate(mine)},
+                clusters,
+            )
+            for mine in hits
+        ]
+
+    def judged(self, seed: int) -> Pairs:
+        """Return what the judge says of one such world."""
+        return compare(self.contenders(self.draw(np.random.default_rng([seed, self.S, len(self.kind)]))))
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        of = f"{self.kind} {self.noise:g}" if self.kind != KINDS[0] else self.kind
+        return of + (", items of all seeds the same" if self.shared else "") + (", clusters" * (self.cluster > 1))
+
+
+def errors(world: World, worlds: int) -> tuple[float, float, float]:
+    """Return in which share of worlds anything is told, and which share of intervals of pairs and accuracies hold."""
+    upper, told, covered, own = np.triu_indices(world.R, 1), [], [], []
+    for seed in range(worlds):
+        pairs = world.judged(seed)
+        told.append(pairs.better().any())
+        covered.append((np.abs(pairs.mean) <= pairs.half)[upper].mean())
+        own.append(((pairs.accuracy[:, 0] <= 0.5) & (pairs.accuracy[:, 1] >= 0.5)).mean())
+    return float(np.mean(told)), float(np.mean(covered)), float(np.mean(own))
+
+
+def steady(world: World) -> np.ndarray:
+    """Return the (n,) strategies whose noise is not more than others'."""
+    return np.arange(FIVE if world.kind == "five unsteady" else 0, world.R)
+
+
+def power(world: World, worlds: int, beyond: float = 3.0) -> tuple[float, float]:
+    """Return a difference beyond the critical value by so many standard errors, and in which share of pairs it is told.
+
+    The critical value is what the judge asks for of a first pair among all, median over steady pairs and worlds; the
+    standard error that of these pairs' differences between worlds. The last strategy is better than the others by that.
+    """
+    steadies, last = steady(world)[:-1], world.R - 1
+    level = (1 - LEVEL) / (world.R * (world.R - 1))
+    null = [world.judged(seed) for seed in range(worlds)]
+    asked = [stdtrit(one.freedom[last, steadies], 1 - level) * one.error[last, steadies] for one in null]
+    difference = float(np.median(asked) + beyond * np.std([one.mean[last, steadies] for one in null]))
+    return difference, planted(world, worlds, difference)
+
+
+def detectable(world: World, worlds: int) -> tuple[float, float]:
+    """Return the difference that boards say is told in 4 of 5 cases, and in which share of pairs it is."""
+    least = float(np.median([world.judged(seed).least() for seed in range(worlds)]))
+    return least, planted(world, worlds, least)
+
+
+def planted(world: World, worlds: int, difference: float) -> float:
+    """Return the share of steady strategies from which the last is told, which is better by so much than 1/2."""
+    told = []
+    for seed in range(worlds):
+        rng = np.random.default_rng([seed, world.S, 7])
+        hits = world.draw(rng)
+        hits[-1] |= rng.random(hits[-1].shape) < 2 * difference
+        told.append(compare(world.contenders(hits)).better()[-1, steady(world)[:-1]].mean())
+    return float(np.mean(told))
+
+
+def differing(world: World, worlds: int) -> tuple[float, float, float]:
+    """Return of worlds whose strategies differ which share of pairs the former rule tells, this one, and wrongly."""
+    counts = []
+    for seed in range(worlds):
+        rng = np.random.default_rng([seed, world.S, 9])
+        better = rng.normal(0, 0.25, world.R)
+        contenders = world.contenders(world.draw(rng, better))
+        told = compare(contenders).better()
+        counts.append((before(contenders), told.sum(), (told & (better[:, None] <= better)).sum()))
+    was, now, wrong = np.mean(counts, axis=0) / (world.R * (world.R - 1) / 2)
+    return float(was), float(now), float(wrong)
+
+
+def before(contenders: list[Contender]) -> int:
+    """Return how many pairs the former rule tells: the larger p of McNemar's and Student's tests, by Holm's method."""
+    pairs, upper = compare(contenders), np.triu_indices(len(contenders), 1)
+    p = [_student(contenders[i], contenders[j]) for i, j in zip(*upper, strict=True)]
+    return int((holm(np.fmax(p, pairs.p_items[upper])) <= 1 - LEVEL).sum())
+
+
+def _student(one: Contender, other: Contender) -> float:
+    """Return p of Student's paired t test over the seeds that both have."""
+    each = np.array([one.means[s] - other.means[s] for s in sorted(set(one.means) & set(other.means))])
+    if len(each) < 2:
+        return float("nan")
+    return float(student(each.mean(), each.var(ddof=1) / len(each), np.array(len(each) - 1.0)))
+
+
+def settings() -> Iterator[World]:
+    """Yield the worlds that are tried."""
+    for S in (3, 5):
+        for shared in (False, True):
+            for kind in KINDS:
+                for noise in (0.075, 0.2) if kind != KINDS[0] else (0.0,):
+                    yield World(kind, S=S, shared=shared, noise=noise)
+    for shared in (False, True):
+        for kind in KINDS:
+            yield World(kind, shared=shared, cluster=5)
+
+
+def published() -> Iterator[tuple[object, ...]]:
+    """Yield of each task of each published board how many pairs the items alone, the former rule and this one tell."""
+    for folder in sorted(path.parent for path in BOARDS.glob("*/leaderboard.csv")):
+        frame = frame_of(flat.frame(folder))
+        for contest, setting in zip(judge(frame, "task").contests, settings_of(frame), strict=True):
+            keys = [(row["strategy"], row["kind"], row["budget"]) for row in contest.rows]
+            contenders, upper = [setting.tested[key].contender for key in keys], np.triu_indices(len(keys), 1)
+            if not upper[0].size:
+                continue
+            items = int((holm(contest.pairs.p_items[upper]) <= 1 - LEVEL).sum())
+            told = int(contest.pairs.better().sum())
+            n = setting.largest
+            seeds = int(np.median(contest.pairs.n_seeds[upper]))
+            yield folder.name, setting.task, n, seeds, len(upper[0]), items, before(contenders), told
+
+
+def main() -> None:
+    """Run everything and print the tables."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--worlds", type=int, default=150)
+    n = arguments.parse_args().worlds
+
+    def show(headers: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+        print(tabulate(rows, headers=headers, tablefmt="pipe", floatfmt=".3f"), end="\n\n", flush=True)
+
+    worlds = list(settings())
+    show(("seeds", "world", "anything told", "intervals of pairs hold", "of accuracies"),
+         [(world.S, world.name, *errors(world, n)) for world in worlds])  # fmt: skip
+    some = [world for world in worlds if world.cluster == 1 and world.noise < 0.1]
+    show(("seeds", "world", "difference", "told", "said to be told in .8", "told"),
+         [(world.S, world.name, *power(world, n // 3), *detectable(world, n // 3)) for world in some])  # fmt: skip
+    show(("seeds", "world", "former rule", "this rule", "the wrong way round"),
+         [(world.S, world.name, *differing(world, n // 3)) for world in some])  # fmt: skip
+    show(("board", "task", "N", "seeds", "pairs", "items alone", "former rule", "this rule"), list(published()))
+
+
+if __name__ == "__main__":
+    main()

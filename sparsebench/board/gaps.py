@@ -1,0 +1,84 @@
+"""The spurious gap: how much accuracy is lost where the background does not fit the label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sparsebench.board.paired import Contender
+from sparsebench.board.statistics import Interval
+from sparsebench.board.variance import half_width
+
+TASKS = ("spurious", "waterbirds")
+"""Those whose four test groups are numbered 2 class + background, which fit each other where they are the same."""
+SIGNS = np.array([0.5, -0.5, -0.5, 0.5])
+"""What each of these groups' accuracies counts in the gap."""
+Groups = Mapping[int, np.ndarray]
+"""Of each seed (I,) which group each test item is in."""
+
+
+def aligned_gap(one: Contender, groups: Groups) -> Interval | None:
+    """Return accuracy where the background fits less that where it does not, with its 95 % interval.
+
+    Unlike the average less the worst group it is not above 0 where groups are alike. None where items are not known.
+    """
+    seeds = sorted(set(one.hits) & set(groups))
+    return _interval([one.hits[s][1] for s in seeds], [groups[s] for s in seeds], {one.hits[s][0] for s in seeds})
+
+
+def gap_reduction(one: Contender, dense: Contender, groups: Groups) -> Interval | None:
+    """Return the gap of dense less that of another, seed by seed and item by item, with its 95 % interval."""
+    seeds = [s for s in sorted(set(one.hits) & set(groups) & set(dense.hits)) if one.hits[s][0] == dense.hits[s][0]]
+    values = [dense.hits[s][1].astype(float) - one.hits[s][1] for s in seeds]
+    return _interval(values, [groups[s] for s in seeds], {one.hits[s][0] for s in seeds})
+
+
+def worst_group(one: Contender, groups: Groups) -> float | None:
+    """Return the accuracy of the worst group: that of the lowest mean over seeds, not of each seed's own lowest."""
+    seeds = sorted(set(one.hits) & set(groups))
+    if not seeds:
+        return None
+    n, sums, _ = _moments([one.hits[s][1] for s in seeds], [groups[s] for s in seeds])
+    whole = (n > 0).all(axis=0)
+    return float((sums[:, whole] / n[:, whole]).mean(axis=0).min()) if whole.any() else None
+
+
+def _moments(values: Sequence[np.ndarray], groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (S, G) how many items groups have in each seed, and the sums of their values and of the squares."""
+    S, G = len(values), max(len(SIGNS), 1 + max(int(one.max(initial=0)) for one in groups))
+    places = np.concatenate([one + G * s for s, one in enumerate(groups)])
+    every = np.concatenate(values).astype(float)
+    n, sums, squares = (np.bincount(places, x, minlength=S * G).reshape(S, G) for x in (None, every, every**2))
+    return n, sums, squares
+
+
+def _interval(values: Sequence[np.ndarray], groups: Sequence[np.ndarray], names: set[str]) -> Interval | None:
+    """Return the mean over S seeds of the gaps, with its 95 % interval; None where a group is empty.
+
+    Args:
+        values, groups: (I,) of each seed.
+        names: of their tests.
+    """
+    S = len(values)
+    gaps, items = _gaps(*_moments(values, groups)) if S else (np.array([np.nan]), np.array([np.nan]))
+    mean = float(gaps.mean())
+    if np.isnan(mean):
+        return None
+    if S < 2:
+        return mean, None, None
+    apart, I = items.sum() / S**2, sum(map(len, values))
+    together = apart
+    if len(names) == 1:
+        (together,), I = _gaps(*_moments([np.mean(values, axis=0)], groups[:1]))[1], len(values[0])
+    half = float(half_width(gaps.var(ddof=1) / S, apart, together, np.array(S), np.array(I)))
+    return mean, mean - half, mean + half
+
+
+def _gaps(n: np.ndarray, sums: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (S,) gaps and their variances by items; NaN of seeds without two items of each group."""
+    n, sums, squares = (x[:, : len(SIGNS)] for x in (n, sums, squares))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = sums / n
+        variances = (squares / n - means**2) / (n - 1)
+    return means @ SIGNS, variances @ SIGNS**2

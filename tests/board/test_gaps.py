@@ -1,0 +1,126 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from sparsebench.board.gaps import aligned_gap, gap_reduction, worst_group
+from sparsebench.board.paired import Contender
+from sparsebench.board.statistics import Interval
+
+RNG = np.random.default_rng
+GROUPS = np.arange(80) % 4
+FITS = {0: 1, 1: -1, 2: -1, 3: 1}
+
+
+def contender(hits: np.ndarray, *, shared: bool = False) -> Contender:
+    return Contender(
+        {s: float(one.mean()) for s, one in enumerate(hits)},
+        {s: ("same" if shared else f"items {s}", one) for s, one in enumerate(hits)},
+    )
+
+
+def groups(S: int) -> dict[int, np.ndarray]:
+    return dict.fromkeys(range(S), GROUPS)
+
+
+def gap_by_loops(values: np.ndarray) -> tuple[float, float]:
+    """Return the gap of (I,) values and its variance over items, group by group."""
+    gap, variance = 0.0, 0.0
+    for g, sign in FITS.items():
+        mine = [float(x) for x, group in zip(values, GROUPS, strict=True) if group == g]
+        mean = sum(mine) / len(mine)
+        gap += sign * mean / 2
+        variance += sum((x - mean) ** 2 for x in mine) / (len(mine) - 1) / len(mine) / 4
+    return gap, variance
+
+
+def check(found: Interval | None, values: np.ndarray) -> None:
+    """Compare an interval with Student's over seeds and with that of the items."""
+    S = len(values)
+    gaps, variances = zip(*map(gap_by_loops, values), strict=True)
+    assert found is not None
+    mean, low, high = found
+    assert mean == pytest.approx(sum(gaps) / S)
+    by_seeds = stats.t.ppf(0.975, S - 1) * stats.sem(gaps)
+    by_items = stats.t.ppf(0.975, S * len(GROUPS) - 1) * sum(variances) ** 0.5 / S
+    assert (low, high) == pytest.approx((mean - max(by_seeds, by_items), mean + max(by_seeds, by_items)))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_the_gap_is_aligned_minus_conflicting_accuracy(noise: float) -> None:
+    rng = RNG(0)
+    hits = rng.random((4, 80)) < np.array([0.9, 0.4, 0.5, 0.8])[GROUPS] + noise * rng.normal(0, 1, (4, 1)) * (
+        GROUPS == 1
+    )
+    check(aligned_gap(contender(hits), groups(4)), hits.astype(float))
+
+
+def test_its_reduction_is_taken_seed_by_seed_and_item_by_item() -> None:
+    mine, dense = RNG(1).random((2, 4, 80)) < 0.6
+    check(gap_reduction(contender(mine), contender(dense), groups(4)), dense.astype(float) - mine)
+    fewer = contender(dense[:3])
+    check(gap_reduction(contender(mine), fewer, groups(4)), dense[:3].astype(float) - mine[:3])
+    other = Contender(fewer.means, {s: (f"other {s}", hits) for s, (_, hits) in fewer.hits.items()})
+    assert gap_reduction(contender(mine), other, groups(4)) is None
+
+
+def test_seeds_that_share_items_do_not_make_more_of_them() -> None:
+    hits = np.repeat(RNG(2).random((1, 80)) < 0.6, 5, axis=0)
+    found = aligned_gap(contender(hits, shared=True), groups(5))
+    assert found is not None and found[2] is not None
+    expected = stats.t.ppf(0.975, 79) * gap_by_loops(hits[0].astype(float))[1] ** 0.5
+    assert found[2] - found[0] == pytest.approx(expected)
+
+
+def test_the_gap_of_groups_that_are_alike_is_not_above_zero() -> None:
+    gaps, worst = [], []
+    for seed in range(200):
+        hits = RNG(seed).random((3, 80)) < 0.7
+        found = aligned_gap(contender(hits), groups(3))
+        assert found is not None
+        gaps.append(found[0])
+        worst.append(hits.mean() - worst_group(contender(hits), groups(3)))
+    assert abs(np.mean(gaps)) < 3 * stats.sem(gaps) and np.mean(worst) > 10 * stats.sem(worst)
+
+
+def test_the_worst_group_is_that_of_the_mean_over_seeds() -> None:
+    hits = np.zeros((2, 80), bool)
+    for seed, right in enumerate(((20, 5, 10, 20), (20, 11, 4, 20))):
+        for g, n in enumerate(right):
+            hits[seed, np.flatnonzero(g == GROUPS)[:n]] = True
+    assert worst_group(contender(hits), groups(2)) == pytest.approx(7 / 20)  # each seed's own lowest: 4.5 of 20
+    assert worst_group(contender(hits), {}) is None
+
+
+@pytest.mark.parametrize("call", [
+    lambda: aligned_gap(contender(np.ones((3, 80), bool)), {}),
+    lambda: aligned_gap(contender(np.ones((3, 80), bool)), dict.fromkeys(range(3), np.zeros(80, dtype=int))),
+    lambda: aligned_gap(Contender({0: 0.5}, {}), groups(1)),
+])  # fmt: skip
+def test_there_is_no_gap_without_four_groups(call: Callable[[], Interval | None]) -> None:
+    assert call() is None
+
+
+def test_one_seed_has_no_interval() -> None:
+    hits = RNG(3).random((1, 80)) < 0.5
+    assert aligned_gap(contender(hits), groups(1)) == (
+        pytest.approx(gap_by_loops(hits[0].astype(float))[0]),
+        None,
+        None,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.3])
+def test_intervals_of_gaps_cover_them_as_often_as_they_say(noise: float) -> None:
+    covered = []
+    for seed in range(1500):
+        rng = RNG([seed, 5])
+        rates = np.array([0.8, 0.5, 0.5, 0.8]) + noise * rng.uniform(-0.5, 0.5, (3, 4))
+        found = aligned_gap(
+            contender(rng.random((3, 400)) < rates[:, np.arange(400) % 4]), dict.fromkeys(range(3), np.arange(400) % 4)
+        )
+        assert found is not None and found[1] is not None and found[2] is not None
+        covered.append(found[1] <= 0.3 <= found[2])
+    assert 0.94 <= np.mean(covered) <= 0.995

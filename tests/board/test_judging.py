@@ -1,0 +1,61 @@
+"""What benchmarks/judging.py does, in a short form: how often the judge errs, and how much it tells."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import judging
+from judging import World
+
+WORLDS = 200
+SEED_NOISE = judging.KINDS[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True], ids=["items of each seed", "the same items"])
+@pytest.mark.parametrize("kind", SEED_NOISE)
+def test_equals_have_no_winner_and_intervals_hold(kind: str, shared: bool) -> None:
+    told, covered, own = judging.errors(World(kind, shared=shared), WORLDS)
+    assert told * WORLDS <= stats.binom.ppf(0.99, WORLDS, 0.05)
+    assert 0.93 <= covered <= 0.98 and own >= 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True], ids=["clusters of each seed", "the same clusters"])
+def test_clusters_are_no_surer_than_they_are(shared: bool) -> None:
+    world = World("one seed noise", shared=shared, cluster=5)
+    told, covered, own = judging.errors(world, WORLDS)
+    assert told * WORLDS <= stats.binom.ppf(0.99, WORLDS, 0.05)
+    assert 0.93 <= covered <= 0.985 and own >= 0.93
+
+
+@pytest.mark.slow
+def test_without_noise_of_seeds_the_judge_is_careful_and_no_more() -> None:
+    told, covered, _ = judging.errors(World(judging.KINDS[0]), WORLDS)
+    assert told <= 0.05 and 0.95 <= covered <= 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [False, True], ids=["items of each seed", "the same items"])
+@pytest.mark.parametrize("kind", judging.KINDS)
+def test_a_difference_beyond_the_critical_value_is_told(kind: str, shared: bool) -> None:
+    """A judge that tells nothing fails: what it asks for is no accuracy, or it is not told."""
+    difference, told = judging.power(World(kind, shared=shared), 150)
+    assert difference < 0.25 and told >= 0.8
+
+
+@pytest.mark.slow
+def test_what_boards_call_detectable_is_told_in_four_of_five_pairs() -> None:
+    for world in (World("no seed noise"), World("one seed noise")):
+        least, told = judging.detectable(world, 150)
+        assert least < 0.15 and 0.7 <= told <= 0.9
+
+
+@pytest.mark.slow
+def test_more_is_told_than_by_the_former_rule_and_nothing_the_wrong_way_round() -> None:
+    was, now, wrong = judging.differing(World("one seed noise"), 10)
+    assert now > 0.1 > 0.02 > was and wrong < 0.001
