@@ -43,14 +43,15 @@ class Budget(BaseModel):
         per_block: tokens that leave each block, r of ToMe (Bolya et al. 2023): a number, or "FIRST..LAST" for one that
             changes linearly from the first block to the last, rounded down.
         ratio: share of its tokens that stays in each block, in (0, 1]; N - floor(N - ratio N) go on (Tran et al. 2024).
-        counts: tokens that go on after each of `blocks`, or after each block of the network.
+        counts: tokens that go on after each of `blocks`, or after each block of the network, or of the part of it in
+            which the strategy acts.
         convention: how a keep rate r becomes the count K_s of stage s: "power-floor" floor(r^s N)
             (DynamicViT, Rao et al. 2021) or "compound-ceil" ceil(r K_(s-1)) (EViT, Liang et al. 2022).
         schedule: "stages": in some blocks, the same share in each; "every": in every block, as many in each; "late": in
             every block, in proportion to (l / L)^gamma in block l of L. None leaves the strategy's own.
         gamma: of the late schedule.
         blocks: where tokens leave, from 0, with any schedule; without it in every block, or, in stages, after each
-            quarter of the network.
+            quarter of the network; a strategy may begin later, see `Strategy.first`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -126,7 +127,8 @@ class Budget(BaseModel):
         if self.schedule is not None:
             where += {"stages": " in stages", "every": " every block", "late": f" late {self.gamma:g}"}[self.schedule]
         if self.macs is not None:
-            return f"macs {self.macs:g}" + where
+            rounded = "" if self.convention == "power-floor" else f" {self.convention}"
+            return f"macs {self.macs:g}" + rounded + where
         if self.per_block is not None:
             return f"{self.per_block} a block" + where
         if self.ratio is not None:

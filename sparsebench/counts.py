@@ -25,6 +25,7 @@ def stages(budget: Budget, habits: Habits, depth: int) -> tuple[int, ...]:
     The default stages are blocks round(depth s / 4), s = 1..3: 3, 6, 9 of 12, as published methods have it.
 
     Raises:
+        UnsupportedError: there are several counts, and the network has one block.
         UserError: the network has fewer blocks, or another number of places than the budget has counts.
     """
     if habits.site == "input" or depth == 1:
@@ -41,7 +42,7 @@ def stages(budget: Budget, habits: Habits, depth: int) -> tuple[int, ...]:
             "budget blocks", got="+".join(map(str, blocks)), allowed=f"0 to {depth - 1} for this model",
             next_step="name blocks that it has, as in blocks=0+1",
         )  # fmt: skip
-    if budget.counts is not None and len(budget.counts) != len(blocks) == depth == 1:
+    if budget.counts is not None and len(budget.counts) > 1 and depth == 1:
         raise UnsupportedError(f"{len(budget.counts)} token counts are for a network of several blocks; this has one")
     if budget.counts is not None and len(budget.counts) != len(blocks):
         raise UserError(
@@ -55,8 +56,18 @@ def stages(budget: Budget, habits: Habits, depth: int) -> tuple[int, ...]:
 def check_fits(budget: Budget, habits: Habits, tokens: int, depth: int) -> None:
     """Raise UserError if the budget is not for a network of that many patch tokens and blocks."""
     stages(budget, habits, depth)
-    if budget.counts is not None and budget.counts[0] > tokens:
+    if budget.counts is None:
+        return
+    if budget.counts[0] > tokens and depth == 1:
+        raise UnsupportedError(f"{budget.counts[0]} tokens cannot stay of the {tokens} that there are here")
+    if budget.counts[0] > tokens:
         raise UserError("token counts (counts)", got=budget.counts[0], allowed=f"{tokens} at most, the model's patches")
+    for before, after in pairwise((tokens, *budget.counts)):
+        if before - after > (can := math.floor(habits.most * before + 1e-9)):
+            raise UserError(
+                f"token counts (counts): of {before} tokens no more than {can} can leave this strategy at once",
+                got=after, allowed=f"{before - can} or more",
+            )  # fmt: skip
 
 
 def counts_at(rate: float, convention: Convention, tokens: int, number: int, fuses: bool = False) -> tuple[int, ...]:

@@ -35,7 +35,8 @@ class TPS(Strategy):
         Published("tps:keep_rate=0.7,convention=compound-ceil", "DeiT-S", 3.0),
     )
     differs: ClassVar[str] = (
-        "this is eTPS; the released network is dTPS, a learned predictor and then squeeze: dynamic_vit:disposal=squeeze"
+        "as many tokens leave from the first step of a training on, where EViT's keep rate falls; this is eTPS, the "
+        "released network is dTPS, a learned predictor and then squeeze: dynamic_vit:disposal=squeeze"
     )
 
     disposal: Disposal = "squeeze"

@@ -74,7 +74,7 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
 
 def _differs(cls: Any) -> str:
     """Return how a strategy differs from the published method, as far as it is known."""
-    return cls.differs or ("nothing known" if cls.citation else "none is published")
+    return cls.differs or ("nothing known" if cls.citation or cls.published else "none is published")
 
 
 def _disposals(cls: Any) -> None:

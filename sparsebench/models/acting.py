@@ -33,8 +33,7 @@ class Actor:
         scaled: the blocks of these in which one token alone is fused, see `counts.scaled_at`.
         shares: for each of these blocks the share of the first tokens that was asked for.
         planned: the steps that the budget comes to.
-        bounds: whether counts are upper bounds, below which an adaptive strategy was asked to stay: it acts even where
-            they are all tokens.
+        bounds: whether counts are upper bounds of an adaptive strategy, which acts even where they are all tokens.
         more: the blocks in which it acts in training, see `Strategy.training_blocks`.
         learned: the modules that it learns, by block; they are the network's to train, see `Strategy.module`.
 
@@ -59,11 +58,12 @@ class Actor:
         if "relevance" in self.requires and strategy.kind != "oracle":
             raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
         self.spend(budget)
-        asked = budget.counts is not None or min(self.keep.values()) < self.tokens
-        self.bounds = strategy.adaptive and asked
+        self.bounds = strategy.adaptive and (budget.counts is not None or min(self.keep.values()) < self.tokens)
         habits = counted(budget, cost, self.habits)._replace(scaled=self.scaled)
         self.planned = cost.steps(habits, tuple(self.keep), tuple(self.keep.values()))
         self.more = strategy.training_blocks(self.depth)
+        if not set(self.more) <= set(range(self.depth)):
+            raise StrategyError(f"'{strategy.name}' is to train in blocks {self.more}, of {self.depth} from 0")
         blocks = sorted({*self.keep, *self.more})
         self.learned = {block: module for block in blocks if (module := self._module(block)) is not None}
 
@@ -79,6 +79,8 @@ class Actor:
         """Return `keep` and `scaled` as they are in training when the share `done` of it is done."""
         if not self.strategy.ramps or (way := self.strategy.ramp(done)) == 1:
             return self.keep, self.scaled
+        if not 0 <= way <= 1:
+            raise StrategyError(f"'{self.strategy.name}': ramp must lie in [0, 1], got {way}")
         counts, rate = ramped(way, *self._asked)
         blocks = tuple(self.keep)
         return dict(zip(blocks, counts, strict=True)), scaled_at(self.budget, self.habits, rate, self.tokens, blocks)

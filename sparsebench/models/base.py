@@ -38,13 +38,6 @@ class Start(NamedTuple):
     head: bool = False
 
 
-class Size(NamedTuple):
-    """Patch tokens at the input and blocks of a network."""
-
-    patches: int
-    blocks: int
-
-
 class Network(Protocol):
     """A built model: called with inputs and, when a strategy acts on it, with the pass that carries it."""
 
@@ -105,10 +98,6 @@ class Model(BaseModel):
 
     def check(self, task: Task) -> None:
         """Raise UserError if the model cannot be built for that task."""
-
-    def size(self, task: Task) -> Size | None:
-        """Return the size of the network for that task, or None where it is not known before it is built."""
-        return None
 
     def cut(self) -> Mapping[str, Any]:
         """Return how its trained weights want pictures: canvas, crop, resize, filter; less where it does not say."""
@@ -297,11 +286,6 @@ class Vit(_Deep):
             raise UserError("vit: patch must divide the image", got=f"patch={self.patch}, image={canvas}")
         self._check_patch(task, self.patch)
 
-    def size(self, task: Task) -> Size | None:
-        """See `Model.size`."""
-        canvas = getattr(task, "canvas", None)
-        return None if canvas is None else Size((canvas // self.patch) ** 2, self.depth)
-
     def _vit(self, canvas: int, classes: int) -> Any:
         from sparsebench.models.deep import small_vit
 
@@ -383,11 +367,6 @@ class Timm(_Deep):
                 f"the weights '{self.weights}' of this cell are not on this machine", next_step="give --weights"
             )
         return locations[self.weights]
-
-    def size(self, task: Task) -> Size | None:
-        """See `Model.size`."""
-        vit = self.empty(task, 2)
-        return Size(vit.patch_embed.num_patches, len(vit.blocks))
 
     def empty(self, task: Task, classes: int) -> Any:
         """Return the timm model without numbers, if it can be acted on."""

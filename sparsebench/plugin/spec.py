@@ -17,6 +17,9 @@ from sparsebench.errors import UserError, unknown
 B = TypeVar("B", bound=BaseModel)
 _FORM = re.compile(r"(?P<name>.*?)(?::(?P<params>[A-Za-z_]\w*=.*))?", re.DOTALL)
 
+_POINT = re.compile(r"\s*\.\d+\s*")
+"""A number such as .5, which is no JSON."""
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -66,7 +69,7 @@ def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        return text.strip()
+        return float(text) if _POINT.fullmatch(text) else text.strip()
 
 
 def fill(cls: type[B], params: Mapping[str, Any], what: str) -> B:

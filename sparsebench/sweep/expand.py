@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sparsebench.budget import AMOUNTS, FULL, SHARED, Budget
-from sparsebench.counts import check_fits, schedule_of
+from sparsebench.budget import FULL, SHARED, Budget
 from sparsebench.errors import UserError, unknown
-from sparsebench.models.base import Model, Size
+from sparsebench.models.base import Model
 from sparsebench.plugin.registry import Found, Registry
 from sparsebench.plugin.spec import Spec, fill, label, parse
 from sparsebench.strategy import Strategy
+from sparsebench.sweep.budgets import BUDGET_KEYS, budgets_of, fit_budget, known_cost, shared_amount
 from sparsebench.sweep.cell import Cell, Part, Where
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.suite import Suite, SuiteTask, load
 from sparsebench.tasks.base import Locations, Task
 
-SHAPE_KEYS = ("schedule", "gamma", "convention", "blocks")
 ALL = "all"
 """In place of a strategy's name: every one that is installed."""
-BUDGET_KEYS = (*AMOUNTS, *SHAPE_KEYS)
-"""Parameters of a plugin's specification that are its budget's: how much, and how that is spread over the blocks."""
 WEIGHTS_SEED = 0
 NOWHERE: Locations = {}
 ImageUse = Literal["images", "tested_images"]
@@ -222,9 +218,9 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
                 if where == "train" and not task.trains:
                     raise UserError(f"task '{task.name}' trains nothing", got="where: train", allowed=("both", "test"))
                 seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
-                size = model.size(fitted)
+                cost = known_cost(fitted, model)
                 placed = tuple(
-                    (strategy, found, _placed(budget, strategy, None if request.model else blocks, size), part)
+                    (strategy, found, fit_budget(budget, strategy, None if request.model else blocks, cost), part)
                     for strategy, found, budget, part in contenders
                 )
                 yield _Setting(fitted, model, placed, _sizes(task, entry, request), seeds, where)
@@ -315,10 +311,11 @@ def _contenders(
     own = () if request.alone else entry.strategies
     specs = plugins + [parse(text) for text in own or ()]
     shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
-    given = entry.budgets or (suite.budget,)
-    usual = shared or [Budget(**one.model_dump(exclude={"blocks"}, exclude_unset=True)) for one in given]
-    budgets = [_budgets(spec, usual) for spec in specs]
-    amounts = (_plain(budget) for some in budgets for budget in some if any(getattr(budget, key) for key in SHARED))
+    usual = shared or list(entry.budgets) or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
+    budgets = [budgets_of(spec, usual) for spec in specs]
+    amounts = (
+        shared_amount(budget) for some in budgets for budget in some if any(getattr(budget, key) for key in SHARED)
+    )
     every = list(dict.fromkeys(amounts)) or usual
     baselines = [(Spec(name), every) for name in suite.baselines] if own is None else []
     for spec, some in [*zip(specs, budgets, strict=True), *baselines]:
@@ -328,51 +325,6 @@ def _contenders(
             part = Part.of(strategy)
             for budget in some if strategy.budgeted else [FULL]:
                 yield strategy, found, budget, part
-
-
-def _budgets(spec: Spec, others: list[Budget]) -> list[Budget]:
-    """Return the specification's own budgets, or else the others, in each of the shapes that it asks for."""
-    what = f"the budget of '{spec.name}'"
-    amounts: list[dict[str, Any]] = [{key: value} for key in AMOUNTS for value in spec.params.get(key, ())]
-    amounts = amounts or [budget.model_dump(exclude_unset=True) for budget in others]
-    swept = {key: spec.params[key] for key in SHAPE_KEYS if key in spec.params}
-    shapes = [dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
-    return [fill(Budget, amount | shape, what) for amount in amounts for shape in shapes]
-
-
-def _plain(budget: Budget) -> Budget:
-    """Return the budget's amount, and its convention if it was asked for; what is left is each strategy's own."""
-    return Budget(**budget.model_dump(include={*SHARED, "convention"}, exclude_unset=True))
-
-
-def _placed(budget: Budget, strategy: Strategy, suite_blocks: tuple[int, ...] | None, size: Size | None) -> Budget:
-    """Return the budget as the strategy spends it on a model of that size: with its blocks and its convention.
-
-    The blocks are those asked for, or the suite's, which are for its own models, or none where it acts at the input.
-
-    Raises:
-        UserError: the budget does not fit the strategy or the model.
-    """
-    if not strategy.budgeted:
-        return budget
-    inside, habits = strategy.site != "input", strategy.habits()
-    if not inside and (budget.schedule or budget.blocks or not any(getattr(budget, key) for key in SHARED)):
-        raise UserError(
-            f"strategy '{strategy.name}' acts at the input only, once", got=f"budget {budget.label}",
-            allowed="macs or keep_rate, without schedule or blocks",
-            next_step="or take one of the attention or block site",
-        )  # fmt: skip
-    changes: dict[str, Any] = {}
-    if budget.keep_rate is not None and "convention" not in budget.model_fields_set:
-        changes["convention"] = strategy.convention
-    if inside and budget.blocks is None and len(budget.counts or suite_blocks or ()) == len(suite_blocks or ()):
-        changes["blocks"] = suite_blocks
-    budget = budget.model_copy(update=changes)
-    if inside and size is not None and size.blocks > 1:
-        if schedule_of(budget, habits) != "stages" and budget.blocks == tuple(range(size.blocks)):
-            budget = budget.model_copy(update={"blocks": None})  # every block, which is what this schedule means
-        check_fits(budget, habits, size.patches, size.blocks)
-    return budget
 
 
 def _named(text: str, registry: Registry) -> list[Spec]:

@@ -84,6 +84,7 @@ class Prepared:
     initial: str
     teacher: Teacher | None
     outcome: dict[str, float] | None = None
+    tested: str = ""
 
     @property
     def recipe(self) -> Recipe:
@@ -117,9 +118,9 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
     data = _data(task, cell, context)
     network = model.build(data, cell.repetition)
-    outcome: dict[str, float] | None = None
+    outcome, tested = None, ""
     if job.network:
-        initial, outcome = load_trained(network, store.weights_path(context.out, job.network))
+        initial, outcome, tested = load_trained(network, store.weights_path(context.out, job.network))
         start = Start(initial)
     elif cell.init is None:
         start = model.start(network, task, context.locations)
@@ -133,7 +134,7 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     validation = None if held is None else _on_device(held, network.grid, context.device)
     teacher = _teacher(network) if strategy.distils and start.head else None
     actor = _actor(cell, strategy, network, task)
-    return Prepared(cell, task, data, network, actor, train, test, validation, start.name, teacher, outcome)
+    return Prepared(cell, task, data, network, actor, train, test, validation, start.name, teacher, outcome, tested)
 
 
 def _teacher(network: Network) -> Teacher:
@@ -180,13 +181,13 @@ def kept(network: Network, initial: str, outcome: Mapping[str, float]) -> bytes:
     return save(state, {TRAINING: json.dumps({"initial": initial, "outcome": dict(outcome)}, sort_keys=True)})
 
 
-def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float]]:
-    """Put the weights of a file into the network; return what it began with and how its training came out.
+def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float], str]:
+    """Put the weights of a file into the network; return what it began with, how its training came out, its SHA-256.
 
     Raises:
         UserError: the file is missing or torn, holds another network, or says nothing of a training.
     """
-    _put(network, path, ())
+    content = _put(network, path, (), "trained network")
     with safe_open(path, "pt") as file:
         told = (file.metadata() or {}).get(TRAINING)
     if told is None:
@@ -195,7 +196,7 @@ def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float]]:
             next_step="remove the file and run again: they are made anew",
         )
     training = json.loads(told)
-    return training["initial"], training["outcome"]
+    return training["initial"], training["outcome"], hashlib.sha256(content).hexdigest()
 
 
 def _load_initial(network: Network, path: Path, *, head: bool) -> str:
@@ -209,11 +210,13 @@ def _load_initial(network: Network, path: Path, *, head: bool) -> str:
     Raises:
         UserError: the file is missing, torn, or holds the weights of another network.
     """
-    return hashlib.sha256(_put(network, path, () if head else HEADS)).hexdigest()
+    return hashlib.sha256(_put(network, path, () if head else HEADS, "first network")).hexdigest()
 
 
-def _put(network: Network, path: Path, fresh: tuple[str, ...]) -> bytes:
+def _put(network: Network, path: Path, fresh: tuple[str, ...], what: str) -> bytes:
     """Put the weights of a file into the network, but for those whose names begin so; return its content.
+
+    `what` is what an error calls them.
 
     Raises:
         UserError: the file is missing, torn, or holds the weights of another network.
@@ -222,15 +225,15 @@ def _put(network: Network, path: Path, fresh: tuple[str, ...]) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        what = f"the initial weights of this cell are missing ({path.name}): their cell did not succeed"
-        raise UserError(what) from error
+        missing = f"the {what} of this cell is not there ({path.name}): the cell that makes it did not succeed"
+        raise UserError(missing) from error
     try:
         state = {k: v for k, v in load(content).items() if not k.startswith(fresh)}
     except SafetensorError as error:
-        raise UserError(f"the initial weights of this cell are torn ({path.name}: {error})", next_step=again) from error
+        raise UserError(f"the {what} of this cell is torn ({path.name}: {error})", next_step=again) from error
     shapes = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(fresh)}
     if shapes != {name: value.shape for name, value in state.items()}:
-        raise UserError(f"the initial weights of this cell are another network's ({path.name})", next_step=again)
+        raise UserError(f"the {what} of this cell is another network's ({path.name})", next_step=again)
     network.module.load_state_dict(state, strict=False)
     return content
 

@@ -157,7 +157,11 @@ class _Run:
         assert cell is not None
         if cell.outcome is not None or not cell.task.trains:
             self.trained = cell.outcome or {}
+            if cell.tested:
+                self.result.notes["tested_weights"] = cell.tested
             return
+        if self.job.keep_weights:  # what a training before this one left must not be taken for its own
+            store.weights_path(self.context.out, self.job.cell.id).unlink(missing_ok=True)
         steps = steps_for(cell.network, cell.in_training, cell.train, cell.recipe, cell.teacher)
         watch = None
         if cell.recipe.watch:

@@ -21,7 +21,8 @@ from sparsebench.models.anatomy import vit_cost
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import fill
 from sparsebench.strategy import Strategy
-from sparsebench.sweep.expand import BUDGET_KEYS, Request, expand
+from sparsebench.sweep.budgets import BUDGET_KEYS
+from sparsebench.sweep.expand import Request, expand
 from sparsebench.tasks.base import Task
 from sparsebench.view import NEEDS
 

@@ -79,7 +79,7 @@ def test_a_cell_with_torn_initial_weights_has_failed(
 ) -> None:
     whole = store.weights_path(pretrained[0], pretrained[1].after).read_bytes()
     record = in_place_of_weights(pretrained, tmp_path, whole[:left])
-    assert record.status == "failed" and "are torn" in reason(record) and "--rerun failed" in reason(record)
+    assert record.status == "failed" and "is torn" in reason(record) and "--rerun failed" in reason(record)
 
 
 @pytest.mark.parametrize("state", [{}, {"pos_embed": torch.zeros(1, 2, 3)}])
