@@ -90,7 +90,7 @@ _PLUGINS = click.option(
     "plugins",
     multiple=True,
     metavar="NAME|FILE.py|all[:PARAM=V,V...]",
-    help="A strategy, a file that brings some, or all there are; its words may set its budget, as macs=0.5, keep_rate=0.7, "
+    help="A strategy, a file that brings some, or all there are; words set its budget: macs=0.5, keep_rate=0.7, "
     "per_block=13, ratio=0.9 or counts=99+51,blocks=3+6 (see list --published). Repeatable.",
 )
 _SETTING = (

@@ -17,7 +17,7 @@ from sparsebench.errors import UserError, unknown
 B = TypeVar("B", bound=BaseModel)
 _FORM = re.compile(r"(?P<name>.*?)(?::(?P<params>[A-Za-z_]\w*=.*))?", re.DOTALL)
 
-_POINT = re.compile(r"\s*\.\d+\s*")
+_POINT = re.compile(r"\s*-?\.\d+\s*")
 """A number such as .5, which is no JSON."""
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from vits import B, N, begin, close, images, vit
 
 from sparsebench.budget import Budget
-from sparsebench.errors import UnsupportedError
+from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.measure.cost import ShallowCost
 from sparsebench.models.acting import Actor
 from sparsebench.models.deep import DeepViT
@@ -151,3 +151,21 @@ def test_theory_models_take_no_learned_and_no_adaptive_strategy(scripted, attrib
     setattr(type(strategy), attribute, True)
     with pytest.raises(UnsupportedError, match="learned, keeps another number"):
         Actor(strategy, Budget(keep_rate=0.5), ShallowCost(10, 4, 4, 4, 8), None, 0)
+
+
+@pytest.mark.parametrize("blocks", [(4,), (-1,), (0, 50)])
+def test_blocks_to_train_in_that_are_not_there_are_an_error(scripted, blocks):
+    strategy = scripted(lambda view, keep: None)
+    type(strategy).training_blocks = lambda self, depth: blocks
+    network = DeepViT(vit())
+    with pytest.raises(StrategyError, match="is to train in blocks .*, of 4 from 0"):
+        Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=1)
+
+
+def test_a_ramp_outside_zero_to_one_is_an_error(scripted):
+    strategy = scripted(lambda view, keep: None)
+    type(strategy).ramp = lambda self, done: 2.0
+    network = DeepViT(vit())
+    actor = Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=1)
+    with pytest.raises(StrategyError, match=r"ramp must lie in \[0, 1\], got 2.0"):
+        actor.begin(torch.arange(3), 0, None, tokens=16, training=True, done=0.5)
