@@ -56,23 +56,13 @@ class ToFu(Strategy):
     def plan(self, view: TokenView, keep: int) -> Plan:
         """Drop or merge the tokens of A in the r closest pairs."""
         import torch
-        import torch.nn.functional as F
 
+        from sparsebench.matching import bipartite
         from sparsebench.tokens import apply
 
-        metric, P = F.normalize(view.keys.mean(dim=1), dim=2), view.prefix_count
-        A, B = slice(P % 2, None, 2), slice(1 - P % 2, None, 2)
-        similarity, match = (metric[:, A] @ metric[:, B].mT).max(dim=2)
-        rank = similarity.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        N, r = metric.shape[1], metric.shape[1] - keep
-        place = (rank >= r).cumsum(dim=1) - 1 if P else rank - r  # of those of A that go on
-        drops = view.block < round(self.merge_from * view.depth)
-        stay = rank.shape[1] - r
-        target = rank.new_empty(len(rank), N)
-        target[:, A] = place.where(rank >= r, N if drops else stay + match)
-        target[:, B] = torch.arange(stay, keep, device=target.device)
-        if drops:
-            return Keep(target.argsort(dim=1)[:, :keep], ordered=True)
+        target, leaves = bipartite(view.keys, keep, view.prefix_count)
+        if view.block < round(self.merge_from * view.depth):
+            return Keep(target.masked_fill(leaves, target.shape[1]).argsort(dim=1)[:, :keep], ordered=True)
         ones, lengths = torch.ones_like(view.sizes), view.tokens.norm(dim=2)
         longest = torch.zeros_like(lengths[:, :keep]).scatter_reduce(1, target, lengths, "amax")
         total = apply(Merge(target, weight=ones), view.tokens, view.sizes).norm(dim=2).clamp(min=1e-12)

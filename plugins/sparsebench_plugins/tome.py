@@ -53,20 +53,9 @@ class ToMe(Strategy):
 
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Merge the r closest pairs."""
-        import torch
-        import torch.nn.functional as F
+        from sparsebench.matching import bipartite
 
-        metric, P = F.normalize(view.keys.mean(dim=1), dim=2), view.prefix_count
-        A, B = slice(P % 2, None, 2), slice(1 - P % 2, None, 2)
-        similarity, match = (metric[:, A] @ metric[:, B].mT).max(dim=2)
-        rank = similarity.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        N, r = metric.shape[1], metric.shape[1] - keep
-        place = (rank >= r).cumsum(dim=1) - 1 if P else rank - r  # of those of A that go on
-        stay = rank.shape[1] - r
-        target = rank.new_empty(len(rank), N)
-        target[:, A] = torch.where(rank < r, stay + match, place)
-        target[:, B] = torch.arange(stay, keep, device=target.device)
-        return Merge(target)
+        return Merge(bipartite(view.keys, keep, view.prefix_count)[0])
 
 
 @sparsebench.hookimpl

@@ -158,7 +158,7 @@ def test_blocks_to_train_in_that_are_not_there_are_an_error(scripted, blocks):
     strategy = scripted(lambda view, keep: None)
     type(strategy).training_blocks = lambda self, depth: blocks
     network = DeepViT(vit())
-    with pytest.raises(StrategyError, match="is to train in blocks .*, of 4 from 0"):
+    with pytest.raises(StrategyError, match=r"is to train in blocks .*, of 4 from 0"):
         Actor(strategy, Budget(keep_rate=0.5), network.cost, network.grid, stream=1)
 
 
