@@ -20,6 +20,7 @@ from tabulate import tabulate
 from sparsebench.board import flat
 from sparsebench.board.build import judge
 from sparsebench.board.entries import frame_of, settings_of
+from sparsebench.board.marks import NOT_TOLD, marks
 from sparsebench.board.paired import Contender, Pairs, compare, holm, student
 from sparsebench.board.statistics import LEVEL
 
@@ -103,15 +104,19 @@ class World:
         return of + (", items of all seeds the same" if self.shared else "") + (", clusters" * (self.cluster > 1))
 
 
-def errors(world: World, worlds: int) -> tuple[float, float, float]:
-    """Return in which share of worlds anything is told, and which share of intervals of pairs and accuracies hold."""
-    upper, told, covered, own = np.triu_indices(world.R, 1), [], [], []
+def errors(world: World, worlds: int) -> tuple[float, float, float, float]:
+    """Return in which share of worlds anything is told, and marked, and which share of intervals holds.
+
+    Marks are against the last strategy; the intervals those of pairs, then those of accuracies.
+    """
+    upper, told, marked, covered, own = np.triu_indices(world.R, 1), [], [], [], []
     for seed in range(worlds):
         pairs = world.judged(seed)
         told.append(pairs.better().any())
+        marked.append(set(marks(pairs, dict.fromkeys(range(world.R - 1), world.R - 1)).values()) != {NOT_TOLD})
         covered.append((np.abs(pairs.mean) <= pairs.half)[upper].mean())
         own.append(((pairs.accuracy[:, 0] <= 0.5) & (pairs.accuracy[:, 1] >= 0.5)).mean())
-    return float(np.mean(told)), float(np.mean(covered)), float(np.mean(own))
+    return float(np.mean(told)), float(np.mean(marked)), float(np.mean(covered)), float(np.mean(own))
 
 
 def steady(world: World) -> np.ndarray:
@@ -216,7 +221,7 @@ def main() -> None:
         print(tabulate(rows, headers=headers, tablefmt="pipe", floatfmt=".3f"), end="\n\n", flush=True)
 
     worlds = list(settings())
-    show(("seeds", "world", "anything told", "intervals of pairs hold", "of accuracies"),
+    show(("seeds", "world", "anything told", "anything marked", "intervals of pairs hold", "of accuracies"),
          [(world.S, world.name, *errors(world, n)) for world in worlds])  # fmt: skip
     some = [world for world in worlds if world.cluster == 1 and world.noise < 0.1]
     show(("seeds", "world", "difference", "told", "said to be told in .8", "told"),

@@ -24,7 +24,10 @@ def aligned_gap(one: Contender, groups: Groups) -> Interval | None:
     Unlike the average less the worst group it is not above 0 where groups are alike. None where items are not known.
     """
     seeds = sorted(set(one.hits) & set(groups))
-    return _interval([one.hits[s][1] for s in seeds], [groups[s] for s in seeds], {one.hits[s][0] for s in seeds})
+    gap = _interval([one.hits[s][1] for s in seeds], [groups[s] for s in seeds], {one.hits[s][0] for s in seeds})
+    if gap is None or gap[1] is None or gap[2] is None:
+        return gap
+    return gap[0], max(-1.0, gap[1]), min(1.0, gap[2])
 
 
 def gap_reduction(one: Contender, dense: Contender, groups: Groups) -> Interval | None:
