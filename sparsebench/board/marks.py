@@ -1,7 +1,8 @@
 """Marks of strategies against one reference, judged together: Dunnett's comparisons.
 
-The critical value is that of the largest of all differences to the reference, which have it in common: a Gaussian
-multiplier bootstrap (Chernozhukov, Chetverikov and Kato 2013), drawn from the covariance that items and seeds give.
+The critical value is that of the largest of all differences to the reference, which they have in common: a Gaussian
+multiplier bootstrap (Chernozhukov, Chetverikov and Kato 2013), drawn from the covariance that items and seeds give,
+each difference over an error with its own degrees of freedom.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import stdtrit
 
 from sparsebench.board.paired import Pairs
 from sparsebench.board.statistics import LEVEL
 
 DRAWS = 10_000
+MANY = 1e6
+"""Degrees of freedom as good as infinitely many."""
 BETTER, WORSE, NOT_TOLD = "better", "worse", "not told"
 
 
@@ -29,8 +32,9 @@ def marks(pairs: Pairs, references: Mapping[int, int]) -> dict[int, str]:
     p, mean = pairs.p_alone[rows, others], pairs.mean[rows, others]
     if not len(rows):
         return {}
+    freedom = np.nan_to_num(pairs.freedom[rows, others], nan=MANY)
     with np.errstate(invalid="ignore"):
-        told = p <= critical_p(correlation(pairs.error**2, rows, others))
+        told = p <= critical_p(correlation(pairs.error**2, rows, others), freedom)
     words = np.where(told, np.where(mean > 0, BETTER, WORSE), NOT_TOLD)
     return dict(zip(rows.tolist(), words.tolist(), strict=True))
 
@@ -53,8 +57,19 @@ def correlation(variance: np.ndarray, rows: np.ndarray, others: np.ndarray) -> n
     return np.asarray(found / np.outer(scale, scale))
 
 
-def critical_p(correlations: np.ndarray) -> float:
-    """Return the p below which one of J differences is told, so that of none that is real it is one in 20 boards."""
-    drawn = np.random.default_rng(0).standard_normal((DRAWS, len(correlations)))
-    largest = np.abs(drawn @ np.linalg.cholesky(correlations).T).max(axis=1)
-    return float(2 * ndtr(-np.quantile(largest, LEVEL)))
+def critical_p(correlations: np.ndarray, freedom: np.ndarray) -> float:
+    """Return the p up to which one of J differences is told, so that of none that is real it is one in 20 boards.
+
+    Args:
+        correlations: (J, J) of the differences.
+        freedom: (J,) degrees of freedom of their errors.
+    """
+    rng, J = np.random.default_rng(0), len(correlations)
+    normal = rng.standard_normal((DRAWS, J)) @ np.linalg.cholesky(correlations).T
+    ratios = np.abs(normal) / np.sqrt(rng.chisquare(freedom, (DRAWS, J)) / freedom)
+    low, high = 0.0, 1 - LEVEL
+    for _ in range(30):
+        middle = (low + high) / 2
+        often = (ratios > stdtrit(freedom, 1 - middle / 2)).any(axis=1).mean() > 1 - LEVEL
+        low, high = (low, middle) if often else (middle, high)
+    return low

@@ -34,9 +34,15 @@ def test_correlations_of_differences_to_one_reference_follow_from_variances() ->
 def test_the_critical_value_is_dunnetts() -> None:
     """Dunnett 1964, table for many degrees of freedom, two-sided .95: 2 comparisons 2.21, 5 2.51, 9 2.69."""
     for J, value in ((1, 1.96), (2, 2.21), (5, 2.51), (9, 2.69)):
-        p = critical_p(np.full((J, J), 0.5) + 0.5 * np.eye(J))
+        p = critical_p(np.full((J, J), 0.5) + 0.5 * np.eye(J), np.full(J, 1e6))
         assert stats.norm.isf(p / 2) == pytest.approx(value, abs=0.04)
-    assert critical_p(np.eye(20)) == pytest.approx(1 - 0.95 ** (1 / 20), rel=0.1)  # independent: Sidak's
+    assert critical_p(np.eye(20), np.full(20, 7.0)) == pytest.approx(1 - 0.95 ** (1 / 20), rel=0.1)  # Sidak's
+
+
+def test_errors_of_few_degrees_of_freedom_make_the_critical_value_stricter() -> None:
+    correlations = np.full((9, 9), 0.9) + 0.1 * np.eye(9)
+    few, many = critical_p(correlations, np.full(9, 3.0)), critical_p(correlations, np.full(9, 1e6))
+    assert 0.05 / 9 < few < 0.8 * many < 0.05
 
 
 def test_differences_of_one_row_count_once() -> None:
@@ -44,7 +50,7 @@ def test_differences_of_one_row_count_once() -> None:
     hits[2:] = hits[1]
     pairs = compare(contenders(hits))
     copies = np.arange(1, 9)
-    p = critical_p(correlation(pairs.error**2, copies, np.zeros(8, dtype=int)))
+    p = critical_p(correlation(pairs.error**2, copies, np.zeros(8, dtype=int)), np.full(8, 1e6))
     assert p == pytest.approx(0.05, abs=0.01)
 
 
