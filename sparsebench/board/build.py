@@ -231,7 +231,7 @@ def _ranked(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, 
     every = paired.compare([main.tested[_key(row)].contender for row in able if main is not None])
     places = [i for i, r in enumerate(able) if r["kind"] != "oracle" and (r["strategy"], r["budget"]) not in lossy]
     _add_intervals(able, every)
-    _add_marks(able, every, [i for i, row in enumerate(able) if i in places or row["kind"] == "oracle"])
+    _add_marks(able, every, {*places, *(i for i, row in enumerate(able) if row["kind"] == "oracle")})
     ranked, found = [able[i] for i in places], every.among(places)
     for row in rows:
         row["rank"] = NOT_RANKED

@@ -34,8 +34,8 @@ def marks(pairs: Pairs, references: Mapping[int, int]) -> dict[int, str]:
         return {}
     freedom = np.nan_to_num(pairs.freedom[rows, others], nan=MANY)
     with np.errstate(invalid="ignore"):
-        told = p <= critical_p(correlation(pairs.error**2, rows, others), freedom)
-    words = np.where(told, np.where(mean > 0, BETTER, WORSE), NOT_TOLD)
+        sure = p <= critical_p(correlation(pairs.error**2, rows, others), freedom)
+    words = np.where(sure, np.where(mean > 0, BETTER, WORSE), NOT_TOLD)
     return dict(zip(rows.tolist(), words.tolist(), strict=True))
 
 
@@ -48,13 +48,13 @@ def correlation(variance: np.ndarray, rows: np.ndarray, others: np.ndarray) -> n
     covariance = (cross + cross.T - variance[np.ix_(rows, rows)] - variance[np.ix_(others, others)]) / 2
     scale = np.sqrt(np.diag(covariance))
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.nan_to_num(covariance / np.outer(scale, scale), posinf=0.0, neginf=0.0)
-    np.fill_diagonal(found, 1.0)
+        result = np.nan_to_num(covariance / np.outer(scale, scale), posinf=0.0, neginf=0.0)
+    np.fill_diagonal(result, 1.0)
     # Variances that were pooled pair by pair need not be those of anything: the nearest that are.
-    values, vectors = np.linalg.eigh(found)
-    found = (vectors * np.maximum(values, 1e-8)) @ vectors.T
-    scale = np.sqrt(np.diag(found))
-    return np.asarray(found / np.outer(scale, scale))
+    values, vectors = np.linalg.eigh(result)
+    result = (vectors * np.maximum(values, 1e-8)) @ vectors.T
+    scale = np.sqrt(np.diag(result))
+    return np.asarray(result / np.outer(scale, scale))
 
 
 def critical_p(correlations: np.ndarray, freedom: np.ndarray) -> float:

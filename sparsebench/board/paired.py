@@ -181,13 +181,14 @@ def compare(contenders: Sequence[Contender]) -> Pairs:
     every, accuracy = _Differences.unknown(R, R), np.full((R, 2), np.nan)
     alike = defaultdict(list)
     for index, one in enumerate(contenders):
-        alike[tuple(sorted(one.means)), tuple(sorted((s, name) for s, (name, _) in one.hits.items()))].append(index)
+        tests = tuple(sorted((s, name) for s, (name, _) in one.hits.items()))
+        alike[tuple(sorted(one.means)), tests, one.clusters is None].append(index)
     blocks = [(np.array(indices), [contenders[i] for i in indices]) for indices in alike.values()]
     for place, (rows, left) in enumerate(blocks):
         for columns, right in blocks[place:]:
-            found = _differences(left, right)
-            for each in fields(found):
-                block = getattr(found, each.name)
+            result = _differences(left, right)
+            for each in fields(result):
+                block = getattr(result, each.name)
                 getattr(every, each.name)[np.ix_(rows, columns)] = block
                 getattr(every, each.name)[np.ix_(columns, rows)] = -block.T if each.name == "mean" else block.T
         accuracy[rows] = _accuracy(_differences(left, [_nothing(left[0])]))
@@ -204,25 +205,25 @@ def _differences(left: Sequence[Contender], right: Sequence[Contender]) -> _Diff
     """Return the differences of two blocks; within each all have the same seeds and items."""
     a, b = left[0], right[0]
     seeds = sorted(set(a.means) & set(b.means))
-    found = _Differences.unknown(len(left), len(right))
+    result = _Differences.unknown(len(left), len(right))
     if not seeds:
-        return found
+        return result
     first, second = (np.array([[one.means[s] for s in seeds] for one in block]) for block in (left, right))
-    found.mean = np.array([(one - second).mean(axis=1) for one in first])
-    found.n_seeds[:] = len(seeds)
+    result.mean = np.array([(one - second).mean(axis=1) for one in first])
+    result.n_seeds[:] = len(seeds)
     if len(seeds) > 1:
-        found.between = np.array([(one - second).var(axis=1, ddof=1) for one in first]) / len(seeds)
+        result.between = np.array([(one - second).var(axis=1, ddof=1) for one in first]) / len(seeds)
     if all(s in a.hits and s in b.hits and a.hits[s][0] == b.hits[s][0] for s in seeds):
-        _add_items(found, left, right, seeds)
-    return found
+        _add_items(result, left, right, seeds)
+    return result
 
 
-def _add_items(found: _Differences, left: Sequence[Contender], right: Sequence[Contender], seeds: list[int]) -> None:
+def _add_items(result: _Differences, left: Sequence[Contender], right: Sequence[Contender], seeds: list[int]) -> None:
     """Add what items explain of the differences of two blocks that were tested on the same."""
-    S, numbers = len(seeds), _numbers(left[0], seeds)
+    S, numbers = len(seeds), _numbers(left[0] if right[0].clusters is None else right[0], seeds)
     every = np.unique(np.concatenate(numbers)) if numbers else np.empty(0)
     totals = [np.zeros((n, len(every))) for n in (len(left), len(right), 1)]
-    squares, counts, found.apart, tested = *np.zeros((3, *found.mean.shape)), 0
+    squares, counts, result.apart, tested = *np.zeros((3, *result.mean.shape)), 0
     for place, seed in enumerate(seeds):
         parts = [_hits(left, seed), _hits(right, seed)]
         parts.append(np.ones_like(parts[0][:1]))
@@ -234,17 +235,18 @@ def _add_items(found: _Differences, left: Sequence[Contender], right: Sequence[C
         square = squared_differences(x, y)
         squares += square
         counts += x.sum(axis=1)[:, None] - y.sum(axis=1)
-        found.apart += item_variance(x, y, sizes, square) / S**2
+        result.apart += item_variance(x, y, sizes, square) / S**2
         tested += len(sizes)
-    found.together, found.clusters[:] = found.apart, tested
-    found.sizes[:] = max(len(left[0].hits[s][1]) for s in seeds)
+    result.together, result.clusters[:] = result.apart, tested
+    result.sizes[:] = max(len(left[0].hits[s][1]) for s in seeds)
     if numbers and len(every) < tested:
         x, y, (sizes,) = totals
-        found.together, found.clusters[:] = item_variance(x, y, sizes, squared_differences(x, y)), len(every)
+        result.together = item_variance(x, y, sizes, squared_differences(x, y))
+        result.clusters[:] = len(every)
     if numbers:
-        found.p_items = student(found.mean, found.together, found.clusters - 1)
+        result.p_items = student(result.mean, result.together, result.clusters - 1)
     else:
-        found.p_items = mcnemar((squares + counts) / 2, (squares - counts) / 2)
+        result.p_items = mcnemar((squares + counts) / 2, (squares - counts) / 2)
 
 
 def _hits(block: Sequence[Contender], seed: int) -> np.ndarray:
@@ -256,7 +258,7 @@ def _numbers(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
     """Return of each seed (I,) which cluster each item is in; none if each item of each seed is its own."""
     if one.clusters is not None:
         return [one.clusters[s] for s in seeds]
-    if len(seeds) > 1 == len({one.hits[s][0] for s in seeds}):
+    if len(seeds) > 1 and len({one.hits[s][0] for s in seeds}) == 1:
         return [np.arange(len(one.hits[s][1])) for s in seeds]
     return []
 
@@ -268,36 +270,36 @@ def _grouped(parts: Sequence[np.ndarray], numbers: np.ndarray) -> tuple[np.ndarr
     return names, [np.add.reduceat(part[:, order], starts, axis=1, dtype=float) for part in parts]
 
 
-def _judged(found: _Differences, accuracy: np.ndarray) -> Pairs:
+def _judged(result: _Differences, accuracy: np.ndarray) -> Pairs:
     """Return how differences are judged: by seeds and items together, and never more surely than by items alone."""
-    S, items = found.n_seeds, found.clusters - 1
-    rest, main = item_parts(found.apart, found.together, S)
-    factor, freedom = overdispersion(found.between, rest, S, found.sizes)
+    S, items = result.n_seeds, result.clusters - 1
+    rest, main = item_parts(result.apart, result.together, S)
+    factor, freedom = overdispersion(result.between, rest, S, result.sizes)
     lone = np.isnan(factor)
-    seeds = np.where(lone, found.between, factor * rest), np.where(lone, S - 1.0, freedom)
+    seeds = np.where(lone, result.between, factor * rest), np.where(lone, S - 1.0, freedom)
     variance, freedom = satterthwaite(seeds, optional(main, items))
-    p_seeds = student(found.mean, variance, freedom)
+    p_seeds = student(result.mean, variance, freedom)
     # Far in the tail Satterthwaite's approximation is too bold where a pair has its own seeds alone.
-    p_seeds = np.where(lone, np.fmax(p_seeds, student(found.mean, *seeds)), p_seeds)
-    half, least = student_half(variance, freedom), student_half(found.together, items)
+    p_seeds = np.where(lone, np.fmax(p_seeds, student(result.mean, *seeds)), p_seeds)
+    half, least = student_half(variance, freedom), student_half(result.together, items)
     with np.errstate(invalid="ignore"):
         by_items = np.isnan(half) | (least > half)
     return Pairs(
-        mean=found.mean, half=np.where(S > 1, np.fmax(half, least), np.nan),
-        error=np.sqrt(np.where(by_items, found.together, variance)), freedom=np.where(by_items, items, freedom),
-        overdispersion=factor, p_items=found.p_items, p_seeds=p_seeds, n_seeds=S, accuracy=accuracy,
+        mean=result.mean, half=np.where(S > 1, np.fmax(half, least), np.nan),
+        error=np.sqrt(np.where(by_items, result.together, variance)), freedom=np.where(by_items, items, freedom),
+        overdispersion=factor, p_items=result.p_items, p_seeds=p_seeds, n_seeds=S, accuracy=accuracy,
     )  # fmt: skip
 
 
-def _accuracy(own: _Differences) -> np.ndarray:
+def _accuracy(result: _Differences) -> np.ndarray:
     """Return (a, 2) ends of the 95 % intervals of accuracies, from their differences to nothing right.
 
     They are never within Wilson's of the items, or of as many as their clusters are worth. NaN of a single seed.
     """
-    half = half_width(own.between, own.apart, own.together, own.n_seeds, own.clusters)[:, 0]
-    mean, items = own.mean[:, 0], own.together[:, 0]
+    half = half_width(result.between, result.apart, result.together, result.n_seeds, result.clusters)[:, 0]
+    mean, items = result.mean[:, 0], result.together[:, 0]
     with np.errstate(divide="ignore", invalid="ignore"):
-        worth = np.where(items > 0, mean * (1 - mean) / items, own.clusters[:, 0])
+        worth = np.where(items > 0, mean * (1 - mean) / items, result.clusters[:, 0])
     low, high = wilson(mean, worth)
     ends = np.stack([np.fmin(mean - half, low), np.fmax(mean + half, high)], axis=1)
     return np.where(np.isnan(half)[:, None], np.nan, ends)

@@ -94,6 +94,15 @@ def test_a_single_seed_is_judged_by_its_items_and_has_no_interval() -> None:
     assert found.p[0, 1] == pytest.approx(2 * 0.5**30) and found.rank_sets() == [(1, 1), (2, 2)]
 
 
+def test_a_single_seed_is_judged_by_its_clusters_where_they_are_known() -> None:
+    hits = np.repeat(drawn(2, 1, 30, seed=4), 5, axis=2)
+    numbers = np.repeat(np.arange(30), 5)
+    found = compare([replace(contender(one), clusters={0: numbers}) for one in hits])
+    each = hits[0, 0, ::5].astype(float) - hits[1, 0, ::5]
+    assert found.p_items[0, 1] == pytest.approx(stats.ttest_1samp(each, 0).pvalue) == found.p[0, 1]
+    assert np.isnan(found.half[0, 1]) and found.error[0, 1] == pytest.approx(stats.sem(each))
+
+
 def test_contenders_without_a_seed_in_common_are_not_told_apart() -> None:
     found = compare([contender(np.ones((2, 9), bool)), contender(np.zeros((2, 9), bool), first=5)])
     assert np.isnan(found.mean[0, 1]) and found.rank_sets() == [(1, 2), (1, 2)]
