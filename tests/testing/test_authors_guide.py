@@ -25,7 +25,7 @@ def strategy_in(code):
     return cls(), names
 
 
-@pytest.mark.parametrize("code", CODE[:4], ids=["far_out", "neighbours", "gate", "lonely"])
+@pytest.mark.parametrize("code", CODE[:5], ids=["far_out", "neighbours", "gate", "half", "lonely"])
 def test_the_strategies_of_the_page_conform(code):
     strategy, names = strategy_in(code)
     assert names.get("sparsebench_strategies", lambda: [type(strategy)])() == [type(strategy)]
@@ -36,7 +36,7 @@ def test_the_strategies_of_the_page_conform(code):
 
 def test_the_test_of_the_page_collects_its_checks(tmp_path):
     (tmp_path / "far_out.py").write_text(CODE[0])
-    (tmp_path / "test_far_out.py").write_text(CODE[4])
+    (tmp_path / "test_far_out.py").write_text(CODE[5])
     line = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-k", "plans_are_legal"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
@@ -51,7 +51,7 @@ def test_the_page_names_every_field_site_and_declaration():
 
 
 def test_the_observer_of_the_page_writes_a_line_a_record(tmp_path):
-    (tmp_path / "lines.py").write_text(CODE[5])
+    (tmp_path / "lines.py").write_text(CODE[6])
     request = {"tasks": "theory:steps=10,test=10,tokens=20", "n_train": [4], "seeds": 1, "jobs": 0, "device": "cpu"}
     sparsebench.run(observe=f"{tmp_path}/lines.py:file=log.txt", out=tmp_path / "out", **request)
     records = sparsebench.load_records(tmp_path / "out")
@@ -61,4 +61,4 @@ def test_the_observer_of_the_page_writes_a_line_a_record(tmp_path):
 
 
 def test_all_code_of_the_page_is_run():
-    assert len(CODE) == 6
+    assert len(CODE) == 7
