@@ -151,7 +151,9 @@ def test_they_act_on_the_theory_model_too(strategy):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "why"), [(EViT(), "changes the number while training"), (TPS(), "not fused"), (RepShift(), "needs branch")], ids=str
+    ("strategy", "why"),
+    [(EViT(), "changes the number while training"), (TPS(), "not fused"), (RepShift(), "needs branch")],
+    ids=str,
 )
 def test_what_cannot_act_on_the_theory_model_says_why(strategy, why):
     data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(6, 0, {})
