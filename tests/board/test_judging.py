@@ -11,7 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import judging
 from judging import World
 
-WORLDS = 200
+WORLDS = 400
+MOST = stats.binom.ppf(0.995, WORLDS, 0.05) / WORLDS
+"""Of the worlds, in each of ten settings: what 5 % leaves open."""
 SEED_NOISE = judging.KINDS[1:]
 
 
@@ -20,7 +22,7 @@ SEED_NOISE = judging.KINDS[1:]
 @pytest.mark.parametrize("kind", SEED_NOISE)
 def test_equals_have_no_winner_and_intervals_hold(kind: str, shared: bool) -> None:
     told, marked, covered, own = judging.errors(World(kind, shared=shared), WORLDS)
-    assert max(told, marked) * WORLDS <= stats.binom.ppf(0.975, WORLDS, 0.05)
+    assert max(told, marked) <= MOST
     assert 0.93 <= covered <= 0.98 and own >= 0.93
 
 
@@ -29,7 +31,7 @@ def test_equals_have_no_winner_and_intervals_hold(kind: str, shared: bool) -> No
 def test_clusters_are_no_surer_than_they_are(shared: bool) -> None:
     world = World("one seed noise", shared=shared, cluster=5)
     told, marked, covered, own = judging.errors(world, WORLDS)
-    assert max(told, marked) * WORLDS <= stats.binom.ppf(0.975, WORLDS, 0.05)
+    assert max(told, marked) <= MOST
     assert 0.93 <= covered <= 0.985 and own >= 0.93
 
 
