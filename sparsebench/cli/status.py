@@ -55,14 +55,16 @@ def _rows(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[str,
 
 
 def _about(run: Underway, records: Sequence[Record]) -> str:
+    from sparsebench.sweep.beat import apart
+
     where = f"the run on {run.host} (process {run.pid})"
-    left, tests = (sum(cells.n for cells in run.left if cells.tests or every) for every in (True, False))
+    left = sum(cells.n for cells in run.left)
     if not run.alive:
         silent = Progress.clock(time.time() - run.updated)
         return f"{where} was stopped with {left} cells left, or says nothing since {silent}: the same command goes on"
     longest = Progress.clock(max((time.time() - cells.since for cells in run.running), default=0.0))
-    apart = f" ({left - tests} trainings, {tests} tests of trained networks)" if tests else ""
-    about = f"{left} cells without a record{apart}, {_time_left(run, records)}"
+    split = apart(left, sum(cells.n for cells in run.left if cells.network))
+    about = f"{left} cells without a record{split}, {_time_left(run, records)}"
     return f"{where}: {about}; the longest at work so far: {longest}"
 
 
@@ -72,6 +74,6 @@ def _time_left(run: Underway, records: Iterable[Record]) -> str:
     for record in records:
         if record.seconds:
             took.add(record.cell.task.name, record.cell.tests_only, record.cell.n_train, record.seconds)
-    cells = ((some.task, some.tests, some.n_train, some.n) for some in run.left)
+    cells = ((some.task, some.tests_only, some.n_train, some.n) for some in run.left)
     seconds, unknown = took.left(cells, run.workers)
     return ("over " if unknown else "about ") + Progress.clock(seconds)

@@ -28,7 +28,8 @@ class Cells(BaseModel):
     """Some cells of one strategy, task and number of training samples.
 
     Attributes:
-        tests: whether they test a network that is trained once for all of them.
+        tests_only: whether their strategy acts in the test only; such cells are reckoned apart.
+        network: whether they test a network that is trained once for all of them.
         since: when they were begun, in seconds since 1970; 0 if they are not.
     """
 
@@ -38,7 +39,8 @@ class Cells(BaseModel):
     task: str
     n_train: int
     n: int
-    tests: bool = False
+    tests_only: bool = False
+    network: bool = False
     since: float = 0.0
 
 
@@ -128,17 +130,24 @@ class Beat:
         return Underway(host=self.host, pid=os.getpid(), workers=self.workers, updated=now, left=left, running=running)
 
 
-_Kind = tuple[str, str, int, bool]
-"""Label, task, number of training samples, and whether a trained network is tested."""
+_Kind = tuple[str, str, int, bool, bool]
+"""The fields of `Cells` by which cells are counted together."""
 
 
 def _kind(job: Job) -> _Kind:
-    return job.label, job.cell.task.name, job.cell.n_train, bool(job.network)
+    return job.label, job.cell.task.name, job.cell.n_train, job.cell.tests_only, bool(job.network)
 
 
 def _cells(kind: _Kind, n: int, since: float = 0.0) -> Cells:
-    label, task, n_train, tests = kind
-    return Cells(label=label, task=task, n_train=n_train, tests=tests, n=n, since=since)
+    label, task, n_train, tests_only, network = kind
+    return Cells(
+        label=label, task=task, n_train=n_train, tests_only=tests_only, network=network, n=n, since=since
+    )  # fmt: skip
+
+
+def apart(cells: int, tests: int) -> str:
+    """Return how many of some cells are trainings, and how many tests of trained networks; "" without any of these."""
+    return f" ({cells - tests} trainings, {tests} tests of trained networks)" if tests else ""
 
 
 def underway(out: Path) -> list[Underway]:

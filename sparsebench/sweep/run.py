@@ -15,7 +15,7 @@ from sparsebench.errors import UserError
 from sparsebench.models import weights
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import described, engine, environment, store
-from sparsebench.sweep.beat import Beat
+from sparsebench.sweep.beat import Beat, apart
 from sparsebench.sweep.expand import ImageUse, Request, expand, image_uses
 from sparsebench.sweep.expected import Expected
 from sparsebench.sweep.job import Job
@@ -125,9 +125,8 @@ class Plan:
 
     @property
     def apart(self) -> str:
-        """How many of what is to do are trainings, and how many tests of trained networks; "" without any of these."""
-        tests = sum(bool(job.network) for job in self.todo)
-        return f" ({len(self.todo) - tests} trainings, {tests} tests of trained networks)" if tests else ""
+        """How many of what is to do are trainings and how many tests, see `beat.apart`."""
+        return apart(len(self.todo), sum(bool(job.network) for job in self.todo))
 
 
 def plan(

@@ -126,3 +126,13 @@ def test_the_time_left_does_not_hang_on_which_cells_were_run_first(tmp_path: Pat
         result = status(tmp_path)
     minutes = int(len(left) * took[12 - first] / 2 / 60)
     assert f"{len(left)} cells without a record, about {minutes}:" in result.output
+
+
+def test_trainings_and_tests_of_trained_networks_are_counted_apart(tmp_path: Path) -> None:
+    left = tuple(
+        beat.Cells(label="random", task=task, n_train=4, n=3, tests_only=True, network=network)
+        for task, network in (("theory", False), ("composite", True))
+    )
+    run = beat.Underway(host="here", pid=7, workers=1, updated=time.time(), left=left, running=())
+    store.write_whole(tmp_path / "underway" / "here-7.json", run.model_dump_json().encode())
+    assert "6 cells without a record (3 trainings, 3 tests of trained networks)" in status(tmp_path).output
