@@ -29,24 +29,25 @@ for k in range(first, first + number):
 def test_what_writers_that_were_killed_acknowledged_is_there(
     tmp_path: Path, make_record: Callable[..., Record]
 ) -> None:
-    writers, number = 8, 200
+    writers, victims, number, endless = 8, 3, 200, 10**6
     (tmp_path / "one.json").write_text(make_record().model_dump_json())
     logs = [tmp_path / f"{k}.log" for k in range(writers)]
     processes = []
     for k, log in enumerate(logs):
-        words = [tmp_path / "one.json", tmp_path, k * number, number]
+        # A victim never ends by itself: a test that is slow to kill it must find it at work.
+        words = [tmp_path / "one.json", tmp_path, k * endless, endless if k < victims else number]
         with log.open("wb") as file:
             processes.append(subprocess.Popen([sys.executable, "-c", WRITE, *map(str, words)], stdout=file))
-    for victim in range(3):
+    for victim in range(victims):
         while logs[victim].stat().st_size < 17 * 40 * (victim + 1) and processes[victim].poll() is None:
             time.sleep(0.005)
         processes[victim].send_signal(signal.SIGKILL)
     ends = [process.wait(120) for process in processes]
-    assert ends == [-signal.SIGKILL] * 3 + [0] * 5
+    assert ends == [-signal.SIGKILL] * victims + [0] * (writers - victims)
     acknowledged = {line for log in logs for line in log.read_text().split("\n")[:-1]}
-    assert 5 * number + 3 * 40 <= len(acknowledged) < writers * number
+    assert len(acknowledged) >= (writers - victims) * number + victims * 40
     there = set(store.read(tmp_path))
-    assert acknowledged <= there and len(there - acknowledged) <= 3
+    assert acknowledged <= there and len(there - acknowledged) <= victims
     assert len(store.segments(tmp_path)) == writers
 
 
