@@ -109,7 +109,9 @@ def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -
 
     Never the latest: the same cells must give the same board.
     """
-    tasks = {one.task: one for one in sorted(settings, key=lambda one: (one.records, one.n_train, one.setting))}
+    tasks = {
+        one.task: one for one in sorted(settings, key=lambda one: (one.records, one.n_train, one.setting, one.track))
+    }
     if len(tasks) > 1:
         tasks.pop(PRETRAINING, None)
 

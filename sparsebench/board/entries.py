@@ -31,6 +31,8 @@ TRAINED, VERIFIED, READY = "trained", "verified", "ready for the board"
 ABOUT = (
     "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "inactive",
 )  # fmt: skip
+TRACK = "scratch"
+"""The track of records that say none."""
 Key = tuple[str, str, str]
 """Strategy, kind and budget of an entry."""
 
@@ -46,6 +48,7 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     lacking: dict[str, Any] = {
         name: "" for name in (*ABOUT, TRAINED, VERIFIED, *OUTCOMES[1:], GROUPS) if name not in frame
     }
+    lacking |= {"track": TRACK} if "track" not in frame else {}
     lacking |= {name: 0 for name in ("n_train", "repetition", OUTCOMES[0]) if name not in frame}
     numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in (*METRICS, "macs_ratio_asked")}
     frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
@@ -166,6 +169,7 @@ class Setting:
         task, model: their names, see `titled`.
         setting: their parameters, as `row_of` has them.
         n_train: 0 where the task has a success criterion: then all sizes are together.
+        track: see `cell.Track`; strategies of two are never ranked together.
         entries: by strategy, kind and budget, sorted.
     """
 
@@ -173,6 +177,7 @@ class Setting:
     model: str
     setting: str
     n_train: int
+    track: str
     entries: dict[Key, Entry]
 
     @cached_property
@@ -206,16 +211,16 @@ class Setting:
 
 
 def settings_of(frame: pd.DataFrame) -> list[Setting]:
-    """Return the settings of the records that are ok, by task, setting and size; the frame is that of `frame_of`."""
+    """Return the settings of the records that are ok, by task, setting, size and track; the frame is `frame_of`'s."""
     ok = (frame["status"] == "ok").to_numpy()
     good = frame.loc[ok] if not ok.all() else frame
     n = np.where(good["success"].isna(), good["n_train"], 0)
-    keys = [good[name] for name in ("task", "setting", "strategy", "kind", "budget")]
+    keys = [good[name] for name in ("task", "setting", "track", "strategy", "kind", "budget")]
     grouped = good.groupby([*keys[:2], n, *keys[2:]], sort=False, observed=True).indices if len(good) else {}
-    settings: dict[tuple[str, str, int], dict[Key, Entry]] = defaultdict(dict)
+    settings: dict[tuple[str, str, int, str], dict[Key, Entry]] = defaultdict(dict)
     columns = Columns(good)
-    for (task, setting, size, *own), places in sorted(grouped.items()):
-        settings[task, setting, int(size)][tuple(own)] = Entry(columns, places)
+    for (task, setting, size, track, *key), places in sorted(grouped.items()):
+        settings[task, setting, int(size), track][tuple(key)] = Entry(columns, places)
     model = {key: str(next(iter(entries.values())).column("model")[0]) for key, entries in settings.items()}
     return [Setting(key[0], model[key], *key[1:], entries) for key, entries in settings.items()]
 

@@ -86,7 +86,9 @@ def _entries(settings: Iterable[Setting]) -> Iterator[tuple[_About, Entry]]:
 
 def _largest(settings: Iterable[Setting]) -> list[Setting]:
     """Return of settings that differ in size alone the largest."""
-    return list({(one.task, one.setting): one for one in sorted(settings, key=lambda one: one.n_train)}.values())
+    return list(
+        {(one.task, one.setting, one.track): one for one in sorted(settings, key=lambda one: one.n_train)}.values()
+    )
 
 
 def _curve(about: _About, entry: Entry) -> Curve:

@@ -30,6 +30,7 @@ def row_of(record: Record) -> Row:
         "budget": cell.budget.label
         + {"both": "", "train": ", in training only", "test": ", in the test only"}[cell.where],
         "n_train": cell.n_train,
+        "track": cell.track,
         "repetition": cell.repetition,
         "macs_ratio_asked": None if cell.where == "train" else cell.budget.macs,
         "setting": canonical([{"name": part.name, "params": part.params} for part in (cell.task, cell.model)]),

@@ -7,13 +7,15 @@ import json
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 Where = Literal["both", "train", "test"]
+Track = Literal["frozen", "tuned", "scratch"]
+"""What is trained with the strategy: nothing, a trained network for a little longer, or one from its first step."""
 
 
 class Part(BaseModel):
@@ -40,6 +42,7 @@ class Cell(BaseModel):
         where: whether tokens are removed in training, in the test, or in both.
         init: the cell whose trained weights this one starts from, or None for random ones.
         repetition: numbers the seeds: data, initial weights and order depend on it, and on no other cell.
+        track: the ranking that it is part of.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +55,15 @@ class Cell(BaseModel):
     repetition: int = Field(ge=0)
     where: Where = "both"
     init: Cell | None = None
+    track: Track = "scratch"
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the track that came before there were several, so that the hashes of its cells still hold."""
+        content: dict[str, Any] = dump(self)
+        if self.track == "scratch":
+            content.pop("track", None)  # a part of a cell need not have it
+        return content
 
     @property
     def tests_only(self) -> bool:
