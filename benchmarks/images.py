@@ -25,9 +25,9 @@ from timing import AGAIN, Run, Seconds, ratio, settled, table
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Vit
 from sparsebench.models.deep import DeepViT, small_vit
 from sparsebench.models.named import named_vit
+from sparsebench.models.vits import Vit
 from sparsebench.sweep.worker import one_thread
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite

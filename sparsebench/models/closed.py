@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import BlockCost, CostModel, PositionalCost, ShallowCost, TwoLayerCost, VitCost
-from sparsebench.models.base import Model, Positional, Shallow, Timm, TwoLayer, Vit
+from sparsebench.models.base import Model, Positional, Shallow, TwoLayer
+from sparsebench.models.vits import Timm, Vit
 from sparsebench.tasks.base import Task
 
 MLP_RATIO = 4

@@ -19,8 +19,8 @@ from typing import Any
 import pluggy
 
 from sparsebench.errors import UserError, unknown
-from sparsebench.models.base import SHIPPED as MODELS
 from sparsebench.models.base import Model
+from sparsebench.models.shipped import SHIPPED as MODELS
 from sparsebench.observe.aside import Aside
 from sparsebench.observe.base import Observer, See
 from sparsebench.observe.mlflow import MLflow

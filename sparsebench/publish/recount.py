@@ -10,8 +10,9 @@ import numpy as np
 
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel, Step, VitCost
-from sparsebench.models.base import Model, Timm, Vit
+from sparsebench.models.base import Model
 from sparsebench.models.closed import cost_of
+from sparsebench.models.vits import Timm, Vit
 from sparsebench.publish.classes import classes_of
 from sparsebench.publish.folder import plain
 from sparsebench.publish.rescore import same

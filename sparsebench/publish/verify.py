@@ -17,8 +17,8 @@ from pydantic import RootModel
 
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items
-from sparsebench.models.base import SHIPPED as MODELS
 from sparsebench.models.base import Model
+from sparsebench.models.shipped import SHIPPED as MODELS
 from sparsebench.plugin.registry import TASKS
 from sparsebench.plugin.spec import fill
 from sparsebench.publish import folder as folders

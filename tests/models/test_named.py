@@ -7,9 +7,9 @@ import torch
 from vits import vit
 
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.models.base import Timm
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.named import named_vit
+from sparsebench.models.vits import Timm
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.images import Composite
 

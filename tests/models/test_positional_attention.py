@@ -17,8 +17,8 @@ from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.neighbours import neighbour_agreement
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Timm, Vit
 from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
+from sparsebench.models.vits import Timm, Vit
 from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy import SITES

@@ -10,9 +10,9 @@ from vits import ARCHITECTURES, begin, close, images, vit
 
 from sparsebench.errors import UserError
 from sparsebench.models import weights
-from sparsebench.models.base import Timm
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.named import load_weights, matched, named_vit
+from sparsebench.models.vits import Timm
 from sparsebench.tasks.images import Composite
 
 architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)

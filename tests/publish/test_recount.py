@@ -5,7 +5,8 @@ import pytest
 
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import Step
-from sparsebench.models.base import Model, Timm, Vit
+from sparsebench.models.base import Model
+from sparsebench.models.vits import Timm, Vit
 from sparsebench.publish.classes import classes_of
 from sparsebench.publish.recount import MOST_NETWORKS, Networks, differences
 from sparsebench.sweep import store

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsebench.models.base import Vit
+from sparsebench.models.vits import Vit
 from sparsebench.reproduce import published
 from sparsebench.reproduce.images import PAPER, alpha, figure_6a, figure_6b, figure_6c, first_model
 from sparsebench.reproduce.result import Result

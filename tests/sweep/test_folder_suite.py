@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from sparsebench.errors import UserError
-from sparsebench.models.base import Timm
+from sparsebench.models.vits import Timm
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store

@@ -12,7 +12,7 @@ from sparsebench_plugins.random import Random
 from sparsebench.budget import Budget
 from sparsebench.measure.spuriosity import token_spuriosity
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Vit
+from sparsebench.models.vits import Vit
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.measured import Result, _add_spuriosity

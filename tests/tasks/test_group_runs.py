@@ -6,7 +6,7 @@ import torch
 from click.testing import CliRunner
 
 from sparsebench.cli import main
-from sparsebench.models.base import Vit
+from sparsebench.models.vits import Vit
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import prepare, store
 from sparsebench.sweep import run as runs

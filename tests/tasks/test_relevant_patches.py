@@ -13,7 +13,7 @@ from sparsebench.budget import Budget
 from sparsebench.errors import UserError
 from sparsebench.measure.selection import auroc
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Timm, Vit
+from sparsebench.models.vits import Timm, Vit
 from sparsebench.tasks import sources
 from sparsebench.tasks.base import relevant
 from sparsebench.tasks.images import Composite, Plain, Spurious

@@ -6,7 +6,7 @@ from sparsebench_plugins.ats import ATS
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Vit
+from sparsebench.models.vits import Vit
 from sparsebench.plans import Mask
 from sparsebench.tasks.images import Composite
 from sparsebench.training import calibrate as module

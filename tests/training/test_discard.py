@@ -10,7 +10,7 @@ from timm.layers import Attention
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Vit
+from sparsebench.models.vits import Vit
 from sparsebench.plans import Keep, Merge
 from sparsebench.tasks.images import Composite
 from sparsebench.training.discard import influences

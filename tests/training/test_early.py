@@ -9,7 +9,7 @@ from torch import nn
 from sparsebench.budget import Budget
 from sparsebench.measure.cost import TwoLayerCost
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Vit
+from sparsebench.models.vits import Vit
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Spurious
 from sparsebench.training.early import EarlyStopping

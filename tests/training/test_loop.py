@@ -14,7 +14,8 @@ from torch import nn
 from sparsebench.budget import Budget
 from sparsebench.errors import DivergedError
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Shallow, Vit
+from sparsebench.models.base import Shallow
+from sparsebench.models.vits import Vit
 from sparsebench.plans import Keep
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite

@@ -10,7 +10,7 @@ from sparsebench_plugins.dynamic_vit import DynamicViT
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import LEARNED, Actor
-from sparsebench.models.base import Vit
+from sparsebench.models.vits import Vit
 from sparsebench.plans import Keep, Mask
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.images import Composite

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Vit
+from sparsebench.models.vits import Vit
 from sparsebench.plans import Keep
 from sparsebench.tasks.images import Composite
 from sparsebench.training.augment import Augmentation
