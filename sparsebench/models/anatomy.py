@@ -11,6 +11,7 @@ from torch import nn
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import BlockCost, VitCost
 from sparsebench.models.attention import is_plain
+from sparsebench.models.stem import ConvStem
 
 
 def refuse(vit: Any) -> None:
@@ -27,7 +28,7 @@ def refuse(vit: Any) -> None:
     if vit.attn_pool is not None:
         raise UnsupportedError(f"{name}: its MACs are not known here, as it pools with {type(vit.attn_pool).__name__}")
     embed = vit.patch_embed
-    if type(embed) is not PatchEmbed:
+    if type(embed) not in (PatchEmbed, ConvStem):
         raise UnsupportedError(f"{name}: its patches are made by {type(embed).__name__}, not by one projection")
     if any(
         n * side != pixels for n, side, pixels in zip(embed.grid_size, embed.patch_size, embed.img_size, strict=True)
@@ -70,7 +71,8 @@ def vit_cost(vit: Any, class_rows: int) -> VitCost:
                 width=attn.qkv.out_features // 3,
             )
         )
-    patch_weights = vit.patch_embed.proj.weight.numel()
+    embed = vit.patch_embed
+    patch_weights = embed.macs() if isinstance(embed, ConvStem) else embed.proj.weight.numel()
     head = linear_macs(vit.head) + linear_macs(getattr(vit, "head_dist", None))
     plain = all(is_plain(block.attn) for block in vit.blocks)
     tokens_, prefix = vit.patch_embed.num_patches, vit.num_prefix_tokens

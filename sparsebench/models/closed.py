@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import BlockCost, CostModel, PositionalCost, ShallowCost, TwoLayerCost, VitCost
 from sparsebench.models.base import Model, Positional, Shallow, TwoLayer
-from sparsebench.models.vits import Timm, Vit
+from sparsebench.models.vits import Timm, Vit, stem_widths
 from sparsebench.tasks.base import Task
 
 MLP_RATIO = 4
@@ -48,7 +50,16 @@ def _vit(model: Vit, canvas: int, classes: int) -> VitCost:
     """Return the closed form of `deep.small_vit`, biases not counted."""
     C = model.dim
     tokens, block = (canvas // model.patch) ** 2, BlockCost(3 * C * C, C * C, 2 * MLP_RATIO * C * C, C)
-    return VitCost(tokens, 1, 1, 3 * model.patch**2 * C, C * classes, (block,) * model.depth, C, model.heads)
+    return VitCost(tokens, 1, 1, _patch(model), C * classes, (block,) * model.depth, C, model.heads)
+
+
+def _patch(model: Vit) -> int:
+    """Return the MACs of making one patch: of a projection, or of the convolutions of `stem.ConvStem`."""
+    if model.stem == "linear":
+        return 3 * model.patch**2 * model.dim
+    widths = stem_widths(model.dim, model.patch)
+    places = [(model.patch >> k) ** 2 for k in range(1, len(widths))]
+    return model.dim**2 + sum(n * 9 * C * wider for n, (C, wider) in zip(places, pairwise(widths), strict=True))
 
 
 def _timm(model: Timm, task: Task, classes: int) -> CostModel:

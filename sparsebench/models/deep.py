@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention
+from timm.layers import Attention, PatchEmbed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ from sparsebench.models import shown
 from sparsebench.models.acting import Given, Look, Pass, in_chunks
 from sparsebench.models.anatomy import refuse, vit_cost
 from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, is_plain, qkv
+from sparsebench.models.stem import ConvStem
 from sparsebench.plans import Keep, Plan
 from sparsebench.strategy import Told
 from sparsebench.view import RESULTS
@@ -354,10 +355,13 @@ class PositionalDeepViT(DeepViT):
         return {"similarity": tuple(self.similarity().flatten().tolist())}
 
 
-def small_vit(canvas: int, classes: int, *, attention: str = "content", **sizes: int) -> VisionTransformer:
+def small_vit(
+    canvas: int, classes: int, *, attention: str = "content", stem: str = "linear", **sizes: int
+) -> VisionTransformer:
     """Return a timm VisionTransformer for small images: patch, dim, depth, heads, with random weights.
 
-    Its attention is "content", as timm has it, or "positional". The random weights are the same for both.
+    Its attention is "content", as timm has it, or "positional". The random weights are the same for both. Its patches
+    are made by a "linear" projection or by "conv"olutions.
     """
     positional = attention == "positional"
     vit = VisionTransformer(
@@ -367,6 +371,7 @@ def small_vit(canvas: int, classes: int, *, attention: str = "content", **sizes:
         depth=sizes["depth"],
         num_heads=sizes["heads"],
         num_classes=classes,
+        embed_layer=ConvStem if stem == "conv" else PatchEmbed,
         attn_layer=PositionalAttention if positional else Attention,
     )
     if positional:

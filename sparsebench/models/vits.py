@@ -37,7 +37,8 @@ class _Deep(Model):
         """See `Model.build`. The kind of attention and the precision do not change the first weights."""
         import torch
 
-        law = self.model_dump_json(exclude=set(self.later))
+        unused = {name for name in self.added if getattr(self, name) == type(self).model_fields[name].default}
+        law = self.model_dump_json(exclude=set(self.later) | unused)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of("init", self.name, law, repetition))
             return self._network(self._vit(data.train.inputs.shape[-1], len(data.classes)), data)
@@ -53,10 +54,21 @@ class _Deep(Model):
             )  # fmt: skip
 
 
+def stem_widths(dim: int, patch: int) -> tuple[int, ...]:
+    """Return the channels of the image and of each convolution of a stem, which halve it down to the patches."""
+    halvings = _halvings(patch)
+    return (3, *(dim // 2**k for k in reversed(range(halvings))))
+
+
+def _halvings(patch: int) -> int:
+    return patch.bit_length() - 1
+
+
 class Vit(_Deep):
     """A small Vision Transformer for small images: timm's VisionTransformer, class token, random weights."""
 
     name: ClassVar[str] = "vit"
+    added: ClassVar[frozenset[str]] = frozenset({"stem"})
 
     dim: int = Field(64, gt=0, description="width of the tokens")
     depth: int = Field(3, gt=0, description="blocks")
@@ -64,6 +76,9 @@ class Vit(_Deep):
     patch: int = Field(4, gt=0, description="side of a patch in pixels; must divide the image")
     attention: Literal["content", "positional"] = Field(
         "content", description="what queries and keys are made of: the tokens, or the position embedding alone"
+    )
+    stem: Literal["linear", "conv"] = Field(
+        "linear", description="what makes the patches: one projection, or convolutions (Xiao et al. 2021)"
     )
 
     def check(self, task: Task) -> None:
@@ -75,6 +90,11 @@ class Vit(_Deep):
                 f"task '{task.name}' tests trained weights, and model 'vit' has none",
                 next_step="name a timm model, as in --model timm:deit_tiny_patch16_224 --pretrained",
             )
+        if self.stem == "conv" and (2 ** (halvings := _halvings(self.patch)) != self.patch or self.dim % 2**halvings):
+            raise UserError(
+                "vit: a stem of convolutions halves the image", got=f"patch={self.patch}, dim={self.dim}",
+                allowed="a patch that is a power of 2 and divides dim",
+            )  # fmt: skip
         canvas = getattr(task, "canvas", self.patch)
         if canvas % self.patch:
             raise UserError("vit: patch must divide the image", got=f"patch={self.patch}, image={canvas}")

@@ -53,6 +53,7 @@ def test_the_theories_networks_cost_what_they_say(task: Task, model: Model) -> N
         (24, 2, {"dim": 12, "depth": 1, "heads": 3, "patch": 8}),
         (56, 100, {"dim": 96, "depth": 5, "heads": 2, "patch": 7}),
         (32, 7, {"dim": 16, "depth": 2, "heads": 2, "patch": 16, "attention": "positional"}),
+        (64, 10, {"dim": 96, "depth": 3, "heads": 3, "patch": 8, "stem": "conv"}),
     ],
 )
 def test_a_small_vit_costs_what_it_says(canvas: int, classes: int, sizes: dict[str, Any]) -> None:
@@ -92,7 +93,7 @@ def test_what_cannot_be_built_is_a_user_error() -> None:
 
 def test_counting_imports_no_torch() -> None:
     code = (
-        "import sys; from sparsebench.models.base import Vit; from sparsebench.models.closed import cost_of; "
+        "import sys; from sparsebench.models.vits import Vit; from sparsebench.models.closed import cost_of; "
         "from sparsebench.tasks.images import Composite; cost = cost_of(Composite(), Vit(), 10); "
         "cost.macs(cost.dense()); sys.exit('torch' in sys.modules)"
     )
