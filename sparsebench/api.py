@@ -28,6 +28,7 @@ def run(
     model: str | None = None,
     pretrained: bool = False,
     weights: str | os.PathLike[str] | None = None,
+    networks: str | os.PathLike[str] | None = None,
     images: str | None = None,
     backgrounds: str | None = None,
     pretrain_images: str | None = None,
@@ -68,8 +69,9 @@ def run(
     from sparsebench.board.columns import keys_of
 
     finished = execute(
-        plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights, images=images,
-        backgrounds=backgrounds, pretrain_images=pretrain_images, data_root=data_root, download=download,
+        plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights,
+        networks=networks, images=images, backgrounds=backgrounds, pretrain_images=pretrain_images,
+        data_root=data_root, download=download,
         device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=out, rerun=rerun, jobs=jobs,
         checkpoint=checkpoint, timeout=timeout, memory_limit=memory_limit, observe=observe, shard=shard, engine=engine,
         exclusive=exclusive, address=address, cluster=cluster, on_record=on_record,
@@ -86,6 +88,7 @@ def execute(
     model: str | None,
     pretrained: bool,
     weights: str | os.PathLike[str] | None,
+    networks: str | os.PathLike[str] | None,
     images: str | None,
     backgrounds: str | None,
     pretrain_images: str | None,
@@ -131,7 +134,8 @@ def execute(
     device = choice.resolve_device(device)
     plan = plan_of(
         registry, plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights,
-        images=images, backgrounds=backgrounds, pretrain_images=pretrain_images, data_root=data_root, download=download,
+        networks=networks, images=images, backgrounds=backgrounds, pretrain_images=pretrain_images,
+        data_root=data_root, download=download,
         seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=folder, rerun=rerun, shard=shard,
     )  # fmt: skip
     limits = Limits.given(timeout, memory_limit, choice.in_processes, exclusive)
@@ -161,6 +165,7 @@ def plan_of(
     model: str | None,
     pretrained: bool,
     weights: str | os.PathLike[str] | None,
+    networks: str | os.PathLike[str] | None,
     images: str | None,
     backgrounds: str | None,
     pretrain_images: str | None,
@@ -184,8 +189,8 @@ def plan_of(
         plugins=_several(plugins), suite=suite, tasks=_several(tasks), model=model, pretrained=pretrained, seeds=seeds,
         keep=tuple(keep), macs=tuple(macs), n_train=tuple(n_train), where=where,
     )  # fmt: skip
-    root, own = (None if path is None else Path(path) for path in (data_root, weights))
-    files = runs.Files(images, backgrounds, pretrain_images, root, download, own)
+    root, file, folder = (None if path is None else Path(path) for path in (data_root, weights, networks))
+    files = runs.Files(images, backgrounds, pretrain_images, root, download, file, folder)
     return runs.plan(request, files, registry, Path(out), rerun, None if shard is None else Shard.parse(shard))
 
 

@@ -16,6 +16,10 @@ GROUPS = "test_groups"
 """The column of the test items' groups, packed likewise."""
 
 
+WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"}
+"""What a budget's text says of where it holds; in the frozen track it is the test everywhere."""
+
+
 def row_of(record: Record) -> Row:
     """Return what a record is about, without its metrics."""
     cell, origin, outcomes = record.cell, record.origin, record.outcomes
@@ -27,8 +31,7 @@ def row_of(record: Record) -> Row:
         "model": cell.model.name,
         "strategy": record.label,
         "kind": record.kind,
-        "budget": cell.budget.label
-        + {"both": "", "train": ", in training only", "test": ", in the test only"}[cell.where],
+        "budget": cell.budget.label + ("" if cell.track == "frozen" else WHERE[cell.where]),
         "n_train": cell.n_train,
         "track": cell.track,
         "repetition": cell.repetition,

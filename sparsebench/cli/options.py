@@ -102,6 +102,12 @@ _SETTING = (
     click.option(
         "--weights", type=click.Path(path_type=Path), metavar="FILE.safetensors", help="Begin with a file's weights."
     ),
+    click.option(
+        "--networks",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="A run's folder with networks that were trained for the suite. [those of --out, then sparsebench's own]",
+    ),
     *_PICTURES,
     click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:i."),
     click.option("--keep", type=_Numbers(float), default=(), help="Keep rates at every stage, in place of the budget."),

@@ -19,6 +19,8 @@ class ConvStem(PatchEmbed):
     A token sees less than one patch beyond its own. The arguments are those of timm's PatchEmbed, which has the rest.
     """
 
+    proj: Any
+
     def __init__(self, *args: Any, **more: Any):
         super().__init__(*args, **more)
         dim, layers = self.proj.out_channels, []

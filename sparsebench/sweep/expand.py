@@ -15,8 +15,9 @@ from sparsebench.plugin.registry import Found, Registry
 from sparsebench.plugin.spec import Spec, fill, label, parse
 from sparsebench.strategy import Strategy
 from sparsebench.sweep.budgets import BUDGET_KEYS, budgets_of, fit_budget, known_cost, shared_amount
-from sparsebench.sweep.cell import Cell, Part, Where
+from sparsebench.sweep.cell import Cell, Part, Track, Where
 from sparsebench.sweep.job import Job
+from sparsebench.sweep.networks import training_entry
 from sparsebench.sweep.suite import Suite, SuiteTask, load
 from sparsebench.tasks.base import Locations, Task
 
@@ -125,20 +126,27 @@ def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: in
         return job(of, dense, dense.cls(), asked=False, keep_weights=True)
 
     strategy, found, budget, part = contender
+    init = _pretraining(setting.task, setting.model, dense)
+    if setting.training is not None:
+        init = setting.training.model_copy(update={"repetition": repetition})
     cell = Cell(
         task=setting.parts[0], model=setting.parts[1], strategy=part, budget=budget, n_train=n_train,
-        repetition=repetition, where=_where(setting, strategy), init=_pretraining(setting, dense),
+        repetition=repetition, where=_where(setting, strategy), init=init, track=setting.track,
     )  # fmt: skip
-    if cell.init is not None:
-        yield first(cell.init)
-    if strategy.distils and _can_learn(setting, cell):
+    for before in cell.inits:
+        yield first(before)
+    training = setting.training and init
+    if training is None and strategy.distils and _can_learn(setting, cell):
         teacher = cell.model_copy(update={"strategy": Part.of(dense.cls()), "budget": FULL, "where": "both"})
         yield first(teacher)
         cell = cell.model_copy(update={"init": teacher})
-    training = None if strategy.trained else training_of(cell, setting.task, setting.model, registry)
-    if training is not None:
-        yield first(training)
-    yield job(cell, found, strategy, network=training.id if training else "")
+    if training is None and not strategy.trained:
+        training = training_of(cell, setting.task, setting.model, registry)
+        if training is not None:
+            yield first(training)
+    tested = training if cell.tests_only else None
+    keeps = setting.keep_weights and tested is None
+    yield job(cell, found, strategy, network=tested.id if tested else "", keep_weights=keeps)
 
 
 def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cell | None:
@@ -156,13 +164,13 @@ def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cel
     return cell.model_copy(update={"strategy": dense, "budget": FULL, "where": "both"})
 
 
-def _pretraining(setting: _Setting, dense: Found) -> Cell | None:
-    """Return the cell that is trained before those of a setting, or None for random weights."""
-    if (start := setting.task.initial()) is None:
+def _pretraining(task: Task, model: Model, dense: Found) -> Cell | None:
+    """Return the cell that is trained before those of a task, or None for random weights."""
+    if (start := task.initial()) is None:
         return None
-    task, samples = start
+    plain, samples = start
     return Cell(
-        task=Part.of(task), model=Part.of(setting.model.first_model()), strategy=Part.of(dense.cls()), budget=FULL,
+        task=Part.of(plain), model=Part.of(model.first_model()), strategy=Part.of(dense.cls()), budget=FULL,
         n_train=samples, repetition=WEIGHTS_SEED,
     )  # fmt: skip
 
@@ -174,6 +182,8 @@ def _can_learn(setting: _Setting, cell: Cell) -> bool:
 
 def _where(setting: _Setting, strategy: Strategy) -> Where:
     """Return where the strategy acts: as asked for, unless it leaves no choice."""
+    if setting.track == "frozen":
+        return "test"
     if not strategy.budgeted:
         return "both"
     return "train" if strategy.trains_only else setting.where
@@ -189,12 +199,17 @@ _Contender = tuple[Strategy, Found, Budget, Part]
 
 @dataclass(frozen=True)
 class _Setting:
+    """A task with its model and strategies; `training` is the cell of the network that they begin with, if they do."""
+
     task: Task
     model: Model
     contenders: tuple[_Contender, ...]
     n_train: tuple[int, ...]
     seeds: int
     where: Where
+    track: Track = "scratch"
+    training: Cell | None = None
+    keep_weights: bool = False
 
     @cached_property
     def parts(self) -> tuple[Part, Part]:
@@ -209,21 +224,52 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
     plugins = [spec for text in request.plugins for spec in _named(text, registry)]  # files may bring tasks
     for entry, params in _entries(suite, request, registry):
         contenders = tuple(_contenders(suite, entry, plugins, request, registry))
+        trained = training_entry(entry) if entry.network else None
         for own in entry.task_params():
-            task = _task(entry.name, own | params, request, registry)
-            for model in _models(task, entry, request, registry):
+            known = {} if trained is None else trained.params
+            task = _task(entry.name, known | own | params, request, registry)
+            for model in _models(task, trained or entry, request, registry):
                 fitted = task.with_cut(model.cut())
                 model.check(fitted)
-                where = entry.where if request.where == "both" else request.where
-                if where == "train" and not task.trains:
-                    raise UserError(f"task '{task.name}' trains nothing", got="where: train", allowed=("both", "test"))
                 seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
                 cost = known_cost(fitted, model)
                 placed = tuple(
                     (strategy, found, fit_budget(budget, strategy, None if request.model else blocks, cost), part)
                     for strategy, found, budget, part in contenders
                 )
-                yield _Setting(fitted, model, placed, _sizes(task, entry, request), seeds, where)
+                training = None if trained is None else _training(trained, model, request, registry)
+                yield _Setting(
+                    fitted, model, placed, _sizes(task, entry, request), seeds, _asked_where(task, entry, request),
+                    entry.track, training, suite.keep_weights,
+                )  # fmt: skip
+
+
+def _asked_where(task: Task, entry: SuiteTask, request: Request) -> Where:
+    """Return where strategies act: as asked for, else as the suite has it.
+
+    Raises:
+        UserError: it cannot be there.
+    """
+    where = entry.where if request.where == "both" else request.where
+    if where == "train" and not task.trains:
+        raise UserError(f"task '{task.name}' trains nothing", got="where: train", allowed=("both", "test"))
+    if request.where != "both" and entry.track != "scratch" and (request.where, entry.track) != ("test", "frozen"):
+        acts = "in the test only" if entry.track == "frozen" else "in training and test"
+        raise UserError(
+            f"strategies of track {entry.track} act {acts}", got=f"--where {request.where}",
+            next_step="leave --where out, or name another suite",
+        )  # fmt: skip
+    return where
+
+
+def _training(entry: SuiteTask, model: Model, request: Request, registry: Registry) -> Cell:
+    """Return the cell of a network that is trained as a suite's entry says, of the first repetition."""
+    task, dense = _task(entry.name, entry.params, request, registry), registry.strategy("dense")
+    fitted = task.with_cut(model.cut())
+    return Cell(
+        task=Part.of(fitted), model=Part.of(model), strategy=Part.of(dense.cls()), budget=FULL,
+        n_train=entry.n_train[0], repetition=0, init=_pretraining(fitted, model, dense),
+    )  # fmt: skip
 
 
 def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:
@@ -244,6 +290,9 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
     if strange := sorted(set(request.figures) - set(figures)):
         raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
     of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
+    if request.n_train or request.model:
+        _refuse_trained(suite, of_suite, request)
+        of_suite = [entry for entry in of_suite if not entry.network]
     if not request.tasks:
         yield from ((entry, {}) for entry in of_suite)
     for spec in map(parse, request.tasks):
@@ -255,6 +304,19 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
             )
         for entry in entries or [SuiteTask(name=spec.name, n_train=request.n_train or (0,))]:
             yield from ((entry, params) for params in spec.combinations())
+
+
+def _refuse_trained(suite: Suite, entries: list[SuiteTask], request: Request) -> None:
+    """Raise UserError if a whole suite is asked to train what it has trained networks for.
+
+    A task that is named is trained as asked: it is none of the suite's then.
+    """
+    names = [entry.name for entry in entries if entry.network]
+    if names and not request.tasks:
+        raise UserError(
+            f"suite '{suite.name}' tests trained networks on {', '.join(names)}",
+            got="--n-train" if request.n_train else "--model", next_step="name what is to be trained with --task",
+        )  # fmt: skip
 
 
 def _task(name: str, params: dict[str, Any], request: Request, registry: Registry) -> Task:

@@ -43,7 +43,7 @@ class Context:
     Attributes:
         out: the run's folder, for initial weights.
         device: "cpu" or "cuda:i".
-        locations: where the image sets lie.
+        locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
         checkpoint: seconds between checkpoints of a cell, 0 for none.
         alone: whether nobody interrupts this process, so that a KeyboardInterrupt is a strategy's own.
         exclusive: whether no other cell runs beside it, see `exclusive.turn`.
@@ -57,6 +57,10 @@ class Context:
     alone: bool = False
     exclusive: bool = False
     drawn: Drawn = field(default_factory=Drawn, compare=False)
+
+    def weights(self, cell_id: str) -> Path:
+        """Return the file of a cell's trained weights."""
+        return self.locations.get(cell_id) or store.weights_path(self.out, cell_id)
 
 
 @dataclass(frozen=True)
@@ -120,13 +124,13 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     network = model.build(data, cell.repetition)
     outcome, tested = None, ""
     if job.network:
-        initial, outcome, tested = load_trained(network, store.weights_path(context.out, job.network))
+        initial, outcome, tested = load_trained(network, context.weights(job.network))
         start = Start(initial)
     elif cell.init is None:
         start = model.start(network, task, context.locations)
     else:
-        same = cell.init.task == cell.task
-        start = Start(_load_initial(network, store.weights_path(context.out, cell.init.id), head=same), head=same)
+        same = cell.track == "tuned" or cell.init.task == cell.task
+        start = Start(_load_initial(network, context.weights(cell.init.id), head=same), head=same)
     network.module.to(context.device)
     augmentation = _augmentation(cell, task.recipe(), data.train, network, context.device)
     train = _on_device(data.train, network.grid, context.device, augmentation)
@@ -245,8 +249,13 @@ def _actor(cell: Cell, strategy: Strategy, network: Network, task: Task) -> Acto
     """
     if not strategy.budgeted:
         return None
+    if strategy.trains_only and cell.where == "test":
+        raise UnsupportedError(f"'{strategy.name}' acts in training only: it belongs to the tracks tuned and scratch")
     if strategy.trained and (cell.where == "test" or not task.trains):
-        raise UnsupportedError(f"'{strategy.name}' must be trained with the network, and here it acts in the test only")
+        raise UnsupportedError(
+            f"'{strategy.name}' must be trained with the network, and here it acts in the test only: it belongs to the "
+            "tracks tuned and scratch"
+        )
     stream = seeds.seed_of("strategy", cell.task.name, cell.n_train, cell.repetition)
     actor = Actor(strategy, cell.budget, network.cost, network.grid, stream)
     if actor.learned:

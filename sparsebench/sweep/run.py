@@ -19,6 +19,7 @@ from sparsebench.sweep.beat import Beat, apart
 from sparsebench.sweep.expand import ImageUse, Request, expand, image_uses
 from sparsebench.sweep.expected import Expected
 from sparsebench.sweep.job import Job
+from sparsebench.sweep.networks import Networks
 from sparsebench.sweep.record import Head, Past, Record
 from sparsebench.sweep.shard import Shard
 from sparsebench.sweep.suite import Suite, load
@@ -46,7 +47,11 @@ LOCATED = {
 
 @dataclass(frozen=True)
 class Files:
-    """Where pictures and trained weights come from, as a user says it; None leaves the suite's."""
+    """Where pictures and trained weights come from, as a user says it; None leaves the suite's.
+
+    Attributes:
+        weights: a file that models begin with; `networks` a folder of networks that a suite's tracks begin with.
+    """
 
     images: str | None = None
     backgrounds: str | None = None
@@ -54,6 +59,7 @@ class Files:
     data_root: Path | None = None
     download: bool = False
     weights: Path | None = None
+    networks: Path | None = None
     _known: dict[str, tuple[str, Path | None]] = field(default_factory=dict, init=False, compare=False)
 
     def locate(self, uses: Sequence[ImageUse] = ("images",)) -> tuple[dict[str, Any], dict[str, Path]]:
@@ -143,13 +149,14 @@ def plan(
     known = store.heads(out)
     jobs = whole if shard is None else [job for job in whole if shard.has(job.cell.id)]
     again = {job.cell.id for job in jobs if rerun == "always" or _is_missing(job, known, rerun)}
-    needed = needed_by(again, whole, lambda first: not store.has_weights(out, first, known))
+    networks = Networks(out, known, files.networks)
+    needed = needed_by(again, whole, lambda first: not networks.has(first))
     mine = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in again | needed]
     history = islice(store.scan_all(out, Past), HISTORY if todo else 0)
     expected = Expected(found.item for found in history)
     jobs = [job for job in whole if job.cell.id in mine]
-    places = files.places(todo, locations)
+    places = files.places(todo, locations) | networks.places({job.after for job in todo} - {""})
     ordered, suite = expected.longest_first(todo), load(request.suite)
     return Plan(jobs, ordered, places, whole, known, expected, suite, anew=rerun == "always")
 

@@ -7,13 +7,13 @@ import tomllib
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError, unknown
-from sparsebench.sweep.cell import Where
+from sparsebench.sweep.cell import Track, Where
 
 
 class _Model(BaseModel):
@@ -30,6 +30,9 @@ class SuiteTask(_Model):
         seeds: repetitions, in place of the suite's.
         budgets: one or several, in place of the suite's; blocks are the suite's.
         strategies: NAME[:PARAM=V,V...] each, in place of the suite's baselines.
+        track: see `cell.Track`; "frozen" and "tuned" begin with trained networks.
+        network: the suite whose task of this name says how those are trained. Its parameters, model and n_train are
+            theirs; those of this task say how it is tested, and n_train how many images a strategy may look at before.
         figure: the figure of a paper that these cells are for, so that they can be run alone.
     """
 
@@ -44,7 +47,18 @@ class SuiteTask(_Model):
     budgets: tuple[Budget, ...] = ()
     strategies: tuple[str, ...] | None = None
     where: Where = "both"
+    track: Track = "scratch"
+    network: str = ""
     figure: str = ""
+
+    @model_validator(mode="after")
+    def _has_a_network(self) -> Self:
+        """Only what begins with trained networks names them, and their model is theirs."""
+        if (self.track == "scratch") != (self.network == ""):
+            raise ValueError("track = frozen or tuned goes with network, the suite of the trainings; scratch has none")
+        if self.network and (self.model or self.model_params or self.model_sweep):
+            raise ValueError(f"the model of track {self.track} is its network's; leave model out")
+        return self
 
     def task_params(self) -> Iterator[dict[str, Any]]:
         """Yield every combination of the task's parameters."""
@@ -61,7 +75,11 @@ def _combinations(fixed: dict[str, Any], swept: dict[str, tuple[Any, ...]]) -> I
 
 
 class Suite(_Model):
-    """A named, versioned list of tasks with the baselines that are always on."""
+    """A named, versioned list of tasks with the baselines that are always on.
+
+    Attributes:
+        keep_weights: whether the networks that are trained are kept: other suites may begin with them.
+    """
 
     name: str
     version: int
@@ -69,6 +87,7 @@ class Suite(_Model):
     baselines: tuple[str, ...]
     seeds: int = Field(gt=0)
     budget: Budget
+    keep_weights: bool = False
     task: tuple[SuiteTask, ...] = Field(min_length=1)
 
 

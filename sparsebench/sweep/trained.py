@@ -17,6 +17,7 @@ from sparsebench.sweep.engine.limits import Limits
 from sparsebench.sweep.engine.slots import first_of
 from sparsebench.sweep.expand import Request
 from sparsebench.sweep.job import Job
+from sparsebench.sweep.networks import Networks
 from sparsebench.sweep.prepare import Context, Prepared, prepare
 from sparsebench.sweep.record import Record
 from sparsebench.sweep.run import Files, Plan
@@ -90,9 +91,10 @@ def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
         if job.cell.id in chosen or job.cell.id in starts
     ]
     planned, weights = {job.cell.id for job in plan.todo}, {job.cell.id: job.weights for job in jobs}
+    networks = Networks(out, known, files.networks)
 
     def lacks(cell_id: str) -> bool:
-        return cell_id in planned or not store.has_weights(out, weights[cell_id], known)
+        return cell_id in planned or not networks.has(weights[cell_id])
 
     again = {
         cell_id
@@ -101,13 +103,14 @@ def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
     }
     again |= runs.needed_by(again, jobs, lacks)
     todo = [job for job in jobs if job.cell.id in again]
-    return replace(plan, jobs=jobs, todo=todo, locations=files.places(jobs, plan.locations))
+    places = files.places(jobs, plan.locations) | networks.places({job.weights for job in jobs})
+    return replace(plan, jobs=jobs, todo=todo, locations=places)
 
 
 def trained(job: Job, registry: Registry, context: Context) -> Prepared:
     """Return the cell with its trained weights, whatever it started from."""
     bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None}), "network": ""})
     prepared = prepare(bare, registry, context)
-    prepared.network.module.load_state_dict(load_file(store.weights_path(context.out, job.weights)))
+    prepared.network.module.load_state_dict(load_file(context.weights(job.weights)))
     prepared.network.module.eval()
     return prepared

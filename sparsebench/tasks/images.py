@@ -70,12 +70,44 @@ def permute(images: np.ndarray, patch: int, order: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(moved.swapaxes(3, 4)).reshape(images.shape)
 
 
+TURN, SCALE, SHEAR, MOVE = 0.26, 0.15, 0.15, 0.08
+"""The largest changes of a foreground at affine=1: radians, of the logarithm of the size, and shares of the side."""
+
+
+def warp(pictures: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+    """Return pictures, each turned, scaled, sheared and moved a little at random; edges go on outside.
+
+    Args:
+        pictures: (n, 3, s, s) uint8.
+        strength: of the changes, as a multiple of TURN, SCALE, SHEAR and MOVE.
+        rng: the source of the changes.
+    """
+    from scipy.ndimage import map_coordinates
+
+    out, s = np.empty_like(pictures), pictures.shape[-1]
+    for first in range(0, len(pictures), 1000):  # bounds the memory
+        part = pictures[first : first + 1000]
+        n = len(part)
+        turn, size, shear, down, right = strength * rng.uniform(-1, 1, (5, n, 1, 1))
+        cos, sin = np.cos(TURN * turn), np.sin(TURN * turn)
+        middle = (s - 1) / 2
+        y, x = (np.arange(s) - middle)[:, None] - MOVE * s * down, (np.arange(s) - middle) - MOVE * s * right
+        x = x + SHEAR * shear * y
+        rows, columns = np.exp(SCALE * size) * np.stack([cos * y - sin * x, sin * y + cos * x]) + middle
+        places = np.broadcast_arrays(
+            np.arange(n)[:, None, None, None], np.arange(3)[:, None, None], rows[:, None], columns[:, None]
+        )
+        out[first : first + n] = map_coordinates(part, places, order=1, mode="nearest")
+    return out
+
+
 class ImageTask(PictureTask):
     """A foreground picture on a canvas; training begins from a pre-trained start if asked."""
 
     training: ClassVar[frozenset[str]] = PictureTask.training | {
-        "pretrain_epochs", "pretrain_samples", "pretrain_images"
+        "pretrain_epochs", "pretrain_samples", "pretrain_images", "affine"
     }  # fmt: skip
+    added: ClassVar[frozenset[str]] = frozenset({"affine"})
 
     images: str = Field(sources.DIGITS, description="foregrounds: a set that sparsebench data names, or a folder")
     backgrounds: str = Field(sources.PHOTOS, description="backgrounds: photos, flowers102, a folder or an .npz file")
@@ -90,6 +122,9 @@ class ImageTask(PictureTask):
         "half", description="which patches matter: any, half or all (inside) of it foreground, or the top by share"
     )
     intensity: float = Field(1.0, ge=0, le=1, description="brightness of the backgrounds")
+    affine: float = Field(
+        0.0, ge=0, le=2, description="strength of the random turns, scales, shears and moves of training foregrounds"
+    )
     held_out: tuple[str, ...] = Field((), description="classes that pre-training never sees; the spurious task's two")
     pretrain_epochs: int = Field(10, ge=0, description="passes of pre-training on plain foregrounds; 0 for none")
     pretrain_samples: int = Field(4000, gt=0, description="images of pre-training")
@@ -191,6 +226,12 @@ class ImageTask(PictureTask):
         for k, name in enumerate(classes):
             mine, pool = np.flatnonzero(labels == k), per_class[name]
             chosen.append(Chosen(mine, pool, _cycle(len(pool), len(mine), rng)))
+        if self.affine and not test:
+            changes = rng.spawn(1)[0]  # of its own, so that places and backgrounds are those of the plain foregrounds
+            chosen = [
+                Chosen(rows, warp(pool[order], self.affine, changes), np.arange(len(order)))
+                for rows, pool, order in chosen
+            ]
         step = {"anywhere": 1, "grid": self.patch, "tiles": self.foreground}[self.placement]
         boxes = paste(canvas, chosen, rng, step)
         order = self.order()
