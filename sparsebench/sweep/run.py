@@ -113,7 +113,7 @@ class Plan:
 
     Attributes:
         jobs: every cell of the request, or of its shard; `todo` those that have no answer yet, the longest first.
-        whole: every cell of the request.
+        whole: every cell of the request, and those that they begin with, but for networks that lie elsewhere.
         known: what the store has of every cell.
         expected: what the cells are expected to take.
         suite: the request's.
@@ -145,11 +145,12 @@ def plan(
     """
     if rerun not in RERUN:
         raise UserError("rerun", got=f"'{rerun}'", allowed=RERUN)
-    whole, locations = jobs_of(request, files, registry)
     known = store.heads(out)
+    networks = Networks(out, known, files.networks)
+    whole, locations = jobs_of(request, files, registry)
+    whole = [job for job in whole if job.asked or networks.elsewhere(job.cell.id) is None]
     jobs = whole if shard is None else [job for job in whole if shard.has(job.cell.id)]
     again = {job.cell.id for job in jobs if rerun == "always" or _is_missing(job, known, rerun)}
-    networks = Networks(out, known, files.networks)
     needed = needed_by(again, whole, lambda first: not networks.has(first))
     mine = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in again | needed]
@@ -172,7 +173,7 @@ def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], 
     after, seen, needed = {job.cell.id: job.after for job in jobs}, {""}, set()
     left = list(cells)
     while left:
-        if (first := after[left.pop()]) not in seen:
+        if (first := after.get(left.pop(), "")) not in seen:
             seen.add(first)
             if lacks(first):
                 needed.add(first)

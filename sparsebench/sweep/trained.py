@@ -94,7 +94,7 @@ def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
     networks = Networks(out, known, files.networks)
 
     def lacks(cell_id: str) -> bool:
-        return cell_id in planned or not networks.has(weights[cell_id])
+        return cell_id in planned or not networks.has(weights.get(cell_id, cell_id))
 
     again = {
         cell_id
