@@ -33,8 +33,10 @@ from sparsebench.sweep.engine.memory import forget_peak, peak
 MANIFEST, RECORDS = "manifest.json", "records/records.jsonl"
 REPORTED, RESCORED = "reported", "rescored"
 SCORED = ("accuracy", "accuracy_top5", "test_loss", "success", "success_loss", "average_test", "average_train",
-          "worst_group_accuracy", "spurious_gap")  # fmt: skip
+          "worst_group_accuracy", "spurious_gap", "p_label")  # fmt: skip
 CLASSED = ("predicted", "label", "group", "rank")
+SHOWN = "foreground"
+"""Outcomes that not all records have; of one that is alone in its setting only the length is seen."""
 COUNTED = ("macs", "macs_dense", "macs_ratio")
 ODD: tuple[Any, ...] = (
     -1, 0, 1, 0.5, -0.5, True, None, "", "x", "NaN", [], {}, [[]], 2**31, 2**63, 10**400, 1e308, -1e308, "\0", "../x",
@@ -104,6 +106,8 @@ def deserved(before: Any, after: Any, at: tuple[Any, ...] = ()) -> Badge:
     if at[:1] in (("cell",), ("cell_id",)):
         return "rejected"
     if at[:1] == ("metrics",) and at[1:]:
+        if at == ("metrics", "p_label") and after is None:  # as in older records
+            return "recounted"
         if at[1] in SCORED or at[1].startswith(("accuracy: ", "train_samples: ")):
             return REPORTED
         return RESCORED if at[1] in COUNTED else "recounted"
@@ -114,6 +118,7 @@ def deserved(before: Any, after: Any, at: tuple[Any, ...] = ()) -> Badge:
 
 def _arrays(outcomes: Any) -> dict[str, np.ndarray]:
     kinds = {"predicted": "<u2", "label": "<u2", "group": "<u2", "rank": "<u2", "loss": "<f4"}
+    kinds |= {SHOWN: "<u2"} if outcomes[SHOWN] else {}
     return {
         name: np.frombuffer(zlib.decompress(base64.b64decode(outcomes[name])), kind) for name, kind in kinds.items()
     }
@@ -125,7 +130,7 @@ def _of_outcomes(before: Any, after: Any) -> Badge:
         old, new = _arrays(before), _arrays(after)
     except (ValueError, TypeError, LookupError, zlib.error):
         return REPORTED
-    if before["n"] != after.get("n") or any(old[name].shape != new[name].shape for name in old):
+    if before["n"] != after.get("n") or any(one.shape != (before["n"],) for one in new.values()):
         return REPORTED
     if any((old[name] != new[name]).any() for name in ("label", "group")):
         return REPORTED
@@ -186,7 +191,7 @@ class Forger:
     def bit(self, rng: random.Random) -> Case:
         """Flip one bit of an outcome."""
         number, raw = self._record(rng)
-        name = rng.choice([*CLASSED, "loss"])
+        name = rng.choice([*CLASSED, "loss", *([SHOWN] if raw["outcomes"][SHOWN] else [])])
         content = bytearray(zlib.decompress(base64.b64decode(raw["outcomes"][name])))
         content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         packed = base64.b64encode(zlib.compress(bytes(content), 9)).decode()

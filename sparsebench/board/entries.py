@@ -14,7 +14,7 @@ import pandas as pd
 
 from sparsebench.board.badges import CHECKS, UNCHECKED
 from sparsebench.board.paired import Contender
-from sparsebench.board.rows import GROUPS, OUTCOMES, PREDICTIONS
+from sparsebench.board.rows import FOREGROUNDS, GROUPS, OUTCOMES, PREDICTIONS
 from sparsebench.board.statistics import Successes
 from sparsebench.plugin.spec import label
 from sparsebench.sweep.cell import canonical
@@ -23,7 +23,7 @@ from sparsebench.sweep.record import unpack
 DENSE = "dense"
 PRETRAINING = "plain"
 METRICS = (
-    "accuracy", "success", "success_loss", "fitted", "macs_ratio", "macs_ratio_planned", "spurious_gap",
+    "accuracy", "p_label", "success", "success_loss", "fitted", "macs_ratio", "macs_ratio_planned", "spurious_gap",
     "worst_group_accuracy", "selection_auroc", "images_per_s",
 )  # fmt: skip
 """The metrics that the board reads."""
@@ -46,7 +46,7 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     if frame.attrs.get(READY):
         return frame
     lacking: dict[str, Any] = {
-        name: "" for name in (*ABOUT, TRAINED, VERIFIED, *OUTCOMES[1:], GROUPS) if name not in frame
+        name: "" for name in (*ABOUT, TRAINED, VERIFIED, *OUTCOMES[1:], GROUPS, FOREGROUNDS) if name not in frame
     }
     lacking |= {"track": TRACK} if "track" not in frame else {}
     lacking |= {name: 0 for name in ("n_train", "repetition", OUTCOMES[0]) if name not in frame}
@@ -62,7 +62,7 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
 class Columns:
     """The columns of all records, as arrays that are made once; predictions stay where they are until looked at.
 
-    Labels and groups, which all strategies of a seed have the same, are unpacked once.
+    Labels, groups and foregrounds, which all strategies of a seed have the same, are unpacked once.
     """
 
     def __init__(self, frame: pd.DataFrame):
@@ -152,13 +152,24 @@ class Entry:
             for seed, n, labels, predictions in outcomes
             if predictions
         }
-        return Contender(self.by_seed("accuracy"), hits)
+        return Contender(self.by_seed("accuracy"), hits, self._clusters(hits))
 
     @cached_property
     def groups(self) -> dict[int, np.ndarray]:
         """The group of each test item by repetition, where that is known."""
-        packed = zip(self.repetitions.tolist(), self.column(OUTCOMES[0]), self.column(GROUPS), strict=True)
+        return self._numbers(GROUPS)
+
+    def _numbers(self, name: str) -> dict[int, np.ndarray]:
+        """Return a packed column by repetition, where it is not empty."""
+        packed = zip(self.repetitions.tolist(), self.column(OUTCOMES[0]), self.column(name), strict=True)
         return {seed: self.columns.unpack(text, n) for seed, n, text in packed if text}
+
+    def _clusters(self, seeds: Iterable[int]) -> dict[int, np.ndarray] | None:
+        """Return the foreground of each test item by repetition; None if one is unknown, or none is shown twice."""
+        shown = self._numbers(FOREGROUNDS)
+        if not shown or set(shown) != set(seeds):
+            return None
+        return shown if np.bincount(np.concatenate(list(shown.values()))).max() > 1 else None
 
 
 @dataclass(frozen=True)

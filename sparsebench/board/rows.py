@@ -14,6 +14,8 @@ OUTCOMES = ("test_items", "test_labels", PREDICTIONS)
 """Columns of the test's outcomes: how many, and the labels and predictions as a record packs them."""
 GROUPS = "test_groups"
 """The column of the test items' groups, packed likewise."""
+FOREGROUNDS = "test_foregrounds"
+"""The column of the numbers of the foregrounds that they show, packed likewise; "" where that is not known."""
 
 
 WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"}
@@ -50,6 +52,7 @@ def row_of(record: Record) -> Row:
         "test_labels": outcomes.label if outcomes else "",
         "test_predictions": outcomes.predicted if outcomes else "",
         GROUPS: outcomes.group if outcomes else "",
+        FOREGROUNDS: outcomes.foreground if outcomes else "",
     }
 
 

@@ -25,6 +25,7 @@ class Items:
         predicted, labels, groups: numbers of classes and of groups.
         ranks: how many classes come before the item's own; 0 where that is the predicted one.
         losses: in single precision.
+        foregrounds: numbers of the pictures that they show, or None; see `Split`.
     """
 
     predicted: np.ndarray
@@ -32,6 +33,7 @@ class Items:
     groups: np.ndarray
     ranks: np.ndarray
     losses: np.ndarray
+    foregrounds: np.ndarray | None = None
 
     @property
     def correct(self) -> np.ndarray:
@@ -47,6 +49,11 @@ class Items:
     def accuracy(self) -> float:
         """The share that is predicted rightly."""
         return float(self.correct.mean())
+
+    @property
+    def p_label(self) -> Score:
+        """The mean probability of the own class, where the losses are cross-entropies."""
+        return Score("p_label", float(np.exp(-self.losses.astype(np.float64)).mean()), "fraction", len(self.losses))
 
 
 class Score(NamedTuple):

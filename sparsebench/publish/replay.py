@@ -160,6 +160,8 @@ def _disagreement(before: Record, after: Record, cells: int) -> str | None:
         return f"{what} is {before.kind} there and {after.kind} here"
     if not (np.array_equal(old.labels, new.labels) and np.array_equal(old.groups, new.groups)):
         return f"{what} has other test items here"
+    if old.foregrounds is not None and (new.foregrounds is None or (old.foregrounds != new.foregrounds).any()):
+        return f"{what} has other foregrounds here"
     same_machine = before.environment == after.environment and before.device == after.device == "cpu"
     if same_machine:
         same = before.trajectory == after.trajectory and all(

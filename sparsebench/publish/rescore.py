@@ -14,6 +14,7 @@ from sparsebench.publish.classes import classes_of
 from sparsebench.publish.folder import Unfit, plain
 from sparsebench.sweep.record import Metric, Record, unpack, unpack_reals
 from sparsebench.tasks.base import Task
+from sparsebench.tasks.images import ImageTask
 
 TOLERANCE = 1e-14
 """Shares are the same to the bit wherever they are computed. Sums and square roots are rounded, and another build may
@@ -21,8 +22,9 @@ sum n numbers in another order: they differ by no more than log2(n) 2^-53 then (
 BY_GROUP, TRAINED = "accuracy: ", "train_samples: "
 SUMMARY = ("average_test", "average_train", "worst_group_accuracy", "spurious_gap")
 SUCCESSES = frozenset({"success", "success_loss"})
-DECIDED = frozenset({"accuracy", "accuracy_top5", "test_loss", *SUCCESSES, *SUMMARY})
-UNTOLD = frozenset({"accuracy_top5", "test_loss", *SUCCESSES})
+P_LABEL = "p_label"
+DECIDED = frozenset({"accuracy", "accuracy_top5", "test_loss", P_LABEL, *SUCCESSES, *SUMMARY})
+UNTOLD = frozenset({"accuracy_top5", "test_loss", P_LABEL, *SUCCESSES})
 """What schema 1, which has neither ranks nor losses, cannot tell."""
 MOST_GROUPS, MOST_TRAINED = 6, 1e12
 
@@ -44,8 +46,10 @@ def items_of(record: Record) -> Items | None:
     try:
         predicted, labels, groups = (unpack(text, packed.n) for text in (packed.predicted, packed.label, packed.group))
         wrong = predicted != labels
+        shown = unpack(packed.foreground, packed.n) if packed.foreground else None
         if not (packed.rank or packed.loss):
-            return Items(predicted, labels, groups, wrong.astype(np.int64), np.zeros(packed.n, np.float32))
+            ranks, losses = wrong.astype(np.int64), np.zeros(packed.n, np.float32)
+            return Items(predicted, labels, groups, ranks, losses, shown)
         ranks, losses = unpack(packed.rank, packed.n), unpack_reals(packed.loss, packed.n)
     except ValueError as error:
         raise Unfit(plain(error)) from error
@@ -53,7 +57,7 @@ def items_of(record: Record) -> Items | None:
         raise Unfit("a test item has a loss that is negative or not finite")
     if ((ranks > 0) != wrong).any():
         raise Unfit("a test item's rank and its predicted class disagree")
-    return Items(predicted, labels, groups, ranks, losses)
+    return Items(predicted, labels, groups, ranks, losses, shown)
 
 
 def has_losses(record: Record) -> bool:
@@ -74,6 +78,7 @@ def differences(record: Record, items: Items, task: Task | None) -> Iterator[str
     classes = _classes(items, task)
     if classes and max(part.max() for part in (items.labels, items.predicted, items.ranks)) >= max(classes):
         yield f"a test item has a class, or a rank, that is none of {max(classes)}"
+    yield from _strange_foregrounds(items, task)
     untold = frozenset() if has_losses(record) else UNTOLD
     untold |= SUCCESSES if task is None else set()
     names = sorted(name.removeprefix(BY_GROUP) for name in record.metrics if name.startswith(BY_GROUP))
@@ -87,6 +92,17 @@ def differences(record: Record, items: Items, task: Task | None) -> Iterator[str
     many = (reported or min(classes) >= TOP_5_FROM) and max(classes) >= TOP_5_FROM if classes else reported
     expected = (_expected(record, items, order, task, many) for order in _orders(record.metrics, items, names))
     yield from min((list(_compared(record.metrics, each, untold)) for each in expected), key=len)
+
+
+def _strange_foregrounds(items: Items, task: Task | None) -> Iterator[str]:
+    """Yield what foregrounds cannot be."""
+    if items.foregrounds is None:
+        return
+    if task is not None and not isinstance(task, ImageTask):
+        yield f"its test items show foregrounds, and those of task '{task.name}' have none"
+    pairs = np.stack([items.foregrounds, items.labels])
+    if np.unique(pairs, axis=1).shape[1] > len(np.unique(items.foregrounds)):
+        yield "a foreground of its test items is of two classes"
 
 
 def _classes(items: Items, task: Task | None) -> tuple[int, ...]:
@@ -115,6 +131,8 @@ def _expected(record: Record, items: Items, order: Sequence[str], task: Task | N
         score.name: score
         for score in scores(items, TOP_5_FROM if many else 2, order or ["all"], [int(size) for size in sizes])
     }
+    if P_LABEL in record.metrics and (task is None or task.recipe().loss == "cross-entropy"):
+        made[P_LABEL] = items.p_label  # older records do not have it
     successes = {} if task is None else task.successes(items.loss, items.accuracy)
     return made | {name: Score(name, float(success), "0 or 1", 1) for name, success in successes.items()}
 

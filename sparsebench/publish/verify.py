@@ -321,6 +321,8 @@ def _truths(record: Record, items: Items) -> Iterator[tuple[tuple[str, str], str
     data = cell.task.model_dump(mode="json"), cell.repetition
     items_ = hashlib.sha256(np.stack([items.labels, items.groups]).tobytes()).hexdigest()
     yield ("test labels or groups", digest(data)), items_
+    if items.foregrounds is not None:  # older records do not have them
+        yield ("foregrounds", digest(data)), hashlib.sha256(items.foregrounds.tobytes()).hexdigest()
     sizes = {name: one.value for name, one in record.metrics.items() if name.startswith(rescore.TRAINED)}
     yield ("training groups", digest([*data, cell.n_train])), digest(sizes)
 

@@ -14,7 +14,7 @@ from sparsebench.measure.spuriosity import token_spuriosity
 from sparsebench.models.acting import Actor
 from sparsebench.models.base import Network, Watchable
 from sparsebench.sweep.prepare import Prepared
-from sparsebench.sweep.record import Metric, Outcomes, TokenStep, pack, pack_reals
+from sparsebench.sweep.record import Metric, Outcomes, TokenStep, pack, pack_foregrounds, pack_reals
 from sparsebench.tasks.base import Data, Mask, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
 from sparsebench.training.calibrate import calibrate
@@ -129,15 +129,17 @@ def _add_validation(result: Result, cell: Prepared) -> None:
 def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation) -> None:
     """Add accuracy, loss, success and group metrics, and each item's outcome."""
     test, groups_ = data.test, data.group_names
-    items = Items(evaluation.predicted, test.labels, test.groups, evaluation.rank, evaluation.losses)
+    items = Items(evaluation.predicted, test.labels, test.groups, evaluation.rank, evaluation.losses, test.foregrounds)
     sizes = np.bincount(data.train.groups, minlength=len(groups_))
     for score in scores(items, len(data.classes), groups_, sizes.tolist()):
         result.add_score(score)
+    if task.recipe().loss == "cross-entropy":
+        result.add_score(items.p_label)
     for name, success in task.successes(items.loss, items.accuracy).items():
         result.add(name, float(success), "0 or 1", 1)
     result.outcomes = Outcomes(
         n=len(test.labels), predicted=pack(items.predicted), label=pack(items.labels), group=pack(items.groups),
-        rank=pack(items.ranks), loss=pack_reals(items.losses),
+        rank=pack(items.ranks), loss=pack_reals(items.losses), foreground=pack_foregrounds(items.foregrounds),
     )  # fmt: skip
 
 

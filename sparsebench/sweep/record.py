@@ -22,7 +22,13 @@ def _with_ranks(raw: Raw) -> Raw:
     return raw | {"outcomes": outcomes | {"rank": "", "loss": ""}} if isinstance(outcomes, dict) else raw
 
 
-UPGRADES: tuple[Callable[[Raw], Raw], ...] = (_with_ranks,)
+def _with_foregrounds(raw: Raw) -> Raw:
+    """Schema 2 did not say which foreground an item shows."""
+    outcomes = raw.get("outcomes")
+    return raw | {"outcomes": outcomes | {"foreground": ""}} if isinstance(outcomes, dict) else raw
+
+
+UPGRADES: tuple[Callable[[Raw], Raw], ...] = (_with_ranks, _with_foregrounds)
 """The function at i makes a raw record of schema i + 1 one of schema i + 2; a field more or less is a schema more."""
 SCHEMA = 1 + len(UPGRADES)
 Status = Literal["ok", "failed", "oom", "timeout", "crashed", "unsupported", "skipped"]
@@ -73,7 +79,8 @@ class Outcomes(_Model):
     """What came out for each of n test items, packed; see `measure.scores.Items`.
 
     Numbers are zlib-compressed 16-bit integers in base 64, losses 32-bit floating-point numbers. `rank` and `loss` are
-    "" in what schema 1 had.
+    "" in what schema 1 had, `foreground` in what schema 2 had, where items show none, and where a source has more
+    pictures than 16 bits can number.
     """
 
     n: int
@@ -82,6 +89,7 @@ class Outcomes(_Model):
     group: str
     rank: str
     loss: str
+    foreground: str
 
 
 class Head(_Model):
@@ -176,6 +184,11 @@ def pack(numbers: np.ndarray) -> str:
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < 2**16):
         raise ValueError("outcomes must lie in 0..65535")
     return _packed(numbers.astype("<u2"))
+
+
+def pack_foregrounds(numbers: np.ndarray | None) -> str:
+    """Return (n,) numbers of foregrounds as a short text; "" where there are none, or one is above 65535."""
+    return "" if numbers is None or numbers.max(initial=0) >= 2**16 else pack(numbers)
 
 
 def pack_reals(numbers: np.ndarray) -> str:

@@ -34,6 +34,8 @@ class Split:
         boxes: for images (n, 4): top, left, height, width of what matters, before any permutation.
         order: for images of permuted patches (N,): the place in plain order of the patch that each position shows.
         mask: the rule that says which tokens matter, see `relevant`.
+        foregrounds: (n,) the number of the picture that each sample shows, the same in every repetition and task of a
+            source; each is of one class, and training and test are numbered apart. None where nothing is pasted.
     """
 
     inputs: np.ndarray
@@ -43,10 +45,11 @@ class Split:
     boxes: np.ndarray | None = None
     order: np.ndarray | None = None
     mask: Mask = "half"
+    foregrounds: np.ndarray | None = None
 
     def part(self, rows: slice) -> Split:
         """Return the split of those samples alone."""
-        arrays = ("inputs", "labels", "groups", "relevance", "boxes")
+        arrays = ("inputs", "labels", "groups", "relevance", "boxes", "foregrounds")
         own: dict[str, Any] = {name: getattr(self, name) for name in arrays}
         return replace(self, **{name: value[rows] for name, value in own.items() if value is not None})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -222,10 +222,11 @@ class ImageTask(PictureTask):
         if self.intensity < 1:
             canvas = np.rint(canvas * self.intensity).astype(np.uint8)
         per_class = found.test if test else found.train
-        chosen = []
+        chosen, shown, first = [], np.empty(len(labels), dtype=np.int64), _firsts(per_class)
         for k, name in enumerate(classes):
             mine, pool = np.flatnonzero(labels == k), per_class[name]
             chosen.append(Chosen(mine, pool, _cycle(len(pool), len(mine), rng)))
+            shown[mine] = first[name] + chosen[-1].order
         if self.affine and not test:
             changes = rng.spawn(1)[0]  # of its own, so that places and backgrounds are those of the plain foregrounds
             chosen = [
@@ -237,7 +238,13 @@ class ImageTask(PictureTask):
         order = self.order()
         if order is not None:
             canvas = permute(canvas, self.patch, order)
-        return Split(canvas, labels, groups, boxes=boxes, order=order, mask=self.mask)
+        return Split(canvas, labels, groups, boxes=boxes, order=order, mask=self.mask, foregrounds=shown)
+
+
+def _firsts(per_class: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """Return by class the number of its first picture, those of all classes being counted on."""
+    sizes = [len(pool) for pool in per_class.values()]
+    return dict(zip(per_class, np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
 
 
 def _cycle(size: int, n: int, rng: np.random.Generator) -> np.ndarray:

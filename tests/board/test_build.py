@@ -579,3 +579,38 @@ def test_a_note_says_which_differences_would_be_found() -> None:
     )
     assert line in notes_on(WHOLE, judged.contests)
     assert detectable(judge(seeded("mine", [0.5])).contests) == []
+
+
+def on_foregrounds(shown: list[Any]) -> list[Row]:
+    """Return a board whose items show these foregrounds in each seed; five at a time, and the seeds, are alike."""
+    records = []
+    for k, (name, rate) in enumerate([("dense", 0.8), ("mine", 0.7), ("other", 0.6), ("random", 0.4)]):
+        one = with_outcomes(name, np.tile(np.repeat(drawn(rate, k, 80)[:1], 5, axis=1), (3, 1)))
+        records += [row | {"test_foregrounds": text} for row, text in zip(one, shown, strict=True)]
+    return build(records)
+
+
+def test_items_that_show_one_foreground_count_as_one_draw() -> None:
+    unknown, wider = on_foregrounds(["", "", ""]), 0
+    for offset in (0, 80):  # the same foregrounds in all seeds, and others
+        known = on_foregrounds([pack(np.repeat(np.arange(80), 5) + offset * seed) for seed in range(3)])
+        for row in known:
+            without = row_of(unknown, row["strategy"])
+            assert row["accuracy"] == without["accuracy"]
+            for name in ("accuracy", "accuracy_delta"):
+                one, other = (each[f"{name}_high"] - each[f"{name}_low"] for each in (row, without))
+                assert one >= other - 1e-12
+                wider += one > 1.1 * other
+    assert wider >= 6
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        [pack(np.arange(400) + 400 * seed) for seed in range(3)],
+        [pack(np.repeat(np.arange(80), 5)), "", pack(np.arange(400))],
+    ],
+    ids=["none twice", "unknown in a seed"],
+)
+def test_a_board_on_which_no_foreground_is_known_to_be_shown_twice_is_as_without(shown: list[str]) -> None:
+    assert on_foregrounds(shown) == on_foregrounds(["", "", ""])

@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -39,3 +41,11 @@ def test_a_share_has_its_wilson_interval_and_none_of_nothing() -> None:
     low, high = binomtest(2, 3).proportion_ci(method="wilson")
     assert found == ("accuracy", 2 / 3, "fraction", 3, low, high, "Wilson 95 %")
     assert share("accuracy", np.empty(0, bool)) == ("accuracy", None, "fraction", 0, None, None, "")
+
+
+@given(st.lists(st.floats(0, 200, width=32), min_size=1, max_size=60))
+def test_the_probability_of_the_label_is_what_cross_entropies_come_to(losses: list[float]) -> None:
+    zeros = np.zeros(len(losses), int)
+    found = Items(zeros, zeros, zeros, zeros, np.array(losses, np.float32)).p_label
+    assert found.value == pytest.approx(sum(math.exp(-loss) for loss in losses) / len(losses), rel=1e-13)
+    assert found[2:] == ("fraction", len(losses), None, None, "") and found.name == "p_label"

@@ -160,6 +160,10 @@ def test_records_of_another_machine_need_not_be_the_same_to_the_bit(few: Path) -
         update={"outcomes": record.outcomes.model_copy(update={"loss": pack_reals(losses)})}
     )  # fmt: skip
     assert "other outcomes" in (module._disagreement(other, record, 1) or "")
+    shown = record.outcomes.model_copy(update={"foreground": pack(np.arange(record.outcomes.n))})
+    moved = record.model_copy(update={"outcomes": shown})
+    assert "other foregrounds here" in (module._disagreement(moved, record, 1) or "")
+    assert module._disagreement(record, moved, 1) is None  # an older record does not say
     elsewhere = other.model_copy(update={"environment": "0" * 16})
     assert module._disagreement(elsewhere, record, 1) is None
     cheaper = record.metrics | {"macs_ratio": record.metrics["macs_ratio"].model_copy(update={"value": 0.1})}

@@ -105,6 +105,63 @@ def test_test_items_are_the_same_for_all_strategies(tampered: Tamper) -> None:
     assert verdict.badge == "reported" and "test labels or groups are others than those of cell" in verdict.why[0]
 
 
+def lengthen(raw: Raw) -> None:
+    n, text = raw["outcomes"]["n"], raw["outcomes"]["foreground"]
+    raw["outcomes"]["foreground"] = pack(np.append(unpack(text, n), 0))
+
+
+def apart(raw: Raw) -> None:
+    """Let each item show a foreground of its own, as if all were independent."""
+    raw["outcomes"]["foreground"] = pack(np.arange(raw["outcomes"]["n"]))
+
+
+def mixed(raw: Raw) -> None:
+    raw["outcomes"]["foreground"] = pack(np.zeros(raw["outcomes"]["n"]))
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "said"),
+    [
+        ("composite", lengthen, "packed outcomes do not hold 40 numbers"),
+        ("composite", put("torn", "outcomes", "foreground"), "packed"),
+        ("composite", flip("foreground", bit=3), "its foregrounds are others than those of cell"),
+        ("composite", apart, "its foregrounds are others than those of cell"),
+        ("composite", mixed, "a foreground of its test items is of two classes"),
+        ("theory", apart, "those of task 'theory' have none"),
+    ],
+)
+def test_forged_foregrounds_are_found(tampered: Tamper, task: str, change: Any, said: str) -> None:
+    verdict = verify(tampered(change, task=task))
+    assert (verdict.badge, verdict.wrong) == ("reported", True) and said in " ".join(verdict.why), verdict.why
+
+
+P_LABEL = {"value": 0.5, "unit": "fraction", "n": 16, "low": None, "high": None, "method": ""}
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "said"),
+    [
+        ("composite", put(0.5, "metrics", "p_label", "value"), "p_label is 0.5 fraction of 40, and its outcomes come"),
+        ("composite", put(41, "metrics", "p_label", "n"), "p_label is"),
+        ("composite", put("loss", "metrics", "p_label", "unit"), "p_label is"),
+        ("theory", put(P_LABEL, "metrics", "p_label"), "p_label is there, and outcomes do not have it"),
+    ],
+)
+def test_a_forged_probability_of_the_label_is_found(tampered: Tamper, task: str, change: Any, said: str) -> None:
+    verdict = verify(tampered(change, task=task))
+    assert (verdict.badge, verdict.wrong) == ("reported", True) and said in " ".join(verdict.why), verdict.why
+
+
+def test_the_probability_of_the_label_is_made_again_of_records_that_have_it(sound: Path, tampered: Tamper) -> None:
+    assert "p_label" not in verify(sound).as_reported
+
+    def older(raw: Raw) -> None:
+        raw["schema_version"] = 2
+        del raw["metrics"]["p_label"], raw["outcomes"]["foreground"]
+
+    assert verify(tampered(older, task="composite")).badge == "recounted"
+
+
 def test_records_of_schema_1_are_rescored_in_part_and_said_to_be_so(tampered: Tamper) -> None:
     older = put("", "outcomes", "rank"), put("", "outcomes", "loss")
     verdict = verify(tampered(lambda raw: [change(raw) for change in older], strategy=None))

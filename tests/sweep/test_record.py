@@ -17,6 +17,7 @@ from sparsebench.sweep.record import (
     Record,
     TokenStep,
     pack,
+    pack_foregrounds,
     pack_reals,
     unpack,
     unpack_reals,
@@ -44,6 +45,7 @@ def record(**changes):
             group=pack(np.zeros(3)),
             rank=pack(np.array([0, 1, 3])),
             loss=pack_reals(np.array([0.5, 0.1, 2.0])),
+            foreground=pack(np.array([7, 7, 65535])),
         ),
         "notes": {"attention": "class"},
         "origin": Origin(plugin="random", distribution="sparsebench", version="0.1.0", sha256="ab"),
@@ -111,12 +113,38 @@ def test_a_loss_that_is_no_number_is_a_value_error():
 
 def test_a_record_of_schema_1_has_neither_ranks_nor_losses():
     old = json.loads(record().model_dump_json()) | {"schema_version": 1}
-    del old["outcomes"]["rank"], old["outcomes"]["loss"]
+    del old["outcomes"]["rank"], old["outcomes"]["loss"], old["outcomes"]["foreground"]
     found = Record.model_validate(upgraded(old))
     assert found.outcomes is not None and (found.outcomes.rank, found.outcomes.loss) == ("", "")
+    assert found.outcomes.foreground == ""
     assert found == record(outcomes=found.outcomes)
     failed = old | {"status": "failed", "outcomes": None}
     assert Record.model_validate(upgraded(failed)).outcomes is None
+
+
+def test_a_record_of_schema_2_has_no_foregrounds():
+    now = record()
+    old = json.loads(now.model_dump_json()) | {"schema_version": 2}
+    del old["outcomes"]["foreground"]
+    found = Record.model_validate(upgraded(old))
+    assert now.outcomes is not None and found == record(outcomes=now.outcomes.model_copy(update={"foreground": ""}))
+    failed = old | {"status": "failed", "outcomes": None}
+    assert Record.model_validate(upgraded(failed)).outcomes is None
+
+
+@given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50))
+def test_a_record_with_foregrounds_survives_json(numbers):
+    outcomes = record().outcomes.model_copy(
+        update={"n": len(numbers), "foreground": pack_foregrounds(np.array(numbers))}
+    )
+    again = Record.model_validate(upgraded(json.loads(record(outcomes=outcomes).model_dump_json())))
+    assert again == record(outcomes=outcomes)
+    assert unpack(again.outcomes.foreground, len(numbers)).tolist() == numbers
+
+
+def test_foregrounds_that_are_not_there_or_too_many_are_an_empty_text():
+    assert pack_foregrounds(None) == "" == pack_foregrounds(np.array([3, 2**16]))
+    assert unpack(pack_foregrounds(np.array([2**16 - 1, 0])), 2).tolist() == [2**16 - 1, 0]
 
 
 def test_class_numbers_pack_small():

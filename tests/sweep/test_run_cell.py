@@ -1,3 +1,4 @@
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from sparsebench.measure.cost import Step
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import fill
 from sparsebench.sweep import engine
-from sparsebench.sweep.record import Outcomes, Record, unpack
+from sparsebench.sweep.record import Outcomes, Record, unpack, unpack_reals
 
 THEORY = "theory:steps=40,test=20,tokens=20"
 SPURIOUS = "spurious:epochs=10,lr=0.003,test=40,pretrain_epochs=0"
@@ -166,6 +167,25 @@ def test_the_metrics_are_what_the_outcomes_say(image: Measure, plugin: str) -> N
     assert value(record, "spurious_gap") == value(record, "accuracy") - min(each)
     # 20 training images of each class, 9 in 10 on the background that fits: groups of 18, 2, 2 and 18.
     assert value(record, "average_train") == pytest.approx(np.average(each, weights=[18, 2, 2, 18]))
+
+
+def test_the_record_says_which_foreground_each_test_item_shows(image: Measure, measured: Measure) -> None:
+    outcomes = image("dense", SPURIOUS).outcomes
+    assert outcomes is not None
+    drawn = Registry().task("spurious")(test=40, epochs=10, lr=0.003, pretrain_epochs=0).draw(40, 0, {}).test
+    assert drawn.foregrounds is not None
+    assert unpack(outcomes.foreground, outcomes.n).tolist() == drawn.foregrounds.tolist()
+    plain = measured("dense").outcomes
+    assert plain is not None and plain.foreground == ""
+
+
+def test_the_probability_of_the_label_is_of_cross_entropies_alone(image: Measure, measured: Measure) -> None:
+    record = image("random")
+    assert record.outcomes is not None
+    losses = unpack_reals(record.outcomes.loss, record.outcomes.n).tolist()
+    assert value(record, "p_label") == pytest.approx(sum(math.exp(-loss) for loss in losses) / 40, rel=1e-13)
+    assert (record.metrics["p_label"].unit, record.metrics["p_label"].n) == ("fraction", 40)
+    assert "p_label" not in measured("dense").metrics
 
 
 GROUPS = [f"{c} on {k}" for c in "38" for k in ("flower", "china")]

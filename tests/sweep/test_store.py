@@ -62,7 +62,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path, make_record: Make
         samples={"seconds_per_batch": (0.1, 1 / 3, 1e-9)},
         outcomes=Outcomes(
             n=20, predicted=pack(numbers), label=pack(numbers), group=pack(numbers * 0), rank=pack(numbers),
-            loss=pack_reals(numbers / 7),
+            loss=pack_reals(numbers / 7), foreground=pack(numbers + 9),
         ),
         notes={"attention": "class", "text": 'line\nbreak, "quotes", \u2028 and ü'},
         environment="e", device="cpu", seconds=0.125,

@@ -373,3 +373,30 @@ def test_a_source_of_the_held_out_classes_alone_is_pre_trained_on_both(real, tmp
         shutil.rmtree(root / split / "dog")
     name, place = sources.locate_images(f"folder:{root}", None, False)
     assert Plain(**SMALL, images=name).draw(6, 0, {name: place}).classes == ("airplane", "bird")
+
+
+@pytest.mark.parametrize("task", [Composite(**SMALL | {"test": 900}), Spurious(**SMALL | {"test": 300})])
+def test_a_foreground_has_one_number_in_every_repetition(task):
+    """There are fewer pictures than test items: some are shown twice, and a number says which."""
+    shown: dict[int, bytes] = {}
+    for repetition in (0, 1):
+        test = task.draw(20, repetition, {}).test
+        assert test.foregrounds is not None and test.foregrounds.shape == test.labels.shape
+        assert len(set(test.foregrounds.tolist())) < len(test.labels)
+        pairs = list(zip(test.foregrounds.tolist(), foregrounds_of(test), strict=True))
+        for number, pixels in pairs:
+            assert shown.setdefault(number, pixels) == pixels
+        of = dict(zip(test.foregrounds.tolist(), test.labels.tolist(), strict=True))
+        assert [of[number] for number in test.foregrounds.tolist()] == test.labels.tolist()
+    pool = sources.foregrounds("digits", 10, {}).test
+    numbered = [picture.tobytes() for pictures in pool.values() for picture in pictures]
+    assert all(numbered[number] == pixels for number, pixels in shown.items())
+
+
+def test_a_foreground_has_one_number_in_every_task_of_its_source_and_in_every_part():
+    pictures = [picture.tobytes() for p in sources.foregrounds("digits", 10, {}).train.values() for picture in p]
+    for task in (Composite(**SMALL), Spurious(**SMALL), Plain(**SMALL, epochs=3)):
+        data = task.draw(50, 0, {}).held_back(0.2)
+        for split, n in ((data.train, 40), (data.validation, 10)):
+            assert split.foregrounds.shape == (n,)
+            assert foregrounds_of(split) == [pictures[number] for number in split.foregrounds]
