@@ -126,16 +126,16 @@ def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: in
         return job(of, dense, dense.cls(), asked=False, keep_weights=True)
 
     strategy, found, budget, part = contender
-    init = _pretraining(setting.task, setting.model, dense)
+    init = _pretraining(setting.task, setting.model, dense, repetition)
     if setting.training is not None:
-        init = setting.training.model_copy(update={"repetition": repetition})
+        init = _training(*setting.training, setting.model, dense, repetition)
     cell = Cell(
         task=setting.parts[0], model=setting.parts[1], strategy=part, budget=budget, n_train=n_train,
         repetition=repetition, where=_where(setting, strategy), init=init, track=setting.track,
     )  # fmt: skip
     for before in cell.inits:
         yield first(before)
-    training = setting.training and init
+    training = init if setting.training else None
     if training is None and strategy.distils and _can_learn(setting, cell):
         teacher = cell.model_copy(update={"strategy": Part.of(dense.cls()), "budget": FULL, "where": "both"})
         yield first(teacher)
@@ -164,14 +164,22 @@ def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cel
     return cell.model_copy(update={"strategy": dense, "budget": FULL, "where": "both"})
 
 
-def _pretraining(task: Task, model: Model, dense: Found) -> Cell | None:
+def _pretraining(task: Task, model: Model, dense: Found, repetition: int) -> Cell | None:
     """Return the cell that is trained before those of a task, or None for random weights."""
     if (start := task.initial()) is None:
         return None
     plain, samples = start
     return Cell(
         task=Part.of(plain), model=Part.of(model.first_model()), strategy=Part.of(dense.cls()), budget=FULL,
-        n_train=samples, repetition=WEIGHTS_SEED,
+        n_train=samples, repetition=repetition if getattr(task, "pretrain_each", False) else WEIGHTS_SEED,
+    )  # fmt: skip
+
+
+def _training(task: Task, n_train: int, model: Model, dense: Found, repetition: int) -> Cell:
+    """Return the cell of the network that a frozen or tuned cell of that repetition begins with."""
+    return Cell(
+        task=Part.of(task), model=Part.of(model), strategy=Part.of(dense.cls()), budget=FULL, n_train=n_train,
+        repetition=repetition, init=_pretraining(task, model, dense, repetition),
     )  # fmt: skip
 
 
@@ -199,7 +207,7 @@ _Contender = tuple[Strategy, Found, Budget, Part]
 
 @dataclass(frozen=True)
 class _Setting:
-    """A task with its model and strategies; `training` is the cell of the network that they begin with, if they do."""
+    """A task with its model and strategies; `training` is the task and the n_train of the network they begin with."""
 
     task: Task
     model: Model
@@ -208,7 +216,7 @@ class _Setting:
     seeds: int
     where: Where
     track: Track = "scratch"
-    training: Cell | None = None
+    training: tuple[Task, int] | None = None
     keep_weights: bool = False
 
     @cached_property
@@ -237,7 +245,10 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
                     (strategy, found, fit_budget(budget, strategy, None if request.model else blocks, cost), part)
                     for strategy, found, budget, part in contenders
                 )
-                training = None if trained is None else _training(trained, model, request, registry)
+                training = None
+                if trained is not None:
+                    first = _task(entry.name, trained.params, request, registry).with_cut(model.cut())
+                    training = first, trained.n_train[0]
                 yield _Setting(
                     fitted, model, placed, _sizes(task, entry, request), seeds, _asked_where(task, entry, request),
                     entry.track, training, suite.keep_weights,
@@ -260,16 +271,6 @@ def _asked_where(task: Task, entry: SuiteTask, request: Request) -> Where:
             next_step="leave --where out, or name another suite",
         )  # fmt: skip
     return where
-
-
-def _training(entry: SuiteTask, model: Model, request: Request, registry: Registry) -> Cell:
-    """Return the cell of a network that is trained as a suite's entry says, of the first repetition."""
-    task, dense = _task(entry.name, entry.params, request, registry), registry.strategy("dense")
-    fitted = task.with_cut(model.cut())
-    return Cell(
-        task=Part.of(fitted), model=Part.of(model), strategy=Part.of(dense.cls()), budget=FULL,
-        n_train=entry.n_train[0], repetition=0, init=_pretraining(fitted, model, dense),
-    )  # fmt: skip
 
 
 def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:

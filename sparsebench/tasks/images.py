@@ -105,9 +105,9 @@ class ImageTask(PictureTask):
     """A foreground picture on a canvas; training begins from a pre-trained start if asked."""
 
     training: ClassVar[frozenset[str]] = PictureTask.training | {
-        "pretrain_epochs", "pretrain_samples", "pretrain_images", "affine"
+        "pretrain_epochs", "pretrain_samples", "pretrain_images", "pretrain_each", "affine"
     }  # fmt: skip
-    added: ClassVar[frozenset[str]] = frozenset({"affine"})
+    added: ClassVar[frozenset[str]] = frozenset({"affine", "pretrain_each"})
 
     images: str = Field(sources.DIGITS, description="foregrounds: a set that sparsebench data names, or a folder")
     backgrounds: str = Field(sources.PHOTOS, description="backgrounds: photos, flowers102, a folder or an .npz file")
@@ -129,6 +129,7 @@ class ImageTask(PictureTask):
     pretrain_epochs: int = Field(10, ge=0, description="passes of pre-training on plain foregrounds; 0 for none")
     pretrain_samples: int = Field(4000, gt=0, description="images of pre-training")
     pretrain_images: str = Field("", description="foregrounds of pre-training; the task's own unless given")
+    pretrain_each: bool = Field(False, description="a pre-training for each repetition, not one for all of them")
     permuted: bool = Field(False, description="patches of every image in another order, one for all images")
     patch: int = Field(4, gt=0, description="side of a patch in pixels; the model's own")
 
@@ -172,7 +173,7 @@ class ImageTask(PictureTask):
             return None
         shared = self.model_dump(include={
             "canvas", "foreground", "held_out", "permuted", "patch", "placement", "batch", "lr", "weight_decay",
-            "warmup", "smoothing", "flip", "shift", "accumulate",
+            "warmup", "smoothing", "flip", "shift", "accumulate", "affine",
         })  # fmt: skip
         other = self.pretrain_images if self.pretrain_images != self.images else ""
         pictures = {"images": other, "before": self.images} if other else {"images": self.images}
