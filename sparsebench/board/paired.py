@@ -127,6 +127,18 @@ class Pairs:
         return high
 
 
+def detectable(pairs: Pairs, what: str = "accuracy") -> str | None:
+    """Return the difference that would be told in 4 of 5 pairs, as a clause; None where it is not known."""
+    if np.isnan(least := pairs.least()):
+        return None
+    upper = np.triu_indices(len(pairs.mean), 1)
+    return (
+        f"of pairs of strategies that differ by {least:.3f} in {what} 4 of 5 are told apart, "
+        f"{int(np.median(pairs.n_seeds[upper]))} seeds each, among the {len(upper[0])} pairs of this board; smaller "
+        "differences may be there and not be told"
+    )
+
+
 def holm(p: np.ndarray) -> np.ndarray:
     """Return (n,) p-values adjusted by Holm's step-down method (Holm 1979); those that are NaN stay so."""
     adjusted = np.full_like(p, np.nan)
@@ -298,7 +310,7 @@ def _judged(result: _Differences, accuracy: np.ndarray) -> Pairs:
 
 
 def half_of(one: Contender) -> float:
-    """Return half the width of the 95 % interval of a mean over seeds, from its own seeds and items; NaN of one seed."""
+    """Return half the width of the 95 % interval of a mean, from its own seeds and items; NaN of a single seed."""
     return float(_half(_differences([one], [_nothing(one)]))[0])
 
 
