@@ -94,7 +94,7 @@ class BudgetBoard:
         track: see `cell.Track`.
         budgets: falling shares of dense MACs that were asked for; `middle` the one nearest one half.
         rows: one a strategy; keys as in `budget_table.columns_of`.
-        curves: one a strategy, dense's of the point at 1 alone.
+        curves: one a row, dense's of the point at 1 alone.
         told: lines that say what can be told apart.
         tables: what is measured beside it.
     """

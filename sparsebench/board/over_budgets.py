@@ -68,9 +68,11 @@ def board(main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]]
     at_middle = _beside_random(main.tested, table, [line.rows.get(middle) for line in lines], fair)
     told = [f"told apart: {_told(area)} pairs of ranked strategies on the area, {_told(at_middle)} at {_short(middle)}"]
     told += [] if (clause := paired.detectable(area, "the area")) is None else [clause]
+    shown = [first, *sorted(table, key=_order)]
+    drawn = {line.strategy: _curve(line) for line in (Line(DENSE, {1.0: dense}), *lines)}
     return BudgetBoard(
-        main.task, main.model, main.largest, main.track, budgets, middle, [first, *sorted(table, key=_order)],
-        [_curve(line) for line in (Line(DENSE, {1.0: dense}), *lines)], told,
+        main.task, main.model, main.largest, main.track, budgets, middle, shown,
+        [drawn[row["strategy"]] for row in shown], told,
     )  # fmt: skip
 
 
