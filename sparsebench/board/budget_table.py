@@ -40,15 +40,16 @@ from sparsebench.errors import UserError
 LEGEND = (
     "Kept accuracy: mean height of accuracy by realised MACs, in straight lines from the lowest budget to dense at 1, "
     "over dense's accuracy; ranks are by it. MACs at -2 %: smallest share of dense MACs at which that line, followed "
-    "down from 1, is at most 2 points below dense; not reached: it is below at the largest budget; <=: it never is. @: accuracy at a budget, and in ( ) what was spent where that is more than 2 % off. [ ]: 95 % intervals of "
-    "seeds and items, each for itself. vs random_inside: all strategies judged together at that budget. Speed-up: "
-    "images/s over dense's. Oracles see the relevance mask and are not ranked, nor is dense."
+    "down from 1, is at most 2 points below dense; not reached: it is below at the largest budget; <=: it never is. "
+    "@: accuracy at a budget, and in ( ) what was spent where that is more than 2 % off. [ ]: 95 % intervals of seeds "
+    "and items, each for itself. vs random_inside: all strategies judged together at that budget. Speed-up: images/s "
+    "over dense's. Oracles see the relevance mask and are not ranked, nor is dense."
 )
 ALIKE = {column.key: column for column in COLUMNS}
 
 
 def columns_of(board: BudgetBoard) -> list[Column]:
-    """Return the columns of a board's rows in which some row has something; a board without budgets has none."""
+    """Return the columns of a board's rows in which some row has something."""
     at = f"@{short(board.middle)}"
     every = (
         ALIKE["rank"]._replace(what="ranks by kept accuracy that the strategy may have"),
@@ -99,11 +100,11 @@ def text(
     Raises:
         UserError: another format, or a column that there is not.
     """
-    if not budgets or form in ("csv", "json"):
+    if not budgets or form not in ("table", "md", "latex"):
         return chosen(rows, columns_of_rows(rows) if form == "csv" else shown_columns(rows), form, notes, None, choice)
     parts = [part for one in budgets for part in _parts(one, "task" in rows[0])]
     several = {(one.task, one.model, one.n_train, one.track) for one in budgets}
-    others = [row for row in rows if (*(row.get(column.key) for column in BY_TASK), row_track(row)) not in several]
+    others = [row for row in rows if (*(row.get(column.key) for column in BY_TASK), _track(row)) not in several]
     if others and "task" in rows[0]:
         columns = shown_columns(others)
         parts.append(_Part("Other tasks", others, columns, True, legend_of(others, columns)))
@@ -115,7 +116,7 @@ def text(
     return "\n\n".join([made, *listed(notes)]) + "\n"
 
 
-def row_track(row: Row) -> str:
+def _track(row: Row) -> str:
     """Return the track of a row of a board by task; those that say none are of the first."""
     return str(row.get("track") or TRACK)
 
@@ -133,9 +134,9 @@ def chosen(
     choice.check(columns)
     if form == "table" or choice.names:
         legend = legend_of(rows, columns) if legend is None else legend
-        rows, columns = (
-            choice.fitted(rows, choice.chosen(columns)) if form == "table" else (rows, choice.chosen(columns))
-        )
+        columns = choice.chosen(columns)
+        if form == "table":
+            rows, columns = choice.fitted(rows, columns)
         return render(rows, form, notes, columns, legend)
     return render(rows, form, notes, columns if legend is not None else None, legend)
 

@@ -157,6 +157,7 @@ def _judged(parts: Parts, lossy: Collection[tuple[str, str]], about: Row | None 
 def _tables(rows: Sequence[Row], spurious: Setting | None) -> list[Table]:
     """Return what was measured in other tasks than the main one: gaps with the accuracy there, and trials."""
     tested = {} if spurious is None else spurious.tested
+    rows = sorted(rows, key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE, *_key(row)))
     there = [row for row in rows if row["spurious_gap"] is not None and _key(row) in tested]
     gaps_of = [row | {"accuracy": _mean(tested[_key(row)], "accuracy")} for row in there]
     trials = [row for row in rows if row["sample_complexity"] is not None]

@@ -12,7 +12,7 @@ from sparsebench.errors import UserError
 WIDTH = 100
 BETWEEN = 2
 """Characters between columns."""
-STAY = ("task", "rank", "strategy", "budget", "accuracy", "kept_accuracy", "name")
+STAY = ("task", "rank", "strategy", "budget", "accuracy", "kept_accuracy")
 FIRST_TO_GO = (
     "device", "pareto_speed", "kind", "trained", "pareto", "spurious_gap", "images_per_s", "n_seeds", "accuracy_delta",
     "random_inside_delta", "verified", "sample_complexity_loss", "sample_complexity_ratio", "aligned_gap", "model",
@@ -54,19 +54,20 @@ class Choice:
 ALL = Choice()
 
 
-def fitted(rows: Sequence[Row], columns: Sequence[Column], width: int) -> tuple[list[Row], list[Column]]:
+def fitted(
+    rows: Sequence[Row], columns: Sequence[Column], width: int, order: Sequence[str] | None = None
+) -> tuple[list[Row], list[Column]]:
     """Return rows and columns of a table that is no wider than `width` characters.
 
-    Intervals go first, from the right; then columns, FIRST_TO_GO in that order and others from the right, but for STAY;
-    then the ends of texts, of the longest first.
+    Intervals go first, from the right; then columns in `order`, which is FIRST_TO_GO, and others from the right but for
+    STAY, unless given; then the ends of texts, of the longest first.
     """
     left = list(columns)
     for column in reversed(columns):
         if _width(rows, left) > width and column.interval:
             left[left.index(column)] = column._replace(interval=False)
-    keys = [column.key for column in columns]
-    rest = [key for key in reversed(keys) if key not in (*STAY, *FIRST_TO_GO)]
-    for key in (*FIRST_TO_GO, *rest):
+    rest = [column.key for column in reversed(columns) if column.key not in (*STAY, *FIRST_TO_GO)]
+    for key in (*FIRST_TO_GO, *rest) if order is None else order:
         if _width(rows, left) > width:
             left = [column for column in left if column.key != key]
     return _clipped(rows, left, width), left

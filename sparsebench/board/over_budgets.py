@@ -68,6 +68,10 @@ def board(main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]]
     at_middle = _beside_random(main.tested, table, [line.rows.get(middle) for line in lines], fair)
     told = [f"told apart: {_told(area)} pairs of ranked strategies on the area, {_told(at_middle)} at {_short(middle)}"]
     told += [] if (clause := paired.detectable(area, "the area")) is None else [clause]
+    if others := len(able) - 1 - sum(len(line.rows) for line in lines):
+        told.append(
+            f"not in this table: {others} rows whose budgets are no shares of dense MACs; CSV and JSON have them"
+        )
     shown = [first, *sorted(table, key=_order)]
     drawn = {line.strategy: _curve(line) for line in (Line(DENSE, {1.0: dense}), *lines)}
     return BudgetBoard(
