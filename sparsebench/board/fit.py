@@ -11,7 +11,7 @@ from sparsebench.errors import UserError
 
 WIDTH = 100
 BETWEEN = 2
-"""Characters between columns."""
+"""Characters between columns; as many are added to headings."""
 STAY = ("task", "rank", "strategy", "budget", "accuracy", "kept_accuracy")
 FIRST_TO_GO = (
     "device", "pareto_speed", "kind", "trained", "pareto", "spurious_gap", "images_per_s", "n_seeds", "accuracy_delta",
@@ -74,7 +74,7 @@ def fitted(
 
 
 def _widths(rows: Sequence[Row], columns: Sequence[Column]) -> list[int]:
-    return [max([len(column.heading), *(len(text_of(row, column)) for row in rows)]) for column in columns]
+    return [max([len(column.heading) + BETWEEN, *(len(text_of(row, column)) for row in rows)]) for column in columns]
 
 
 def _width(rows: Sequence[Row], columns: Sequence[Column]) -> int:
@@ -91,7 +91,7 @@ def _clipped(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list
             break
         room = max(ROOM, most - over)
         some = [row | {longest.key: _clip(row[longest.key], room)} for row in some]
-        texts = texts if len(longest.heading) < room else [one for one in texts if one is not longest]
+        texts = texts if len(longest.heading) + BETWEEN < room else [one for one in texts if one is not longest]
     return some
 
 
