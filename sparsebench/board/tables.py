@@ -121,7 +121,7 @@ def _short(row: Row) -> Row:
 
 def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, keys_of(columns), lineterminator="\n")
+    writer = csv.DictWriter(out, keys_of(columns), extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(map(_short, rows))
     return out.getvalue()
