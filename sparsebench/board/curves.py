@@ -78,7 +78,7 @@ def kept(height: Contender, dense: Contender) -> Interval:
         if s in ratios
     }
     mean, half = float(np.mean(list(ratios.values()))), half_of(Contender(ratios, hits, height.clusters))
-    return (mean, None, None) if np.isnan(half) else (mean, mean - half, mean + half)
+    return (mean, None, None) if np.isnan(half) else (mean, max(0.0, mean - half), mean + half)
 
 
 def least_macs(points: Sequence[Contender], spent: Sequence[float]) -> Interval:
