@@ -11,7 +11,19 @@ from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.observe.base import Observer
 from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.plugin.hooks import hookimpl
-from sparsebench.strategy import Convention, Disposal, Kind, Lesson, Place, Published, Schedule, Site, Strategy, Told
+from sparsebench.strategy import (
+    Convention,
+    Disposal,
+    How,
+    Kind,
+    Lesson,
+    Place,
+    Published,
+    Schedule,
+    Site,
+    Strategy,
+    Told,
+)
 from sparsebench.view import TokenView
 
 __version__ = "0.1.0"
@@ -19,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Convention",
     "Disposal",
+    "How",
     "Keep",
     "Kind",
     "Lesson",

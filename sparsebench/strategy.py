@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["baseline", "deployable", "oracle"]
 Disposal = Literal["drop", "fuse", "merge", "squeeze"]
+How = Literal["drop", "fuse", "merge", "mix", "drop+merge"]
 Schedule = Literal["stages", "every", "late"]
 Site = Literal["input", "attention", "block"]
 Convention = Literal["power-floor", "compound-ceil"]
@@ -164,6 +165,8 @@ class Strategy(BaseModel):
         convention: how a keep rate becomes counts where the user does not say, see `Budget`.
         most: the largest share of the tokens that it can remove at once; 0.5 for those that merge pairs.
         fuses: whether one of the tokens that go on is made of those that do not.
+        how: how one that makes its plans itself disposes of tokens; None where it does not say. Of others the
+            disposal says it.
         disposals: those that it takes where it makes its plans itself; by default only its own default. One with
             `scores` takes all.
         disposal: what becomes of the tokens that its scores do not keep, see `sparsebench.disposal.dispose`.
@@ -190,6 +193,7 @@ class Strategy(BaseModel):
     convention: ClassVar[Convention] = "power-floor"
     most: ClassVar[float] = 1.0
     fuses: ClassVar[bool] = False
+    how: ClassVar[How | None] = None
     disposals: ClassVar[tuple[Disposal, ...]] = ()
 
     disposal: Disposal = "drop"

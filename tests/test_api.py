@@ -135,7 +135,12 @@ def test_flat_records_are_in_the_order_of_their_cells(finished: tuple[Path, pd.D
 
 
 def test_the_function_and_the_command_have_the_same_options() -> None:
-    options = {parameter.name for parameter in command.params} - {"form", "dry_run"}
+    options = {parameter.name for parameter in command.params} - {
+        "form",
+        "wide",
+        "columns",
+        "dry_run",
+    }  # how it is printed
     assert options == set(inspect.signature(sparsebench.run).parameters) - {"on_record"}
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Merge, Place, Published, Schedule, Site, Strategy, TokenView
+from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, TokenView
 
 
 class ATC(Strategy):
@@ -24,6 +24,7 @@ class ATC(Strategy):
     name: ClassVar[str] = "atc"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "keys"})
+    how: ClassVar[How] = "merge"
     citation: ClassVar[str] = "Haurum et al., Agglomerative token clustering, ECCV 2024"
     bibtex: ClassVar[str] = """@inproceedings{haurum2024atc,
   title = {Agglomerative Token Clustering},

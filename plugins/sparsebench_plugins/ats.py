@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Mask, Published, Schedule, Site, Strategy, TokenView
+from sparsebench import How, Mask, Published, Schedule, Site, Strategy, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,7 @@ class ATS(Strategy):
     schedule: ClassVar[Schedule] = "every"
     first: ClassVar[float] = 0.25
     adaptive: ClassVar[bool] = True
+    how: ClassVar[How] = "drop"
     citation: ClassVar[str] = "Fayyaz et al., Adaptive token sampling for efficient ViTs (ATS), ECCV 2022"
     bibtex: ClassVar[str] = """@inproceedings{fayyaz2022ats,
   title = {Adaptive Token Sampling for Efficient Vision Transformers},

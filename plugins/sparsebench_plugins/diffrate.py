@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field, PositiveInt
 
 import sparsebench
-from sparsebench import Merge, Place, Published, Schedule, Site, Strategy, TokenView, UserError
+from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, TokenView, UserError
 
 
 class DiffRate(Strategy):
@@ -25,6 +25,7 @@ class DiffRate(Strategy):
     name: ClassVar[str] = "diffrate"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "attention"})
+    how: ClassVar[How] = "drop+merge"
     citation: ClassVar[str] = "Chen et al., DiffRate: differentiable compression rate, ICCV 2023"
     bibtex: ClassVar[str] = """@inproceedings{chen2023diffrate,
   title = {{DiffRate}: Differentiable Compression Rate for Efficient Vision Transformers},

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, ClassVar
 
 import sparsebench
-from sparsebench import Kind, Mix, Place, Strategy, TokenView, UnsupportedError
+from sparsebench import How, Kind, Mix, Place, Strategy, TokenView, UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,7 @@ class Downsample(Strategy):
 
     name: ClassVar[str] = "downsample"
     kind: ClassVar[Kind] = "baseline"
+    how: ClassVar[How] = "mix"
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of its averages, which are carried out as one product."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Merge, Place, Published, Site, Strategy, TokenView
+from sparsebench import How, Merge, Place, Published, Site, Strategy, TokenView
 
 
 class DPCKNN(Strategy):
@@ -22,6 +22,7 @@ class DPCKNN(Strategy):
 
     name: ClassVar[str] = "dpc_knn"
     site: ClassVar[Site] = "block"
+    how: ClassVar[How] = "merge"
     citation: ClassVar[str] = "Zeng et al., Not all tokens are equal (TCFormer), CVPR 2022"
     bibtex: ClassVar[str] = """@inproceedings{zeng2022tcformer,
   title = {Not All Tokens Are Equal: Human-centric Visual Analysis via Token Clustering Transformer},

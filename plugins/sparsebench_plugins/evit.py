@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Convention, Keep, Published, Site, Strategy, TokenView
+from sparsebench import Convention, How, Keep, Published, Site, Strategy, TokenView
 
 
 class EViT(Strategy):
@@ -33,6 +33,7 @@ class EViT(Strategy):
         Published("evit:keep_rate=0.9,convention=compound-ceil", "DeiT-S", 4.0),
         Published("evit:keep_rate=0.5,convention=compound-ceil", "DeiT-S", 2.3),
     )
+    how: ClassVar[How] = "fuse"
     citation: ClassVar[str] = "Liang et al., Not all patches are what you need (EViT), ICLR 2022"
     bibtex: ClassVar[str] = """@inproceedings{liang2022evit,
   title = {Not All Patches are What You Need: Expediting Vision Transformers via Token Reorganizations},

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Keep, Place, Published, Site, Strategy, TokenView
+from sparsebench import How, Keep, Place, Published, Site, Strategy, TokenView
 
 
 class KMedoids(Strategy):
@@ -24,6 +24,7 @@ class KMedoids(Strategy):
     name: ClassVar[str] = "k_medoids"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "received_attention"})
+    how: ClassVar[How] = "drop"
     citation: ClassVar[str] = "Marin et al., Token pooling in vision transformers, WACV 2023"
     published: ClassVar[tuple[Published, ...]] = (Published("k_medoids:keep_rate=0.7,iterations=3", "DeiT-S"),)
     differs: ClassVar[str] = (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Merge, Place, Published, Schedule, Site, Strategy, TokenView
+from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,7 @@ class MCTF(Strategy):
     name: ClassVar[str] = "mctf"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "received_attention"})
+    how: ClassVar[How] = "merge"
     citation: ClassVar[str] = "Lee et al., Multi-criteria token fusion with one-step-ahead attention, CVPR 2024"
     bibtex: ClassVar[str] = """@inproceedings{lee2024mctf,
   title = {Multi-criteria Token Fusion with One-step-ahead Attention for Efficient Vision Transformers},

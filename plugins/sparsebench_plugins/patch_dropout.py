@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 import sparsebench
-from sparsebench import Keep, Kind, Published, Strategy, TokenView
+from sparsebench import How, Keep, Kind, Published, Strategy, TokenView
 
 
 class PatchDropout(Strategy):
@@ -19,6 +19,7 @@ class PatchDropout(Strategy):
     kind: ClassVar[Kind] = "baseline"
     needs: ClassVar[frozenset[str]] = frozenset()
     trains_only: ClassVar[bool] = True
+    how: ClassVar[How] = "drop"
     citation: ClassVar[str] = "Liu et al., PatchDropout, WACV 2023"
     bibtex: ClassVar[str] = """@inproceedings{liu2023patchdropout,
   title = {{PatchDropout}: Economizing Vision Transformers Using Patch Dropout},

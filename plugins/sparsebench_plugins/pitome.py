@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Merge, Place, Published, Schedule, Site, Strategy, TokenView
+from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, TokenView
 
 
 class PiToMe(Strategy):
@@ -26,6 +26,7 @@ class PiToMe(Strategy):
     name: ClassVar[str] = "pitome"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "keys"})
+    how: ClassVar[How] = "merge"
     citation: ClassVar[str] = "Tran et al., Accelerating transformers with spectrum-preserving token merging, 2024"
     published: ClassVar[tuple[Published, ...]] = (Published("pitome:ratio=0.9", "DeiT-S"),)
     differs: ClassVar[str] = (

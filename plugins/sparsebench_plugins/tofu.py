@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Keep, Merge, Place, Plan, Published, Schedule, Site, Strategy, TokenView
+from sparsebench import How, Keep, Merge, Place, Plan, Published, Schedule, Site, Strategy, TokenView
 
 
 class ToFu(Strategy):
@@ -28,6 +28,7 @@ class ToFu(Strategy):
     name: ClassVar[str] = "tofu"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "keys"})
+    how: ClassVar[How] = "drop+merge"
     citation: ClassVar[str] = "Kim et al., Token fusion: bridging the gap between token pruning and merging, WACV 2024"
     bibtex: ClassVar[str] = """@inproceedings{kim2024tofu,
   title = {Token Fusion: Bridging the Gap between Token Pruning and Token Merging},

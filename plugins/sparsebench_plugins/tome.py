@@ -6,7 +6,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Merge, Place, Published, Schedule, Site, Strategy, TokenView
+from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, TokenView
 
 
 class ToMe(Strategy):
@@ -26,6 +26,7 @@ class ToMe(Strategy):
     name: ClassVar[str] = "tome"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens", "keys"})
+    how: ClassVar[How] = "merge"
     citation: ClassVar[str] = "Bolya et al., Token merging: your ViT but faster, ICLR 2023"
     bibtex: ClassVar[str] = """@inproceedings{bolya2023tome,
   title = {Token Merging: Your {ViT} But Faster},

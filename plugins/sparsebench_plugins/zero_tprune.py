@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 import sparsebench
-from sparsebench import Keep, Place, Published, Site, Strategy, TokenView
+from sparsebench import How, Keep, Place, Published, Site, Strategy, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +26,7 @@ class ZeroTPrune(Strategy):
     name: ClassVar[str] = "zero_tprune"
     site: ClassVar[Site] = "attention"
     needs: ClassVar[frozenset[str]] = frozenset({"attention_maps", "keys"})
+    how: ClassVar[How] = "drop"
     citation: ClassVar[str] = "Wang et al., Zero-TPrune, CVPR 2024"
     bibtex: ClassVar[str] = """@inproceedings{wang2024zerotprune,
   title = {{Zero-TPrune}: Zero-Shot Token Pruning through Leveraging of the Attention Graph in Pre-Trained Transformers}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparsebench.board.columns import Column
+
 Row = dict[str, Any]
 
 
@@ -49,12 +51,74 @@ class Group:
 
 
 @dataclass(frozen=True)
+class BudgetCurve:
+    """Accuracy of one strategy by the share of dense MACs that it really spends, mean over seeds.
+
+    Attributes:
+        strategy, kind: whose.
+        budgets: shares of dense MACs that were asked for, in the order of `spent`.
+        spent: rising realised shares, mean over seeds.
+        accuracy, low, high: one each, with the ends of its 95 % interval, None from a single seed.
+    """
+
+    strategy: str
+    kind: str
+    budgets: tuple[float, ...]
+    spent: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of its own under another.
+
+    Attributes:
+        title: what stands above it.
+        columns: of its rows.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class BudgetBoard:
+    """The strategies of one task and model over their budgets.
+
+    Attributes:
+        task, model: their names.
+        n_train: training samples.
+        track: see `cell.Track`.
+        budgets: falling shares of dense MACs that were asked for; `middle` the one nearest one half.
+        rows: one a strategy; keys as in `budget_table.columns_of`.
+        curves: one a row, dense's of the point at 1 alone.
+        told: lines that say what can be told apart.
+        tables: what is measured beside it.
+    """
+
+    task: str
+    model: str
+    n_train: int
+    track: str
+    budgets: tuple[float, ...]
+    middle: float
+    rows: list[Row]
+    curves: list[BudgetCurve]
+    told: list[str]
+    tables: list[Table] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Board:
     """What records come to; a pure function of what lies in their folder.
 
     Attributes:
         rows: one a strategy and budget over all tasks; `by_task` one a task and model as well. Keys as in `columns`.
         notes: what a reader must know besides.
+        over_budgets: of the task that `rows` are of, None where it has a single budget; `budgets` of all tasks.
         curves, groups: of tasks that have them.
         bibtex: entries of what is in it.
         environments: machine and libraries by hash; `suites` lines that say what was asked for.
@@ -64,6 +128,8 @@ class Board:
     rows: list[Row]
     by_task: list[Row]
     notes: list[str]
+    over_budgets: BudgetBoard | None = None
+    budgets: list[BudgetBoard] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     bibtex: list[str] = field(default_factory=list)

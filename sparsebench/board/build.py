@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from sparsebench.board import columns, gaps, paired
+from sparsebench.board import columns, gaps, over_budgets, paired, references
 from sparsebench.board.badges import CHECKS, SEVERAL, UNCHECKED
-from sparsebench.board.board import Row
+from sparsebench.board.board import BudgetBoard, Row, Table
 from sparsebench.board.columns import NOT_RANKED, NOT_REACHED
 from sparsebench.board.entries import (
     DENSE,
     PRETRAINING,
+    TRACK,
     TRAINED,
     VERIFIED,
     Entry,
@@ -27,9 +28,7 @@ from sparsebench.board.entries import (
     settings_of,
     titled,
 )
-from sparsebench.board.marks import marks
 from sparsebench.board.statistics import Interval, mean_interval, n50_ratio, sample_complexity
-from sparsebench.budget import amount_of
 from sparsebench.errors import UserError
 
 Flats = Iterable[Mapping[str, Any]]
@@ -38,17 +37,18 @@ MAIN, TRIALS, SPURIOUS = ("composite", "spurious"), ("theory",), ("spurious",)
 """The tasks that a board over all tasks takes its columns from: accuracy and cost, sample complexity, gaps."""
 ALWAYS = [column for column in columns.EVERY if column in (*columns.COLUMNS, columns.BY_LOSS)]
 """The columns that a row begins with."""
-RANDOM = "random_inside"
-"""The strategy that every other is marked against at its own budget, as it is against dense."""
 
 
 @dataclass(frozen=True)
 class Contest:
-    """The ranked rows of one task, and how they compare pair by pair."""
+    """The ranked rows of one task, and how they compare pair by pair; the rest as in `Setting`."""
 
     task: str
     rows: list[Row]
     pairs: paired.Pairs
+    model: str = ""
+    n_train: int = 0
+    track: str = TRACK
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,18 @@ class Judged:
     Attributes:
         rows: see `columns_of` for their columns.
         contests: of the main task of a board over all tasks, or of each.
+        budgets: of those of them whose strategies have several budgets, with a row a strategy.
     """
 
     rows: list[Row]
     contests: list[Contest]
+    budgets: list[BudgetBoard] = field(default_factory=list)
+
+    @property
+    def single(self) -> list[Contest]:
+        """The contests of tasks of which there is no board over budgets."""
+        several = {(one.task, one.model, one.n_train, one.track) for one in self.budgets}
+        return [one for one in self.contests if (one.task, one.model, one.n_train, one.track) not in several]
 
 
 def build(records: Flats, by: str | None = None) -> list[Row]:
@@ -85,11 +93,13 @@ def judge(records: Flats, by: str | None = None) -> Judged:
     settings, lossy = settings_of(frame), _lossy(frame)
     parts = [_over_all(settings, lossy)] if by is None else _by_task(settings, lossy)
     rows = [row for part in parts for row in part.rows]
-    for column, nothing in ((columns.CHECKS, UNCHECKED), (columns.VERIFIED, ""), (columns.BY_LOSS, None)):
+    nothings: dict[columns.Column, Any] = dict.fromkeys((*columns.OVER_BUDGETS, columns.BY_LOSS))
+    nothings |= {columns.CHECKS: UNCHECKED, columns.VERIFIED: "", columns.TRACK: TRACK}
+    for column, nothing in nothings.items():
         if all(row[column.key] == nothing for row in rows):
             for row, key in product(rows, column.keys):
                 del row[key]
-    return Judged(rows, [contest for part in parts for contest in part.contests])
+    return Judged(rows, [each for part in parts for each in part.contests], [b for part in parts for b in part.budgets])
 
 
 def _lossy(frame: pd.DataFrame) -> set[tuple[str, str]]:
@@ -120,15 +130,50 @@ def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -
         return next((one for one in some if not trials or one.has_trials), None)
 
     main = first(MAIN)
-    return _ranked(_rows(main, first(TRIALS, trials=True), tasks.get("spurious", main)), main, lossy)
+    return _judged((main, first(TRIALS, trials=True), tasks.get("spurious", main)), lossy)
 
 
 def _by_task(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -> list[Judged]:
-    found = []
-    for one in titled(settings):
-        own = {"task": one.task, "model": one.model, "n_train": one.largest}
-        found.append(_ranked([own | row for row in _rows(one, one, one)], one, lossy))
-    return found
+    return [
+        _judged((one, one, one), lossy, {"task": one.task, "model": one.model, "n_train": one.largest})
+        for one in titled(settings)
+    ]
+
+
+Parts = tuple[Setting | None, Setting | None, Setting | None]
+"""What accuracy and cost, trials, and gaps are taken from."""
+
+
+def _judged(parts: Parts, lossy: Collection[tuple[str, str]], about: Row | None = None) -> Judged:
+    """Return the rows of a board, ranked, and the same over budgets where there are several."""
+    main, _, spurious = parts
+    judged = _ranked([(about or {}) | row for row in _rows(*parts)], main, lossy)
+    whole = None if main is None else over_budgets.board(main, judged.rows, lossy)
+    if whole is None:
+        return judged
+    return replace(judged, budgets=[replace(whole, tables=_tables(judged.rows, spurious))])
+
+
+def _tables(rows: Sequence[Row], spurious: Setting | None) -> list[Table]:
+    """Return what was measured in other tasks than the main one: gaps with the accuracy there, and trials."""
+    tested = {} if spurious is None else spurious.tested
+    rows = sorted(rows, key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE, *_key(row)))
+    there = [row for row in rows if row["spurious_gap"] is not None and _key(row) in tested]
+    gaps_of = [row | {"accuracy": _mean(tested[_key(row)], "accuracy")} for row in there]
+    trials = [row for row in rows if row["sample_complexity"] is not None]
+    return [
+        Table(title, kind, some)
+        for title, kind, some in (
+            ("Spurious correlations", columns.GAPS, gaps_of),
+            ("Sample complexity", columns.TRIALS, trials),
+        )
+        if some
+    ]
+
+
+def _mean(mine: Entry, metric: str) -> float | None:
+    values = list(mine.by_seed(metric).values())
+    return float(np.mean(values)) if values else None
 
 
 def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None) -> list[Row]:
@@ -138,7 +183,7 @@ def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None
         grouped[0] = main.tested
     aligned = spurious is not None and spurious.task in gaps.TASKS
     dense = [next((entry for key, entry in part.items() if key[0] == DENSE), None) for part in grouped]
-    rows = []
+    rows, none = [], dict.fromkeys(columns.keys_of(columns.OVER_BUDGETS))
     for key in sorted({key for part in grouped for key in part}):
         row: Row = dict.fromkeys(columns.keys_of(ALWAYS))
         row |= dict(zip(("strategy", "kind", "budget"), key, strict=True))
@@ -149,7 +194,7 @@ def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None
         row["n_seeds"] = min(_seeds(entry) for entry in there)
         for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (VERIFIED, "")):
             row[name] = _common({word for entry in there for word in entry.words(name)}, otherwise)
-        rows.append(row)
+        rows.append(row | none | {columns.TRACK.key: TRACK if main is None else main.track})
     return rows
 
 
@@ -168,8 +213,8 @@ def _main_columns(mine: Entry | None) -> Row:
         return {}
     row: Row = {}
     for metric in ("accuracy", "macs_ratio", "selection_auroc"):
-        if values := list(mine.by_seed(metric).values()):
-            row[metric] = float(np.mean(values))
+        if (value := _mean(mine, metric)) is not None:
+            row[metric] = value
     if speeds := list(mine.by_seed("images_per_s").values()):
         row["images_per_s"], row["device"] = float(np.median(speeds)), ", ".join(mine.devices)
     return row
@@ -232,8 +277,10 @@ def _ranked(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, 
     able = [row for row in rows if row["accuracy"] is not None] if main is not None else []
     every = paired.compare([main.tested[_key(row)].contender for row in able if main is not None])
     places = [i for i, r in enumerate(able) if r["kind"] != "oracle" and (r["strategy"], r["budget"]) not in lossy]
-    _add_intervals(able, every)
-    _add_marks(able, every, {*places, *(i for i, row in enumerate(able) if row["kind"] == "oracle")})
+    references.add_accuracies(able, every)
+    judged = {*places, *(i for i, row in enumerate(able) if row["kind"] == "oracle")}
+    references.add_marks(able, every, "versus_dense", references.dense(able), judged)
+    references.add_marks(able, every, "versus_random_inside", references.random(able), judged)
     ranked, found = [able[i] for i in places], every.among(places)
     for row in rows:
         row["rank"] = NOT_RANKED
@@ -244,49 +291,14 @@ def _ranked(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, 
     def order(row: Row) -> tuple[Any, ...]:
         return row["kind"] == "oracle", row["rank"] == NOT_RANKED, -(row["accuracy"] or 0), *_key(row)
 
-    return Judged(sorted(rows, key=order), [] if main is None else [Contest(main.task, ranked, found)])
+    if main is None:
+        return Judged(sorted(rows, key=order), [])
+    contest = Contest(main.task, ranked, found, main.model, main.largest, main.track)
+    return Judged(sorted(rows, key=order), [contest])
 
 
 def _key(row: Row) -> Key:
     return row["strategy"], row["kind"], row["budget"]
-
-
-def _add_intervals(rows: Sequence[Row], pairs: paired.Pairs) -> None:
-    """Add the interval of each row's accuracy, and its differences to dense and to random tokens at its budget."""
-    for row, ends in zip(rows, pairs.accuracy.tolist(), strict=True):
-        row["accuracy_low"], row["accuracy_high"] = (None if math.isnan(x) else min(1.0, max(0.0, x)) for x in ends)
-    for name, references in (("accuracy_delta", _dense(rows)), ("random_inside_delta", _random(rows))):
-        for i, j in references.items():
-            mean, half = float(pairs.mean[i, j]), float(pairs.half[i, j])
-            named = {"": mean, "_low": mean - half, "_high": mean + half}
-            rows[i] |= {f"{name}{end}": None if math.isnan(x) else x + 0.0 for end, x in named.items()}  # no minus zero
-
-
-def _add_marks(rows: Sequence[Row], pairs: paired.Pairs, places: Collection[int]) -> None:
-    """Mark which of some rows are better or worse than dense, and than random tokens at their budget."""
-    for name, references in (("versus_dense", _dense(rows)), ("versus_random_inside", _random(rows))):
-        judged = {i: j for i, j in references.items() if i != j and i in places and j in places}
-        for i, word in marks(pairs, judged).items():
-            rows[i][name] = word
-
-
-def _dense(rows: Sequence[Row]) -> dict[int, int]:
-    """Return the place of dense for each row's."""
-    dense = next((i for i, row in enumerate(rows) if row["strategy"] == DENSE), None)
-    return {} if dense is None else dict.fromkeys(range(len(rows)), dense)
-
-
-def _random(rows: Sequence[Row]) -> dict[int, int]:
-    """Return for the place of each row that of random tokens inside the network, if there are at its budget.
-
-    In the same blocks, if there are, or else in others: the budget is how much is left.
-    """
-    places: dict[str, int] = {}
-    for i, row in reversed(list(enumerate(rows))):
-        if row["strategy"] == RANDOM:
-            places |= {row["budget"]: i, amount_of(row["budget"]): i}
-    wanted = [places.get(row["budget"], places.get(amount_of(row["budget"]))) for row in rows]
-    return {i: j for i, j in enumerate(wanted) if j is not None}
 
 
 def _mark_fronts(ranked: Sequence[Row], better: np.ndarray) -> None:

@@ -9,7 +9,7 @@ FORMATS = ("table", "md", "csv", "json", "latex")
 """Of tables, see `tables.render`."""
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
 
-Shown = Literal["text", "fraction", "signed", "samples", "ratio", "speed", "count", "p"]
+Shown = Literal["text", "fraction", "signed", "samples", "ratio", "speed", "count", "p", "spent"]
 
 
 class Column(NamedTuple):
@@ -18,7 +18,8 @@ class Column(NamedTuple):
     Attributes:
         key: its value's key in a row.
         heading: what tables call it.
-        shown: as which kind of number, or as text.
+        shown: as which kind of number, or as text; "spent" is a fraction, with what was spent, KEY_spent, behind it
+            where that is not the budget.
         what: one sentence, with the unit.
         interval: whether KEY_low and KEY_high are its 95 % interval; None where there is none.
         task: which task it is of in a board over all tasks, or "".
@@ -93,9 +94,36 @@ BY_LOSS = Column(
     True,
     "theory",
 )
-"""Columns of rows of which there is something to say."""
+HOW = Column("how", "how", "text",
+             "drop, fuse, merge or mix: what becomes of tokens; trained: it learns that; truth: an oracle")  # fmt: skip
+KEPT = Column(
+    "kept_accuracy", "kept accuracy", "fraction",
+    "mean accuracy from the lowest budget to all MACs, over dense's: the area under accuracy by realised MACs", True,
+)  # fmt: skip
+MACS_AT_2 = Column(
+    "macs_at_2", "MACs at -2 %", "fraction",
+    "smallest share of dense MACs at which accuracy is at most 2 points below dense, between budgets by straight lines",
+    True,
+)  # fmt: skip
+SPEED_UP = Column("speed_up", "speed-up", "ratio", "images/s over dense's of the same seed and machine, median")
+P_LABEL = Column("p_label", "p(label)", "fraction", "mean probability of the right class in the test")
+TRACK = Column("track", "track", "text", "scratch, frozen or tuned: what strategies are tested on")
+OVER_BUDGETS = (HOW, KEPT, MACS_AT_2, SPEED_UP, P_LABEL)
+"""Columns of a board of curves."""
+_BY_KEY = {column.key: column for column in (*COLUMNS, BY_LOSS)}
+GAPS = (
+    *(_BY_KEY[key] for key in ("strategy", "budget", "aligned_gap", "aligned_gap_reduction", "worst_group_accuracy")),
+    _BY_KEY["spurious_gap"],
+    _BY_KEY["accuracy"]._replace(interval=False, task="spurious"),
+)
+TRIALS = tuple(
+    _BY_KEY[key]
+    for key in ("strategy", "budget", "sample_complexity", "sample_complexity_ratio", "sample_complexity_loss")
+)
+"""Columns of tables of their own under a board of curves."""
 _AFTER = [column.key for column in COLUMNS].index("sample_complexity_ratio") + 1
-EVERY = (*BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, VERIFIED)
+EVERY = (*BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, VERIFIED, *OVER_BUDGETS, TRACK)
+"""CHECKS and those after it, and BY_LOSS, are there where rows have something to say of them."""
 
 
 def keys_of(columns: Sequence[Column]) -> list[str]:
@@ -111,6 +139,8 @@ def side(column: Column) -> str:
 def text_of(row: dict[str, Any], column: Column) -> str:
     """Return how people see a row's value of a column, its interval behind it; "-" where there is none."""
     value, *interval = (_number(row[key], column.shown) for key in column.keys)
+    if column.shown == "spent" and row.get(f"{column.key}_spent") is not None:
+        return f"{value} ({row[f'{column.key}_spent']:.2f})"
     if not interval or row[column.keys[1]] is None or interval == [NOT_REACHED] * 2:
         return value
     return f"{value} [{interval[0]}, {interval[1]}]"

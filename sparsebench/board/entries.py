@@ -23,13 +23,14 @@ from sparsebench.sweep.record import unpack
 DENSE = "dense"
 PRETRAINING = "plain"
 METRICS = (
-    "accuracy", "p_label", "success", "success_loss", "fitted", "macs_ratio", "macs_ratio_planned", "spurious_gap",
-    "worst_group_accuracy", "selection_auroc", "images_per_s",
+    "accuracy", "success", "success_loss", "fitted", "macs_ratio", "macs_ratio_planned", "spurious_gap",
+    "worst_group_accuracy", "selection_auroc", "images_per_s", "p_label",
 )  # fmt: skip
 """The metrics that the board reads."""
-TRAINED, VERIFIED, READY = "trained", "verified", "ready for the board"
+TRAINED, VERIFIED, HOW, READY = "trained", "verified", "how", "ready for the board"
 ABOUT = (
-    "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "inactive",
+    "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
+    "inactive",
 )  # fmt: skip
 TRACK = "scratch"
 """The track of records that say none."""
@@ -46,7 +47,7 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     if frame.attrs.get(READY):
         return frame
     lacking: dict[str, Any] = {
-        name: "" for name in (*ABOUT, TRAINED, VERIFIED, *OUTCOMES[1:], GROUPS, FOREGROUNDS) if name not in frame
+        name: "" for name in (*ABOUT, TRAINED, VERIFIED, HOW, *OUTCOMES[1:], GROUPS, FOREGROUNDS) if name not in frame
     }
     lacking |= {"track": TRACK} if "track" not in frame else {}
     lacking |= {name: 0 for name in ("n_train", "repetition", OUTCOMES[0]) if name not in frame}
@@ -237,15 +238,20 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
 
 
 def titled(settings: Sequence[Setting]) -> list[Setting]:
-    """Return the settings, task and model named with the parameters in which settings of the same names differ."""
+    """Return the settings, named with what differs among those of the same task and model: parameters, and the track.
+
+    The track is named with the task.
+    """
     alike: dict[tuple[str, str], list[Setting]] = defaultdict(list)
     for one in settings:
         alike[one.task, one.model].append(one)
     varied = {names: (_varied(some, 0), _varied(some, 1)) for names, some in alike.items()}
+    several = {names for names, some in alike.items() if len({one.track for one in some}) > 1}
     named = []
     for one in settings:
         pairs = zip(one.params, varied[one.task, one.model], strict=True)
         task, model = ({key: value for key, value in own.items() if key in some} for own, some in pairs)
+        task |= {"track": one.track} if (one.task, one.model) in several else {}
         named.append(replace(one, task=label(one.task, task), model=label(one.model, model)))
     return named
 

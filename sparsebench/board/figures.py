@@ -6,7 +6,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from sparsebench.board.board import Row
+from sparsebench.board import budget_figure
+from sparsebench.board.board import BudgetBoard, Row
 from sparsebench.board.columns import NOT_REACHED
 
 COLOURS = {"baseline": "#6b7280", "deployable": "#2563eb", "oracle": "#d97706"}
@@ -19,28 +20,50 @@ PANELS = {
 }
 
 
-def draw(rows: Sequence[Row]) -> bytes:
+def draw(rows: Sequence[Row], over: BudgetBoard | None = None) -> bytes:
     """Return a PNG: accuracy, sample complexity and spurious-gap reduction, a line a row, with 95 % intervals.
 
-    Columns that are empty in every row are left out.
+    Columns that are empty in every row are left out. Where strategies have several budgets the picture opens with their
+    curves, in place of the accuracies, and the others are those at the budget nearest one half.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
     there = [column for column in PANELS if any(row[column] is not None for row in rows)]
-    shown = list(reversed(rows))
-    figure = Figure(figsize=(2.5 + 4.2 * len(there), 1.4 + 0.4 * len(rows)), layout="constrained")
+    if over is not None:
+        there = [column for column in there if column != "accuracy"]
+        rows = [row for row in _at_middle(rows, over) if any(row[column] is not None for column in there)]
+    wide, high = (2.5 + 4.2 * len(there), 1.4 + 0.4 * len(rows)) if there or over is None else (0.0, 0.0)
+    top = 0.0 if over is None else budget_figure.HEIGHT
+    figure = Figure(figsize=(max(wide, budget_figure.WIDTH if top else 0), high + top), layout="constrained")
     FigureCanvasAgg(figure)
-    for column, axis in zip(there, figure.subplots(1, max(1, len(there)), sharey=True, squeeze=False)[0], strict=False):
-        _panel(axis, shown, column)
-        axis.set_yticks(range(len(shown)), [_name(row) for row in shown])
-    kinds = [kind for kind in COLOURS if any(row["kind"] == kind for row in rows)]
-    handles = [Patch(color=COLOURS[kind], label=kind) for kind in kinds]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    parts: list[Any] = [figure]
+    if over is not None:
+        parts = [*figure.subfigures(2, 1, squeeze=False, height_ratios=[top, high])[:, 0]] if high else [figure]
+        budget_figure.draw(parts[0].subplots(), over)
+    if high:
+        _panels(parts[-1], there, list(reversed(rows)))
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=110, metadata={"Software": None})
     return drawn.getvalue()
+
+
+def _at_middle(rows: Sequence[Row], over: BudgetBoard) -> list[Row]:
+    """Return the rows that have none of the budgets of a board of curves but the middle one."""
+    others = {f"macs {budget:g}" for budget in over.budgets if budget != over.middle}
+    return [row for row in rows if " ".join(row["budget"].replace(",", " ").split()[:2]) not in others]
+
+
+def _panels(figure: Any, there: Sequence[str], shown: Sequence[Row]) -> None:
+    """Draw columns beside each other, and what their colours mean."""
+    from matplotlib.patches import Patch
+
+    for column, axis in zip(there, figure.subplots(1, max(1, len(there)), sharey=True, squeeze=False)[0], strict=False):
+        _panel(axis, shown, column)
+        axis.set_yticks(range(len(shown)), [_name(row) for row in shown])
+    kinds = [kind for kind in COLOURS if any(row["kind"] == kind for row in shown)]
+    handles = [Patch(color=COLOURS[kind], label=kind) for kind in kinds]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
 
 
 def _name(row: Row) -> str:

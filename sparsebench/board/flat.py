@@ -10,7 +10,7 @@ import pandas as pd
 
 from sparsebench.board import compact
 from sparsebench.board.badges import CHECKS, REMARK, UNCHECKED, Badges
-from sparsebench.board.entries import TRAINED, VERIFIED
+from sparsebench.board.entries import HOW, TRAINED, VERIFIED
 from sparsebench.board.rows import Row, row_of
 from sparsebench.errors import UserError
 from sparsebench.publish.folder import MANIFEST
@@ -54,7 +54,7 @@ def frame(out: Path, metrics: Collection[str] | None = None) -> pd.DataFrame:
 
 
 def marked(found: pd.DataFrame, out: Path) -> pd.DataFrame:
-    """Return records with what a run's folder says of their strategies: the badge, remarks, and whether trained."""
+    """Return records with what a run's folder says of their strategies: badge, remarks, whether trained, and how."""
     badges, known = Badges(stored.read(out)), described.strategies(out)
     grouped = found.groupby(["strategy", "sha256"], observed=True, sort=False)
     said, (submitted, badge) = [], _verified(out)
@@ -63,9 +63,10 @@ def marked(found: pd.DataFrame, out: Path) -> pd.DataFrame:
         about = known.get((name, sha256))
         trained = "" if about is None else "yes" if about.trained else "no"
         checked = badges.of(label, sha256) if badges else (UNCHECKED, "")
-        said.append((*checked, trained, badge if name == submitted else ""))
+        how = "" if about is None else described.how_of_label(about.how, label)
+        said.append((*checked, trained, badge if name == submitted else "", how))
     number = grouped.ngroup()
-    named = zip((CHECKS, REMARK, TRAINED, VERIFIED), zip(*said, strict=True), strict=True)
+    named = zip((CHECKS, REMARK, TRAINED, VERIFIED, HOW), zip(*said, strict=True), strict=True)
     return found.assign(**{name: pd.Categorical(values).take(number) for name, values in named})
 
 

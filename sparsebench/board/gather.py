@@ -56,7 +56,9 @@ def board_of(records: Flats, folder: Path) -> Board:
     return Board(
         rows=over_all.rows,
         by_task=by_task.rows,
-        notes=notes.notes_on(frame, over_all.contests),
+        notes=notes.notes_on(frame, over_all.single),
+        over_budgets=next(iter(over_all.budgets), None),
+        budgets=by_task.budgets,
         curves=[_curve(*each) for each in _entries(settings) if each[1].trials is not None],
         groups=[group for each in _entries(_largest(settings)) for group in _groups(*each)],
         bibtex=bibtex(folder, frame),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import pandas as pd
 
+from sparsebench.board import paired
 from sparsebench.board.badges import REMARK
 from sparsebench.board.build import Contest, Flats
 from sparsebench.board.entries import PRETRAINING, frame_of, settings_of
@@ -18,32 +18,24 @@ TOLERANCE = 0.02
 def notes_on(records: Flats, contests: Sequence[Contest] = ()) -> list[str]:
     """Return what is left out, what can be told apart, what failed, and what checks found, a line each."""
     frame = frame_of(records)
+    tracks = "data, model, size or track" if frame["track"].nunique() > 1 else "data, model or size"
     more = [
-        f"{task}: {n} other setting{'s' if n > 1 else ''} (data, model or size) not shown; see them with --by task"
+        f"{task}: {n} other setting{'s' if n > 1 else ''} ({tracks}) not shown; see them with --by task"
         for task, n in other_settings(frame).items()
     ]
     return more + detectable(contests) + cautions(frame) + inactive(frame) + failures(frame) + remarks(frame)
 
 
 def other_settings(records: Flats) -> dict[str, int]:
-    """Return for each task how many settings (data, model, size) a board over all tasks leaves out."""
+    """Return for each task how many settings (data, model, size, track) a board over all tasks leaves out."""
     tasks = [one.task for one in settings_of(frame_of(records)) if one.task != PRETRAINING]
     return {task: tasks.count(task) - 1 for task in sorted(set(tasks)) if tasks.count(task) > 1}
 
 
 def detectable(contests: Iterable[Contest]) -> list[str]:
     """Return the difference in accuracy that each task's ranks would tell in 4 of 5 pairs."""
-    lines = []
-    for one in contests:
-        upper = np.triu_indices(len(one.rows), 1)
-        if not np.isnan(least := one.pairs.least()):
-            seeds = int(np.median(one.pairs.n_seeds[upper]))
-            lines.append(
-                f"{one.task}: of pairs of strategies that differ by {least:.3f} in accuracy 4 of 5 are told apart, "
-                f"{seeds} seeds each, among the {len(upper[0])} pairs of this board; smaller differences may be there "
-                "and not be told"
-            )
-    return lines
+    found = [(one.task, paired.detectable(one.pairs)) for one in contests]
+    return [f"{task}: {clause}" for task, clause in found if clause is not None]
 
 
 def failures(records: Flats) -> list[str]:

@@ -36,8 +36,8 @@ class Contender:
 
     Attributes:
         means: the accuracy of each seed.
-        hits: (I,) booleans of each seed, which items are predicted rightly, with a name that seeds share if they have
-            the same items; empty where that is not known.
+        hits: (I,) of each seed which items are predicted rightly, booleans, or what each scores, real numbers, with a
+            name that seeds share if they have the same items; empty where that is not known.
         clusters: (I,) integers of each seed, which foreground each item shows, in all seeds the same number for the
             same one; None where each item is its own.
     """
@@ -57,7 +57,8 @@ class Pairs:
         error: (R, R) the standard error that it is judged by, of a single seed that of its items.
         freedom: (R, R) degrees of freedom of that.
         overdispersion: (R, R) by how much its seeds vary more than its items explain; NaN where it is not pooled.
-        p_items: (R, R) would these networks differ on other items? McNemar's exact test, where no items go together.
+        p_items: (R, R) would these networks differ on other items? McNemar's exact test of booleans, where no items go
+            together, and Student's t of everything else.
         p_seeds: (R, R) would networks from other seeds differ on other items? Student's t of mean and error.
         n_seeds: (R, R) how many seeds both have.
         accuracy: (R, 2) ends of the 95 % interval of each one's accuracy.
@@ -126,6 +127,18 @@ class Pairs:
         return high
 
 
+def detectable(pairs: Pairs, what: str = "accuracy") -> str | None:
+    """Return the difference that would be told in 4 of 5 pairs, as a clause; None where it is not known."""
+    if np.isnan(least := pairs.least()):
+        return None
+    upper = np.triu_indices(len(pairs.mean), 1)
+    return (
+        f"of pairs of strategies that differ by {least:.3f} in {what} 4 of 5 are told apart, "
+        f"{int(np.median(pairs.n_seeds[upper]))} seeds each, among the {len(upper[0])} pairs of this board; smaller "
+        "differences may be there and not be told"
+    )
+
+
 def holm(p: np.ndarray) -> np.ndarray:
     """Return (n,) p-values adjusted by Holm's step-down method (Holm 1979); those that are NaN stay so."""
     adjusted = np.full_like(p, np.nan)
@@ -182,7 +195,8 @@ def compare(contenders: Sequence[Contender]) -> Pairs:
     alike = defaultdict(list)
     for index, one in enumerate(contenders):
         tests = tuple(sorted((s, name) for s, (name, _) in one.hits.items()))
-        alike[tuple(sorted(one.means)), tests, one.clusters is None].append(index)
+        counted = all(hits.dtype == bool for _, hits in one.hits.values())
+        alike[tuple(sorted(one.means)), tests, one.clusters is None, counted].append(index)
     blocks = [(np.array(indices), [contenders[i] for i in indices]) for indices in alike.values()]
     for place, (rows, left) in enumerate(blocks):
         for columns, right in blocks[place:]:
@@ -243,15 +257,19 @@ def _add_items(result: _Differences, left: Sequence[Contender], right: Sequence[
         x, y, (sizes,) = totals
         result.together = item_variance(x, y, sizes, squared_differences(x, y))
         result.clusters[:] = len(every)
-    if numbers:
+    if numbers or float in (x.dtype, y.dtype):
         result.p_items = student(result.mean, result.together, result.clusters - 1)
     else:
         result.p_items = mcnemar((squares + counts) / 2, (squares - counts) / 2)
 
 
 def _hits(block: Sequence[Contender], seed: int) -> np.ndarray:
-    """Return (a, I), 0 or 1, what contenders get right; products count items, which single precision does exactly."""
-    return np.array([one.hits[seed][1] for one in block], dtype=np.float32)
+    """Return (a, I) what contenders score.
+
+    Products of booleans count items, which single precision does exactly; real numbers are in double precision.
+    """
+    scores = [one.hits[seed][1] for one in block]
+    return np.array(scores, dtype=np.float32 if all(one.dtype == bool for one in scores) else float)
 
 
 def _numbers(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
@@ -291,12 +309,22 @@ def _judged(result: _Differences, accuracy: np.ndarray) -> Pairs:
     )  # fmt: skip
 
 
+def half_of(one: Contender) -> float:
+    """Return half the width of the 95 % interval of a mean, from its own seeds and items; NaN of a single seed."""
+    return float(_half(_differences([one], [_nothing(one)]))[0])
+
+
+def _half(result: _Differences) -> np.ndarray:
+    """Return (a,) half the widths of the intervals of means, from their differences to nothing."""
+    return half_width(result.between, result.apart, result.together, result.n_seeds, result.clusters)[:, 0]
+
+
 def _accuracy(result: _Differences) -> np.ndarray:
     """Return (a, 2) ends of the 95 % intervals of accuracies, from their differences to nothing right.
 
     They are never within Wilson's of the items, or of as many as their clusters are worth. NaN of a single seed.
     """
-    half = half_width(result.between, result.apart, result.together, result.n_seeds, result.clusters)[:, 0]
+    half = _half(result)
     mean, items = result.mean[:, 0], result.together[:, 0]
     with np.errstate(divide="ignore", invalid="ignore"):
         worth = np.where(items > 0, mean * (1 - mean) / items, result.clusters[:, 0])

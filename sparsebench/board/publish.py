@@ -6,9 +6,9 @@ from pathlib import Path
 
 from sparsebench.board import figures, page
 from sparsebench.board.board import Board
+from sparsebench.board.budget_table import text
 from sparsebench.board.build import Flats
 from sparsebench.board.gather import board_of
-from sparsebench.board.tables import render
 from sparsebench.sweep.store import write_whole
 
 
@@ -21,5 +21,9 @@ def publish(flat: Flats, out: Path) -> None:
 def files(board: Board) -> dict[str, bytes]:
     """Return what is written of a board, by the files' names; a pure function of it."""
     forms = ("md", "csv", "json")
-    texts = {f"leaderboard.{form}": render(board.rows, form, board.notes).encode() for form in forms}
-    return texts | {"leaderboard.png": figures.draw(board.rows), "leaderboard.html": page.render(board)}
+    over = [] if board.over_budgets is None else [board.over_budgets]
+    texts = {f"leaderboard.{form}": text(board.rows, over, form, board.notes).encode() for form in forms}
+    return texts | {
+        "leaderboard.png": figures.draw(board.rows, board.over_budgets),
+        "leaderboard.html": page.render(board),
+    }

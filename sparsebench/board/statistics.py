@@ -116,7 +116,7 @@ def sample_complexity(grid: Successes) -> Interval:
     """
     if len(grid.seeds) < 2:
         return grid.n50, None, None
-    return grid.n50, *_percentiles(grid.resampled(), len(grid.seeds))
+    return grid.n50, *percentiles(grid.resampled(), len(grid.seeds))
 
 
 def n50_ratio(grid: Successes, other: Successes) -> Interval:
@@ -132,7 +132,7 @@ def n50_ratio(grid: Successes, other: Successes) -> Interval:
     value = float(_ratio(np.array([own.n50]), np.array([others.n50]))[0])
     if len(shared) < 2:
         return value, None, None
-    return value, *_percentiles(_ratio(own.resampled(), others.resampled()), len(shared))
+    return value, *percentiles(_ratio(own.resampled(), others.resampled()), len(shared))
 
 
 def _ratio(own: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -140,7 +140,7 @@ def _ratio(own: np.ndarray, other: np.ndarray) -> np.ndarray:
         return np.where(np.isinf(own) & np.isinf(other), 1.0, own / other)
 
 
-def _percentiles(resampled: np.ndarray, n: int) -> tuple[float, float]:
+def percentiles(resampled: np.ndarray, n: int) -> tuple[float, float]:
     """Return the 95 % interval of resampled values from n repetitions.
 
     The percentiles are those that the mean of n normal numbers would need, which lie farther out than 2.5 and 97.5.

@@ -59,21 +59,40 @@ def render(
     if form == "csv":
         return _csv(rows, columns_of(rows) if columns is None else columns)
     shown = shown_columns(rows) if columns is None else columns
-    if legend is None:
-        more = {BY_LOSS: LEGEND_OF_LOSS, CHECKS: LEGEND_OF_CHECKS}
-        legend = " ".join([LEGEND, *(text for column, text in more.items() if column in shown)])
-    body = [[text_of(row, column) for column in shown] for row in rows]
-    if any("not reached" in cell for line in body for cell in line):
-        legend = f"{legend} {NOT_REACHED_MEANS}"
+    legend = legend_of(rows, shown) if legend is None else legend
+    if form == "latex":
+        return latex.table(shown, cells(rows, shown, form), legend, notes)
+    return "\n\n".join([grid(rows, shown, form), legend, *listed(notes)]) + "\n"
+
+
+def legend_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """Return what is said below a leaderboard."""
+    more = {BY_LOSS: LEGEND_OF_LOSS, CHECKS: LEGEND_OF_CHECKS}
+    legend = " ".join([LEGEND, *(text for column, text in more.items() if column in columns)])
+    reached = not any("not reached" in text_of(row, column) for row in rows for column in columns)
+    return legend if reached else f"{legend} {NOT_REACHED_MEANS}"
+
+
+def grid(rows: Sequence[Row], columns: Sequence[Column], form: str) -> str:
+    """Return the lines of a table, for a terminal ("table") or in Markdown ("md")."""
+    headings, style = [column.heading for column in columns], {"table": "simple", "md": "pipe"}[form]
+    sides = [side(column) for column in columns]
+    return tabulate(cells(rows, columns, form), headings, style, disable_numparse=True, colalign=sides)
+
+
+def listed(notes: Sequence[str]) -> list[str]:
+    """Return notes as a list, if there are any."""
+    return ["\n".join(f"- {note}" for note in notes)] if notes else []
+
+
+def cells(rows: Sequence[Row], columns: Sequence[Column], form: str) -> list[Any]:
+    """Return the cells of a table as a form has them."""
+    body = [[text_of(row, column) for column in columns] for row in rows]
+    if form == "md":
+        return [[cell.replace("|", "\\|") for cell in line] for line in body]
     if form == "latex":
         body = [[latex.printable(cell) for cell in line] for line in body]
-        return latex.table(shown, _apart(rows, body), legend, notes)
-    if form == "md":
-        body = [[cell.replace("|", "\\|") for cell in line] for line in body]
-    lines = body if form == "md" else _apart(rows, body)
-    headings, style = [column.heading for column in shown], {"table": "simple", "md": "pipe"}[form]
-    text = tabulate(lines, headings, style, disable_numparse=True, colalign=[side(column) for column in shown])
-    return "\n\n".join([text, legend, *(["\n".join(f"- {note}" for note in notes)] if notes else [])]) + "\n"
+    return _apart(rows, body)
 
 
 def _apart(rows: Sequence[Row], body: list[list[str]]) -> list[Any]:
@@ -102,7 +121,7 @@ def _short(row: Row) -> Row:
 
 def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     out = io.StringIO()
-    writer = csv.DictWriter(out, keys_of(columns), lineterminator="\n")
+    writer = csv.DictWriter(out, keys_of(columns), extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(map(_short, rows))
     return out.getvalue()

@@ -13,14 +13,21 @@ from scipy.special import digamma, polygamma, stdtrit
 
 from sparsebench.board.statistics import LEVEL
 
+EQUAL = 1e-12
+"""The share of two rows' squares below which their difference is rounding; one item of a million is more."""
 FEWEST = 4
 """Overdispersions below which there is nothing to pool; three strategies have three pairs."""
 
 
 def squared_differences(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return (a, b) sums of squared differences between the rows of (a, C) and (b, C) counts, exactly."""
+    """Return (a, b) sums of squared differences between the rows of (a, C) and (b, C) numbers, of counts exactly.
+
+    Those of equal rows are 0, which rounding would otherwise hide where they are no counts.
+    """
     squares = [(one * one).sum(axis=1, dtype=float) for one in (left, right)]
-    return squares[0][:, None] + squares[1] - 2 * (left @ right.T).astype(float)
+    both = squares[0][:, None] + squares[1]
+    result = both - 2 * (left @ right.T).astype(float)
+    return np.where(result > EQUAL * both, result, 0.0)
 
 
 def item_variance(left: np.ndarray, right: np.ndarray, sizes: np.ndarray, squares: np.ndarray) -> np.ndarray:
@@ -29,7 +36,7 @@ def item_variance(left: np.ndarray, right: np.ndarray, sizes: np.ndarray, square
     That of a ratio of totals, to first order (Cochran 1977, section 6.6); with clusters of one item that of a mean.
 
     Args:
-        left, right: (a, C) and (b, C) how many items of each cluster are right.
+        left, right: (a, C) and (b, C) how many items of each cluster are right, or what they score together.
         sizes: (C,) how many there are.
         squares: (a, b) `squared_differences` of left and right.
     """
@@ -39,7 +46,7 @@ def item_variance(left: np.ndarray, right: np.ndarray, sizes: np.ndarray, square
     means = (left.sum(axis=1, dtype=float)[:, None] - right.sum(axis=1, dtype=float)) / I
     moments = I * means if I == C else (left @ sizes)[:, None] - right @ sizes
     residuals = squares - means * (2 * moments - means * float(sizes @ sizes))
-    return np.maximum(0.0, residuals) * (C / ((C - 1) * I**2))
+    return np.where(squares > 0, np.maximum(0.0, residuals), 0.0) * (C / ((C - 1) * I**2))
 
 
 def item_parts(apart: np.ndarray, together: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from sparsebench.board.columns import FORMATS
+from sparsebench.board.fit import Choice
+from sparsebench.cli.width import table
 from sparsebench.errors import UserError
 
 HTML, BIBTEX = "html", "bibtex"
@@ -26,9 +28,17 @@ HTML, BIBTEX = "html", "bibtex"
 )
 @click.option("--check", is_flag=True, help="Say whether the boards in FOLDER are what their records give.")
 @click.option("--update", is_flag=True, help="Write the boards in FOLDER anew, or one where there is none.")
+@table
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[standard output]")
 def leaderboard(
-    folder: Path, form: str, by: str | None, view: str, check: bool, update: bool, output: Path | None
+    folder: Path,
+    form: str,
+    by: str | None,
+    view: str,
+    check: bool,
+    update: bool,
+    choice: Choice,
+    output: Path | None,
 ) -> None:
     """Show the leaderboard of a run's FOLDER, made from its records alone.
 
@@ -41,7 +51,9 @@ def leaderboard(
         sys.exit(_published(folder, update))
     if form == HTML and output is None and sys.stdout.isatty():
         raise UserError("a page is not for the terminal", next_step="give -o FILE.html")
-    content = _page(folder) if form == HTML else _text(folder, form, by, view)
+    if choice.names and form in (HTML, BIBTEX):
+        raise UserError("--columns is of tables", got=f"--format {form}", allowed=FORMATS)
+    content = _page(folder) if form == HTML else _text(folder, form, by, view, choice)
     if output is None:
         click.echo(content, nl=False)
         return
@@ -72,22 +84,21 @@ def _page(folder: Path) -> bytes:
     return page.render(gather(folder))
 
 
-def _text(folder: Path, form: str, by: str | None, view: str) -> bytes:
-    from sparsebench.board import flat, views
+def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice) -> bytes:
+    from sparsebench.board import budget_table, flat, views
     from sparsebench.board.build import judge
     from sparsebench.board.entries import METRICS
     from sparsebench.board.gather import bibtex
     from sparsebench.board.notes import notes_on
-    from sparsebench.board.tables import render
 
     records = flat.frame(folder, METRICS)
     if form == BIBTEX:
         return "\n\n".join([*bibtex(folder, records), ""]).encode()
-    judged = judge(records, by)
+    judged, chosen = judge(records, by), budget_table.chosen
     if view == "pairs":
-        text = render(views.pairs(judged.contests), form, (), views.PAIRS, views.LEGEND_OF_PAIRS)
+        text = chosen(views.pairs(judged.contests), views.PAIRS, form, (), views.LEGEND_OF_PAIRS, choice)
     elif view == "matched":
-        text = render(views.matched(judged.contests), form, (), views.MATCHED, views.LEGEND_OF_MATCHED)
+        text = chosen(views.matched(judged.contests), views.MATCHED, form, (), views.LEGEND_OF_MATCHED, choice)
     else:
-        text = render(judged.rows, form, notes_on(records, judged.contests))
+        text = budget_table.text(judged.rows, judged.budgets, form, notes_on(records, judged.single), choice)
     return text.encode("utf-8", "replace")

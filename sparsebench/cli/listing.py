@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from sparsebench.board.columns import Column
+from sparsebench.board.fit import WIDTH, fitted
 from sparsebench.errors import UserError
 
 _KEYS = ("name", "kind", "site", "needs", "trained", "from", "what", "citation")
@@ -22,11 +24,14 @@ def first_line(thing: Any) -> str:
 @click.argument("what", type=click.Choice(WHAT), default="plugins")
 @click.option("--json", "as_json", is_flag=True, help="A list of objects with at least `name`.")
 @click.option("--bibtex", is_flag=True, help="Where the listed strategies were published, as BibTeX.")
-@click.option("--published", is_flag=True, help="The words that give the published methods, and what they cost.")
-def list_(what: str, as_json: bool, bibtex: bool, published: bool) -> None:
+@click.option("--published", is_flag=True, help="The words that give the published methods, whole, and what they cost.")
+@click.option(
+    "--wide",
+    is_flag=True,
+    help=f"The whole table. [what fits {WIDTH} characters: citation, from and needs go first, then ends of texts]",
+)
+def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -> None:
     """List the plugins (strategies), tasks, models, suites or observers that can be named."""
-    from tabulate import tabulate
-
     from sparsebench.plugin.registry import Registry
 
     registry = Registry()
@@ -48,7 +53,18 @@ def list_(what: str, as_json: bool, bibtex: bool, published: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
-    click.echo(tabulate(rows, headers="keys", tablefmt="simple"))
+    click.echo(_table(rows, wide or published))
+
+
+def _table(rows: list[dict[str, Any]], wide: bool) -> str:
+    """Return rows as a table, as much of it as a terminal has room for unless all is wanted."""
+    from tabulate import tabulate
+
+    if not wide and rows:
+        columns = [Column(key, key, "text", "") for key in rows[0]]
+        some, left = fitted(rows, columns, WIDTH, ("citation", "from", "needs"))
+        rows = [{column.key: row[column.key] for column in left} for row in some]
+    return tabulate(rows, headers="keys", tablefmt="simple")
 
 
 def _plugins(registry: Any) -> list[dict[str, str]]:

@@ -9,8 +9,10 @@ from typing import Any
 import click
 
 from sparsebench.board.columns import FORMATS
+from sparsebench.board.fit import Choice
 from sparsebench.cli.options import distributed, request
 from sparsebench.cli.progress import Progress
+from sparsebench.cli.width import table
 
 
 @click.command()
@@ -35,16 +37,17 @@ from sparsebench.cli.progress import Progress
     show_default=True,
     help="How the leaderboard is printed.",
 )
-def run(form: str, dry_run: bool, out: Path, **options: Any) -> None:
+@table
+def run(form: str, choice: Choice, dry_run: bool, out: Path, **options: Any) -> None:
     """Run a suite with the strategies named beside the baselines, and print the leaderboard.
 
     What the folder has is not run again: the same command goes on where it was stopped. Leaves with 0 if all is well,
     1 if cells failed, 2 if the command is wrong.
     """
     from sparsebench.api import execute
+    from sparsebench.board.budget_table import text
     from sparsebench.board.build import judge
     from sparsebench.board.notes import notes_on
-    from sparsebench.board.tables import render
 
     if dry_run:
         from sparsebench.cli.dry_run import foreseen
@@ -56,6 +59,6 @@ def run(form: str, dry_run: bool, out: Path, **options: Any) -> None:
             out=out, on_plan=progress.begin, on_record=progress.step, on_stop=progress.stopping, **options
         )
     judged = judge(finished)
-    click.echo(render(judged.rows, form, notes_on(finished, judged.contests)), nl=False)
+    click.echo(text(judged.rows, judged.budgets, form, notes_on(finished, judged.single), choice), nl=False)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     sys.exit(int(not finished["status"].isin(("ok", "unsupported", "skipped")).all()))

@@ -9,6 +9,7 @@ Each file is named after what it says, and no record hangs on it.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
-from sparsebench.strategy import Kind, Site
+from sparsebench.strategy import Kind, Site, Strategy
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import Cell, digest
 from sparsebench.sweep.job import Job
@@ -27,6 +28,9 @@ from sparsebench.sweep.suite import Suite
 log = logging.getLogger(__name__)
 
 STRATEGIES, SUITES = "strategies", "suites"
+DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
+"""How tokens are disposed of, by the disposals."""
+_DISPOSAL = re.compile(rf"[(\s]disposal=({'|'.join(DISPOSED)})[,)]")
 
 
 class _Model(BaseModel):
@@ -34,7 +38,11 @@ class _Model(BaseModel):
 
 
 class Described(_Model):
-    """A strategy as its class describes it; `sha256` is that of its source. See `Strategy`."""
+    """A strategy as its class describes it; `sha256` is that of its source. See `Strategy`.
+
+    Attributes:
+        how: how it disposes of tokens unless its parameters say otherwise; "" where that is not known.
+    """
 
     name: str
     sha256: str
@@ -44,6 +52,7 @@ class Described(_Model):
     adaptive: bool
     citation: str
     bibtex: str
+    how: str = ""
 
 
 class Asked(_Model):
@@ -80,8 +89,23 @@ def keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
             cls = registry.strategy(name).cls
             store.keep(out / STRATEGIES, Described(
                 name=name, sha256=sha256, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
-                citation=cls.citation, bibtex=cls.bibtex,
+                citation=cls.citation, bibtex=cls.bibtex, how=how_of(cls),
             ).model_dump(mode="json"))  # fmt: skip
+
+
+def how_of(cls: type[Strategy]) -> str:
+    """Return how a strategy disposes of tokens: "trained" where it learns it, "truth" for oracles, "-" for dense."""
+    if cls.kind == "oracle" or not cls.budgeted:
+        return "truth" if cls.kind == "oracle" else "-"
+    if cls.trained:
+        return "trained"
+    return (cls.how or "") if cls.plan is not Strategy.plan else DISPOSED[cls.model_fields["disposal"].default]
+
+
+def how_of_label(how: str, label: str) -> str:
+    """Return how a strategy with parameters disposes of tokens: as its `disposal`, if it has one there."""
+    given = _DISPOSAL.search(label)
+    return how if given is None or how in ("trained", "truth") else DISPOSED[given[1]]
 
 
 def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
@@ -93,7 +117,8 @@ def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
 
 def strategies(out: Path) -> dict[tuple[str, str], Described]:
     """Return what is known of the strategies of a run's folder, by name and hash of the source."""
-    return {(found.name, found.sha256): found for found in _read(out / STRATEGIES, Described)}
+    every = sorted(_read(out / STRATEGIES, Described), key=lambda found: found.how != "")
+    return {(found.name, found.sha256): found for found in every}
 
 
 def suites(out: Path) -> list[Asked]:

@@ -1,3 +1,4 @@
+import inspect
 import json
 from pathlib import Path
 
@@ -5,7 +6,7 @@ import pytest
 
 from sparsebench import api
 from sparsebench.plugin.registry import Registry
-from sparsebench.sweep import described
+from sparsebench.sweep import described, store
 from sparsebench.sweep.merge import merge
 
 SMALL = {"tasks": "theory:steps=2,test=4", "n_train": (4,), "jobs": 0}
@@ -52,3 +53,33 @@ def test_what_cannot_be_read_is_left_out_with_a_warning(tmp_path: Path, caplog: 
     (folder / "c.json").write_text(json.dumps({"name": "x", "version": 1, "settings": ["a"]}))
     assert [asked.settings for asked in described.suites(tmp_path)] == [("a",)]
     assert caplog.text.count("is left out") == 2
+
+
+HOW = {
+    "drop": {"Keep", "Mask"}, "fuse": {"Keep"}, "merge": {"Merge"}, "mix": {"Mix"}, "drop+merge": {"Merge"},
+}  # fmt: skip
+
+
+def test_every_strategy_says_how_it_disposes_of_tokens_as_its_plans_do() -> None:
+    said = {found.cls.name: described.how_of(found.cls) for found in Registry().strategies()}
+    assert said["dense"] == "-" and said["oracle"] == said["anti_oracle"] == "truth"
+    assert said["attn_topk"] == "drop" and said["tps"] == "mix" and said["evit"] == "fuse" and said["ats"] == "drop"
+    assert said["dynamic_vit"] == said["patch_merger"] == "trained" and said["tofu"] == "drop+merge"
+    for found in Registry().strategies():
+        if found.cls.how is not None:
+            text = inspect.getsource(inspect.getmodule(found.cls))  # type: ignore[arg-type]
+            assert any(f"{plan}(" in text or f"{plan}." in text for plan in HOW[found.cls.how]), found.cls.name
+        assert said[found.cls.name], found.cls.name
+
+
+def test_a_disposal_among_the_parameters_says_how(tmp_path: Path) -> None:
+    assert described.how_of_label("drop", "attn_topk") == "drop"
+    assert described.how_of_label("drop", "attn_topk(disposal=squeeze)") == "mix"
+    assert described.how_of_label("drop", "mine(a=1, disposal=merge, b=2)") == "merge"
+    assert described.how_of_label("trained", "dynamic_vit(disposal=squeeze)") == "trained"
+    old = {"name": "mine", "sha256": "0", "kind": "deployable", "site": "input", "trained": False, "adaptive": False,
+           "citation": "", "bibtex": ""}  # fmt: skip
+    store.keep(tmp_path / "strategies", old)  # as it was written before strategies said it
+    assert described.strategies(tmp_path)["mine", "0"].how == ""
+    store.keep(tmp_path / "strategies", old | {"how": "merge"})
+    assert described.strategies(tmp_path)["mine", "0"].how == "merge"

@@ -15,13 +15,16 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sparsebench.board.board import Board, Row
+from sparsebench.board import budget_table
+from sparsebench.board.board import Board, BudgetBoard, Row
 from sparsebench.board.columns import EVERY, NOT_RANKED, Column, keys_of, text_of
 
 SCRIPTS = ("vendor/table-core.js", "vendor/d3.min.js", "vendor/plot.umd.min.js", "assets/state.js", "assets/copy.js",
            "assets/table.js", "assets/charts.js", "assets/cost.js", "assets/curves.js", "assets/groups.js",
            "assets/main.js")  # fmt: skip
 """In the order in which they run; each sees what those before it declare."""
+SCRIPT_OF_BUDGETS = "assets/budgets.js"
+"""Runs last, on pages of boards whose strategies have several budgets."""
 STYLE = "assets/page.css"
 STYLE_OF_PLOT = "assets/plot.css"
 """What Plot writes into each of its pictures: never sent, but allowed by its hash."""
@@ -42,8 +45,9 @@ def render(board: Board) -> bytes:
     Every text of a board is shown as text, whatever is in it.
     """
     views = [_view("all", "All tasks", board.rows), _view("task", "By task", board.by_task)]
-    scripts = [_asset(name) for name in SCRIPTS]
+    scripts = [_asset(name) for name in (*SCRIPTS, *([SCRIPT_OF_BUDGETS] if board.budgets else []))]
     data = {"views": views} | {name: [asdict(each) for each in getattr(board, name)] for name in ("curves", "groups")}
+    data |= {"budgets": [_drawn(one) for one in board.budgets]} if board.budgets else {}
     page = (
         _environment()
         .get_template("page.html")
@@ -54,6 +58,7 @@ def render(board: Board) -> bytes:
             data=_embedded(data),
             board=board,
             plain=_plain(board.rows),
+            budgets=[_over_budgets(one) for one in board.budgets],
             explained=shown([*board.by_task, *board.rows]),
             machines=sorted({_machine(environment) for environment in board.environments.values()}),
             pictures=[(CAPTIONS.get(name, name), _data_url(png)) for name, png in board.pictures.items()],
@@ -105,6 +110,19 @@ def _plain(rows: Sequence[Row]) -> list[list[str]]:
     """Return the table for those who run no scripts: headings, then the rows."""
     columns = shown(rows)
     return [[column.heading for column in columns]] + [[text_of(_whole(r, c), c) for c in columns] for r in rows]
+
+
+def _over_budgets(board: BudgetBoard) -> dict[str, Any]:
+    """Return the table of one board of curves, with what can be told apart."""
+    columns, title = budget_table.columns_of(board), f"{board.task}, {board.model}, N {board.n_train}"
+    body = [[text_of(row, column) for column in columns] for row in board.rows]
+    return {"title": title, "headings": [column.heading for column in columns], "body": body, "told": board.told}
+
+
+def _drawn(board: BudgetBoard) -> dict[str, Any]:
+    """Return what is drawn of one board of curves."""
+    about = {name: getattr(board, name) for name in ("task", "model", "n_train", "budgets")}
+    return about | {"curves": [asdict(curve) for curve in board.curves]}
 
 
 def _machine(environment: Mapping[str, str]) -> str:

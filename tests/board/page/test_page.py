@@ -19,7 +19,7 @@ import pytest
 from page_boards import board_of, row
 
 from sparsebench.board import page
-from sparsebench.board.board import Board
+from sparsebench.board.board import Board, BudgetBoard, BudgetCurve
 from sparsebench.board.columns import COLUMNS, keys_of, text_of
 from sparsebench.board.page.page import SCRIPTS, shown
 
@@ -188,3 +188,18 @@ def test_vendored_files_can_be_inlined_and_have_their_licences() -> None:
         assert "</script" not in text.lower() and "<!--" not in text and "\r" not in text
         licence = f"{name.split('.')[0]}.LICENSE"
         assert f"`{name}`" in said and licence in said and "Copyright" in vendor.joinpath(licence).read_text("utf-8")
+
+
+def test_a_page_of_curves_has_one_script_more_and_hostile_names_are_texts(board: Board) -> None:
+    rows = [{"rank": "1", "strategy": name, "kind": "deployable", "accuracy_at_0.5": 0.5} for name in HOSTILE]
+    curves = [BudgetCurve(name, "deployable", (0.5,), (0.5,), (0.5,), (None,), (None,)) for name in HOSTILE]
+    over = BudgetBoard(HOSTILE[0], HOSTILE[1], 600, "scratch", (0.5,), 0.5, rows, curves, HOSTILE)
+    found, plain = seen(replace(board, budgets=[over])), seen(board)
+    for name in ("script", "style", "img", "iframe", "link", "a"):
+        there, before = (sum(tag == name for tag, _ in page.tags) for page in (found, plain))
+        assert there == before + (name == "script")
+    texts = [text for tag, attributes, text in found.inside if tag == "script" and "id" not in attributes]
+    for text in texts:
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in found.policy
+    assert len(texts) == len(SCRIPTS) + 1 and "budgets" not in data_in(board)

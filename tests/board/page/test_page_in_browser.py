@@ -3,13 +3,14 @@
 import csv
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from page_boards import board_of, row
 
-from sparsebench.board.board import Board
+from sparsebench.board.board import Board, BudgetBoard, BudgetCurve
 from sparsebench.board.columns import keys_of, text_of
 from sparsebench.board.page import render
 from sparsebench.board.page.page import shown
@@ -346,4 +347,70 @@ def test_the_policy_stops_what_gets_into_the_page_all_the_same(chromium: Any, bo
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-charts]")
     assert page.evaluate("window.ran") is None and asked == [path.as_uri()]
+    context.close()
+
+
+def over_budgets(task: str = "composite") -> BudgetBoard:
+    def curve(strategy: str, kind: str, spent: tuple[float, ...], accuracy: tuple[float, ...]) -> BudgetCurve:
+        return BudgetCurve(
+            strategy, kind, spent, spent, accuracy, *(tuple(y + d for y in accuracy) for d in (-0.1, 0.1))
+        )
+
+    curves = [
+        curve("dense", "baseline", (1.0,), (0.8,)),
+        *(curve(f"mine_{k}", "deployable", (0.3, 0.5), (0.5 + k / 50, 0.6 + k / 50)) for k in range(9)),
+        curve("random_inside", "baseline", (0.3, 0.5), (0.3, 0.4)),
+        curve("dear", "deployable", (64.0, 65.0), (0.9, 0.9)),
+        curve("oracle", "oracle", (0.3, 0.5), (0.9, 0.9)),
+    ]
+    rows = [
+        {"rank": "1-2", "strategy": one.strategy, "kind": one.kind, "kept_accuracy": 0.5, "kept_accuracy_low": 0.4,
+         "kept_accuracy_high": 0.6, "accuracy_at_0.5": one.accuracy[0], "accuracy_at_0.5_spent": 0.31}
+        for one in curves
+    ]  # fmt: skip
+    return BudgetBoard(task, "vit", 600, "scratch", (0.5, 0.3), 0.5, rows, curves, ["told apart: 1 of 3 pairs"])
+
+
+def chip(page: Any, name: str) -> Any:
+    return page.locator("#budgets .chips").get_by_role("button", name=name, exact=True)
+
+
+def test_a_board_of_curves_opens_with_them(opened: Open, board: Board) -> None:
+    page = opened(replace(board, budgets=[over_budgets(), over_budgets("spurious")]))
+    assert page.locator("#budgets svg").count() == 2
+    assert page.locator("section").first.get_attribute("id") == "budgets"
+    ticks = page.locator("#budgets svg").first.locator('[data-mark="x-axis tick label"] text').all_text_contents()
+    assert ticks and max(map(float, ticks)) == 1  # what costs 64 times as much does not squeeze the axis
+    table = page.locator("#budgets table").first
+    assert table.locator("tbody tr").count() == 13
+    assert "0.500 [0.400, 0.600]" in table.inner_text() and "(0.31)" in table.inner_text()
+    assert page.locator("#budgets").get_by_text("told apart: 1 of 3 pairs").count() == 2
+
+
+def test_the_readers_choice_of_curves_is_drawn(opened: Open, board: Board) -> None:
+    page = opened(replace(board, budgets=[over_budgets()]))
+    pressed = {
+        name: chip(page, name).get_attribute("aria-pressed") for name in ("mine_7", "mine_8", "random_inside", "oracle")
+    }
+    assert pressed == {"mine_7": "true", "mine_8": "false", "random_inside": "true", "oracle": "true"}
+    dots = page.locator('#budgets svg [data-mark="dot"] circle, #budgets svg [data-mark="dot"] path')
+    before = dots.count()
+    chip(page, "mine_8").click()
+    assert dots.count() == before + 2 and chip(page, "mine_8").get_attribute("aria-pressed") == "true"
+    page.locator("#budgets summary").click()
+    until(page, lambda: page.locator("#budgets .numbers tbody tr").count() == 1 + 2 * 12)
+
+
+def test_curves_fit_a_narrow_screen_and_work_without_scripts(
+    opened: Open, chromium: Any, board: Board, tmp_path: Path
+) -> None:
+    over = replace(board, budgets=[over_budgets()])
+    page = opened(over, **NARROW)
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    path = tmp_path / "plain.html"
+    path.write_bytes(render(over))
+    context = chromium.new_context(java_script_enabled=False)
+    plain = context.new_page()
+    plain.goto(path.as_uri())
+    assert plain.locator("#budgets table").first.is_visible() and not plain.locator("#budgets .plots").is_visible()
     context.close()

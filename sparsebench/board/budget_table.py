@@ -1,0 +1,170 @@
+"""Boards as text: with a row a strategy where strategies have several budgets, and with a row a budget elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sparsebench.board import latex
+from sparsebench.board.board import BudgetBoard, Row, Table
+from sparsebench.board.build import columns_of as columns_of_rows
+from sparsebench.board.columns import (
+    BY_TASK,
+    CHECKS,
+    COLUMNS,
+    HOW,
+    KEPT,
+    MACS_AT_2,
+    NOT_RANKED,
+    NOT_REACHED,
+    P_LABEL,
+    SPEED_UP,
+    VERIFIED,
+    Column,
+    text_of,
+)
+from sparsebench.board.entries import TRACK
+from sparsebench.board.fit import ALL, Choice
+from sparsebench.board.tables import (
+    LEGEND_OF_CHECKS,
+    NOT_REACHED_MEANS,
+    cells,
+    grid,
+    legend_of,
+    listed,
+    render,
+    shown_columns,
+)
+from sparsebench.errors import UserError
+
+LEGEND = (
+    "Kept accuracy: mean height of accuracy by realised MACs, in straight lines from the lowest budget to dense at 1, "
+    "over dense's accuracy; ranks are by it. MACs at -2 %: smallest share of dense MACs at which that line, followed "
+    "down from 1, is at most 2 points below dense; not reached: it is below at the largest budget; <=: it never is. "
+    "@: accuracy at a budget, and in ( ) what was spent where that is more than 2 % off. [ ]: 95 % intervals of seeds "
+    "and items, each for itself. vs random_inside: all strategies judged together at that budget. Speed-up: images/s "
+    "over dense's. Oracles see the relevance mask and are not ranked, nor is dense."
+)
+ALIKE = {column.key: column for column in COLUMNS}
+
+
+def columns_of(board: BudgetBoard) -> list[Column]:
+    """Return the columns of a board's rows in which some row has something."""
+    at = f"@{short(board.middle)}"
+    every = (
+        ALIKE["rank"]._replace(what="ranks by kept accuracy that the strategy may have"),
+        ALIKE["strategy"],
+        HOW,
+        KEPT,
+        MACS_AT_2,
+        *(Column(f"accuracy_at_{b:g}", f"@{short(b)}", "spent", "accuracy at this budget") for b in board.budgets),
+        ALIKE["random_inside_delta"]._replace(heading=f"- random_inside {at}"),
+        ALIKE["versus_random_inside"],
+        ALIKE["selection_auroc"]._replace(heading=f"AUROC {at}"),
+        SPEED_UP._replace(heading=f"speed-up {at}"),
+        P_LABEL._replace(heading=f"p(label) {at}"),
+        CHECKS,
+        VERIFIED,
+    )
+    return [one for one in every if any(row.get(one.key) not in (None, "", NOT_RANKED) for row in board.rows)]
+
+
+def short(budget: float) -> str:
+    """Return a share without the zero before its point."""
+    return f"{budget:g}".removeprefix("0")
+
+
+class _Part(NamedTuple):
+    """One table of a text, with what stands above and below; `main` if a reader chooses its columns."""
+
+    title: str
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+    main: bool = False
+    legend: str = ""
+    below: Sequence[str] = ()
+
+
+def text(
+    rows: Sequence[Row], budgets: Sequence[BudgetBoard], form: str, notes: Sequence[str] = (), choice: Choice = ALL
+) -> str:
+    """Return a board in one of FORMATS: tables of curves, then the other rows; CSV and JSON have all rows.
+
+    Args:
+        rows: one a strategy and budget.
+        budgets: those of their tasks that have several budgets.
+        form: see `tables.render`.
+        notes: lines below.
+        choice: of columns.
+
+    Raises:
+        UserError: another format, or a column that there is not.
+    """
+    if not budgets or form not in ("table", "md", "latex"):
+        return chosen(rows, columns_of_rows(rows) if form == "csv" else shown_columns(rows), form, notes, None, choice)
+    parts = [part for one in budgets for part in _parts(one, "task" in rows[0])]
+    several = {(one.task, one.model, one.n_train, one.track) for one in budgets}
+    others = [row for row in rows if (*(row.get(column.key) for column in BY_TASK), _track(row)) not in several]
+    if others and "task" in rows[0]:
+        columns = shown_columns(others)
+        parts.append(_Part("Other tasks", others, columns, True, legend_of(others, columns)))
+    choice.check([column for part in parts if part.main for column in part.columns])
+    done = "\n".join if form == "latex" else "\n\n".join
+    made = done(line for part in parts for line in _lines(part, form, choice))
+    if form == "latex":
+        return made + "".join(f"% {' '.join(note.split())}\n" for note in notes)
+    return "\n\n".join([made, *listed(notes)]) + "\n"
+
+
+def _track(row: Row) -> str:
+    """Return the track of a row of a board by task; those that say none are of the first."""
+    return str(row.get("track") or TRACK)
+
+
+def chosen(
+    rows: Sequence[Row], columns: Sequence[Column], form: str, notes: Sequence[str], legend: str | None, choice: Choice
+) -> str:
+    """Return one table with the columns that are chosen, or have room.
+
+    Raises:
+        UserError: another format, or a column that there is not.
+    """
+    if choice.names and form == "json":
+        raise UserError("--columns is of tables", got="--format json", allowed="table, md, csv or latex")
+    choice.check(columns)
+    if form == "table" or choice.names:
+        legend = legend_of(rows, columns) if legend is None else legend
+        columns = choice.chosen(columns)
+        if form == "table":
+            rows, columns = choice.fitted(rows, columns)
+        return render(rows, form, notes, columns, legend)
+    return render(rows, form, notes, columns if legend is not None else None, legend)
+
+
+def _parts(board: BudgetBoard, titled: bool) -> list[_Part]:
+    """Return the tables of a board of curves."""
+    columns = columns_of(board)
+    title = f"{board.task}, {board.model}, N {board.n_train}" if titled else ""
+    legend = f"{LEGEND} {LEGEND_OF_CHECKS}" if CHECKS in columns else LEGEND
+    beside = [_beside(one) for one in board.tables]
+    return [_Part(title, board.rows, columns, True, legend, board.told), *beside]
+
+
+def _beside(table: Table) -> _Part:
+    """Return a table of what was measured beside the curves."""
+    columns = [one for one in table.columns if any(row.get(one.key) not in (None, "") for row in table.rows)]
+    said = any(NOT_REACHED in text_of(row, column) for row in table.rows for column in columns)
+    return _Part(table.title, table.rows, columns, legend=NOT_REACHED_MEANS if said else "")
+
+
+def _lines(part: _Part, form: str, choice: Choice) -> list[str]:
+    """Return the paragraphs of a table."""
+    columns = choice.chosen(part.columns) if part.main else list(part.columns)
+    rows = list(part.rows)
+    if form == "latex":
+        caption = " ".join(filter(None, [part.title and f"{part.title}.", part.legend]))
+        return [latex.table(columns, cells(rows, columns, form), caption, part.below)]
+    if form == "table":
+        rows, columns = choice.fitted(rows, columns)
+    below = "\n".join(f"- {line}" for line in part.below)
+    return [line for line in (part.title, grid(rows, columns, form), below, part.legend) if line] if columns else []

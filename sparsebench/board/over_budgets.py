@@ -1,0 +1,213 @@
+"""A board of curves: a row a strategy, over the shares of dense MACs that it was asked to spend."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsebench.board import curves, paired, references
+from sparsebench.board.board import BudgetBoard, BudgetCurve, Row
+from sparsebench.board.columns import CHECKS, HOW, KEPT, MACS_AT_2, NOT_RANKED, NOT_REACHED, P_LABEL, SPEED_UP, VERIFIED
+from sparsebench.board.entries import DENSE, Entry, Key, Setting
+from sparsebench.board.paired import Contender, Pairs
+from sparsebench.board.statistics import Interval
+
+MISSED = 0.02
+"""How far what was spent may be from a budget, as a share of it, before the table says so."""
+HALF = 0.5
+Entries = Mapping[Key, Entry]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One strategy, with its row at each share of dense MACs that it was asked to spend."""
+
+    strategy: str
+    rows: Mapping[float, Row]
+
+    @property
+    def kind(self) -> str:
+        """See `Strategy`."""
+        return str(next(iter(self.rows.values()))["kind"])
+
+    @property
+    def points(self) -> dict[float, Row]:
+        """The rows that spend less than dense does, by budget, in the order of what they spend."""
+        some = [(asked, row) for asked, row in self.rows.items() if row["macs_ratio"] < 1]
+        return dict(sorted(some, key=lambda point: (point[1]["macs_ratio"], point[0])))
+
+
+def board(main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]]) -> BudgetBoard | None:
+    """Return the board of curves of some rows, and give the rows their columns of it.
+
+    None where no strategy has two budgets that are shares of dense MACs, or dense was not measured.
+
+    Args:
+        main: what the rows are of.
+        rows: those of a board with a row a strategy and budget.
+        lossy: strategies and budgets of which cells failed: these strategies are not ranked.
+    """
+    able = [row for row in rows if row["accuracy"] is not None and row["macs_ratio"] is not None]
+    dense = next((row for row in able if row["strategy"] == DENSE), None)
+    lines = _lines(main.tested, able)
+    if dense is None or not any(len(line.rows) > 1 for line in lines):
+        return None
+    budgets = tuple(sorted({asked for line in lines for asked in line.rows}, reverse=True))
+    middle = min(budgets, key=lambda budget: (abs(budget - HALF), budget))
+    _add_costs(main.tested, able, dense)
+    heights = [_add_curve(main.tested, line, dense, budgets[-1]) for line in lines]
+    dense |= {KEPT.key: 1.0, MACS_AT_2.key: 1.0}
+    first, *table = [_row(line, budgets, middle) for line in (Line(DENSE, {1.0: dense}), *lines)]
+    failed = {strategy for strategy, _ in lossy}
+    fair = [line.kind != "oracle" and next(iter(line.rows.values()))["strategy"] not in failed for line in lines]
+    area = _rank(table, heights, fair)
+    at_middle = _beside_random(main.tested, table, [line.rows.get(middle) for line in lines], fair)
+    told = [f"told apart: {_told(area)} pairs of ranked strategies on the area, {_told(at_middle)} at {_short(middle)}"]
+    told += [] if (clause := paired.detectable(area, "the area")) is None else [clause]
+    if others := len(able) - 1 - sum(len(line.rows) for line in lines):
+        told.append(
+            f"not in this table: {others} rows whose budgets are no shares of dense MACs; CSV and JSON have them"
+        )
+    shown = [first, *sorted(table, key=_order)]
+    drawn = {line.strategy: _curve(line) for line in (Line(DENSE, {1.0: dense}), *lines)}
+    return BudgetBoard(
+        main.task, main.model, main.largest, main.track, budgets, middle, shown,
+        [drawn[row["strategy"]] for row in shown], told,
+    )  # fmt: skip
+
+
+def _key(row: Row) -> Key:
+    return row["strategy"], row["kind"], row["budget"]
+
+
+def _short(budget: float) -> str:
+    """Return a share without the zero before its point."""
+    return f"{budget:g}".removeprefix("0")
+
+
+def _at(budget: float) -> str:
+    """Return the key of the accuracy at a budget."""
+    return f"accuracy_at_{budget:g}"
+
+
+def _lines(tested: Entries, rows: Sequence[Row]) -> list[Line]:
+    """Return the strategies with budgets below 1; what else a budget says is part of a name where names are alike."""
+    found: dict[tuple[str, str, str], dict[float, Row]] = defaultdict(dict)
+    for row in rows:
+        asked = float(tested[_key(row)].column("macs_ratio_asked")[0])
+        if row["strategy"] != DENSE and asked < 1:
+            found[row["strategy"], row["kind"], row["budget"].removeprefix(f"macs {asked:g}").lstrip(", ")][asked] = row
+    alike = [(strategy, kind) for strategy, kind, _ in found]
+    return [
+        Line(f"{strategy} {rest}" if alike.count((strategy, kind)) > 1 and rest else strategy, own)
+        for (strategy, kind, rest), own in sorted(found.items())
+    ]
+
+
+def _add_costs(tested: Entries, rows: Sequence[Row], dense: Row) -> None:
+    """Add to rows how tokens are disposed of, the speed-up, and the mean probability of the right class."""
+    base = _speeds(tested[_key(dense)])
+    for row in rows:
+        mine = tested[_key(row)]
+        words = mine.words(HOW.key)
+        row[HOW.key] = words.pop() if len(words) == 1 else ""
+        ratios = [speed / base[where] for where, speed in _speeds(mine).items() if base.get(where)]
+        row[SPEED_UP.key] = float(np.median(ratios)) if ratios else None
+        sure = list(mine.by_seed(P_LABEL.key).values())
+        row[P_LABEL.key] = float(np.mean(sure)) if sure else None
+
+
+def _speeds(entry: Entry) -> dict[tuple[int, str, str], float]:
+    """Return images/s by seed, device and machine."""
+    where = zip(*(entry.column(name).tolist() for name in ("repetition", "device", "environment")), strict=True)
+    speeds = zip(where, entry.column("images_per_s").tolist(), strict=True)
+    return {place: speed for place, speed in speeds if not math.isnan(speed)}
+
+
+def _add_curve(tested: Entries, line: Line, dense: Row, lowest: float) -> Contender | None:
+    """Add to a strategy's rows its kept accuracy and least MACs; return what it is ranked by, None without points."""
+    points = list(line.points.values())
+    spent = [row["macs_ratio"] for row in points]
+    contenders = [tested[_key(row)].contender for row in (*points, dense)]
+    height = curves.area(contenders, spent, lowest) if points else None
+    if height is None:
+        return None
+    own = _interval(KEPT.keys, curves.kept(height, contenders[-1]))
+    least = _interval(MACS_AT_2.keys, curves.least_macs(contenders, spent))
+    if least[MACS_AT_2.key] == spent[0]:
+        least[MACS_AT_2.key] = f"<= {spent[0]:.3f}"
+    for row in line.rows.values():
+        row |= own | least
+    return height
+
+
+def _interval(keys: Sequence[str], interval: Interval) -> Row:
+    """Return an interval as three columns."""
+    ends = (None if x is None or math.isnan(x) else NOT_REACHED if math.isinf(x) else x for x in interval)
+    return dict(zip(keys, ends, strict=True))
+
+
+def _row(line: Line, budgets: Sequence[float], middle: float) -> Row:
+    """Return a strategy's row of the table, without what comparisons say."""
+    some = next(iter(line.rows.values()))
+    row: Row = {"rank": NOT_RANKED, "strategy": line.strategy, "kind": line.kind}
+    row |= {key: some.get(key) for column in (HOW, KEPT, MACS_AT_2) for key in column.keys}
+    for budget in budgets:
+        at = line.rows.get(budget)
+        missed = at is not None and abs(at["macs_ratio"] / budget - 1) > MISSED
+        row[_at(budget)] = None if at is None else at["accuracy"]
+        row[f"{_at(budget)}_spent"] = at["macs_ratio"] if at is not None and missed else None
+    row |= dict.fromkeys(("random_inside_delta", "random_inside_delta_low", "random_inside_delta_high"))
+    row["versus_random_inside"] = None
+    at_middle = line.rows.get(1.0 if line.strategy == DENSE else middle, {})
+    row |= {key: at_middle.get(key) for key in ("selection_auroc", SPEED_UP.key, P_LABEL.key)}
+    return row | {column.key: some.get(column.key) for column in (CHECKS, VERIFIED)}
+
+
+def _rank(table: Sequence[Row], heights: Sequence[Contender | None], fair: Sequence[bool]) -> Pairs:
+    """Add the ranks by area of strategies that are in fair competition, and return their comparisons."""
+    known = [(i, height) for i, height in enumerate(heights) if height is not None]
+    places = [k for k, (i, _) in enumerate(known) if fair[i]]
+    pairs = paired.compare([height for _, height in known]).among(places)
+    for k, (first, last) in zip(places, pairs.rank_sets(), strict=True):
+        table[known[k][0]]["rank"] = str(first) if first == last else f"{first}-{last}"
+    return pairs
+
+
+def _beside_random(tested: Entries, table: Sequence[Row], rows: Sequence[Row | None], fair: Sequence[bool]) -> Pairs:
+    """Add the differences to random tokens at one budget, and return the comparisons of ranked strategies there."""
+    known = [(i, row) for i, row in enumerate(rows) if row is not None]
+    there = [dict(row) for _, row in known]
+    pairs = paired.compare([tested[_key(row)].contender for row in there])
+    random = references.random(there)
+    references.add_differences(there, pairs, "random_inside_delta", random)
+    able = {k for k, (i, row) in enumerate(known) if fair[i] or row["kind"] == "oracle"}
+    for row in there:
+        row["versus_random_inside"] = None
+    references.add_marks(there, pairs, "versus_random_inside", random, able)
+    names = ("random_inside_delta", "random_inside_delta_low", "random_inside_delta_high", "versus_random_inside")
+    for (i, _), row in zip(known, there, strict=True):
+        table[i] |= {name: row.get(name) for name in names}
+    return pairs.among([k for k, (i, _) in enumerate(known) if table[i]["rank"] != NOT_RANKED])
+
+
+def _told(pairs: Pairs) -> str:
+    """Return how many of all pairs are told apart."""
+    n = len(pairs.mean)
+    return f"{int(pairs.better().sum())} of {n * (n - 1) // 2}"
+
+
+def _order(row: Row) -> tuple[object, ...]:
+    return row["kind"] == "oracle", row["rank"] == NOT_RANKED, -(row[KEPT.key] or 0), row["strategy"]
+
+
+def _curve(line: Line) -> BudgetCurve:
+    """Return the accuracies of a strategy by what it spends."""
+    rows = sorted(line.rows.items(), key=lambda point: (point[1]["macs_ratio"], point[0]))
+    names = ("macs_ratio", "accuracy", "accuracy_low", "accuracy_high")
+    columns = (tuple(row[name] for _, row in rows) for name in names)
+    return BudgetCurve(line.strategy, line.kind, tuple(asked for asked, _ in rows), *columns)

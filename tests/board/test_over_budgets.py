@@ -1,0 +1,285 @@
+"""Boards whose strategies have several budgets: a row a strategy, ranked by the area under its curve."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparsebench.board import budget_table, columns, figures
+from sparsebench.board.board import BudgetBoard, Row
+from sparsebench.board.build import Judged, build, judge
+from sparsebench.board.columns import keys_of
+from sparsebench.board.curves import area
+from sparsebench.board.fit import WIDTH, Choice
+from sparsebench.board.gather import board_of
+from sparsebench.board.notes import notes_on
+from sparsebench.board.paired import Contender, compare
+from sparsebench.board.publish import files
+from sparsebench.errors import UserError
+from sparsebench.sweep.record import pack
+
+KINDS = {"dense": "baseline", "random_inside": "baseline", "oracle": "oracle"}
+BUDGETS = (0.7, 0.5, 0.3)
+OWN = {"environment": "", "sha256": "0"}
+Flat = dict[str, Any]
+
+
+def records(
+    strategy: str, rates: dict[float, float], spent: dict[float, float] | None = None, **more: Any
+) -> list[Flat]:
+    """Return flat records of three seeds: which of 600 items are right follows from how hard each is."""
+    found = []
+    for asked, rate in rates.items():
+        for seed in range(3):
+            hard = np.random.default_rng(seed).random(600)
+            noise = np.random.default_rng([seed, int(1000 * asked), *strategy.encode()])
+            hits = hard + noise.normal(0, 0.05, 600) < rate
+            labels = np.arange(600) % 2 + 2 * seed
+            found.append({
+                "cell_id": f"{strategy} {asked} {seed} {more.get('task')} {more.get('track')}", "status": "ok",
+                "reason": "", "task": "composite", "model": "vit", "strategy": strategy,
+                "kind": KINDS.get(strategy, "deployable"), "budget": f"macs {asked:g}", "n_train": 600,
+                "repetition": seed, "setting": "s", "device": "cpu", "started": "2026-01-01T00:00:00+00:00",
+                "macs_ratio_asked": asked, "macs_ratio": (spent or {}).get(asked, asked), "accuracy": hits.mean(),
+                "images_per_s": 100 / asked, "selection_auroc": 0.5, "test_items": 600, "test_labels": pack(labels),
+                "test_predictions": pack(np.where(hits, labels, 60000)), "how": "drop", **more,
+            })  # fmt: skip
+    return found
+
+
+WORLD = [
+    *records("dense", {1.0: 0.9}, how="-"),
+    *records("good", dict.fromkeys(BUDGETS, 0.89)),
+    *records("steep", {0.7: 0.9, 0.5: 0.5, 0.3: 0.2}, {0.3: 0.4}),
+    *records("random_inside", {0.7: 0.8, 0.5: 0.7, 0.3: 0.5}),
+    *records("oracle", dict.fromkeys(BUDGETS, 0.95), how="truth"),
+]
+
+
+def over(judged: Judged) -> BudgetBoard:
+    (found,) = judged.budgets
+    return found
+
+
+def row_of(board: BudgetBoard, strategy: str) -> Row:
+    (row,) = (row for row in board.rows if row["strategy"] == strategy)
+    return row
+
+
+def test_a_row_a_strategy_dense_first_and_oracles_last() -> None:
+    board = over(judge(WORLD))
+    assert [row["strategy"] for row in board.rows] == ["dense", "good", "random_inside", "steep", "oracle"]
+    assert [curve.strategy for curve in board.curves] == [row["strategy"] for row in board.rows]
+    assert (board.budgets, board.middle) == (BUDGETS, 0.5)
+    assert [row["rank"] for row in board.rows] == ["not ranked", "1", "2", "3", "not ranked"]
+
+
+def test_a_real_difference_is_told_on_the_area_and_equals_are_not() -> None:
+    equal = [*WORLD, *records("goodly", dict.fromkeys(BUDGETS, 0.89))]
+    board = over(judge(equal))
+    assert {name: row_of(board, name)["rank"] for name in ("good", "goodly", "random_inside", "steep")} == {
+        "good": "1-2", "goodly": "1-2", "random_inside": "3", "steep": "4",
+    }  # fmt: skip
+    assert board.told[0] == "told apart: 5 of 6 pairs of ranked strategies on the area, 5 of 6 at .5"
+    assert "in the area 4 of 5 are told apart, 3 seeds each, among the 6 pairs" in board.told[1]
+
+
+def test_equal_curves_are_rarely_told_apart() -> None:
+    """Eight strategies that are equal in the mean, with noise of their own by seed and item, in 60 worlds."""
+    told = []
+    for world in range(60):
+        rng = np.random.default_rng(world)
+        hard = rng.random((3, 200))
+        heights = []
+        for _ in range(8):
+            own = hard + rng.normal(0, 0.1, (3, 200))
+            parts = [own + rng.normal(0, 0.1, (3, 200)) + rng.normal(0, 0.01, (3, 1)) < rate for rate in (0.5, 0.8)]
+            some = [Contender(dict(enumerate(p.mean(axis=1))), {s: (f"{s}", p[s]) for s in range(3)})
+                    for p in (*parts, hard < 0.9)]  # fmt: skip
+            heights.append(area(some, (0.3, 0.6), 0.3))
+        told.append(compare([one for one in heights if one is not None]).better().any())
+    assert np.mean(told) <= 0.1
+
+
+def test_the_columns_of_a_row_are_what_was_measured() -> None:
+    board = over(judge(WORLD))
+    good, steep, dense = (row_of(board, name) for name in ("good", "steep", "dense"))
+    by_budget = {row["budget"]: row for row in build(WORLD) if row["strategy"] == "steep"}
+    assert [steep[f"accuracy_at_{b:g}"] for b in BUDGETS] == [by_budget[f"macs {b:g}"]["accuracy"] for b in BUDGETS]
+    assert [steep[f"accuracy_at_{b:g}_spent"] for b in BUDGETS] == [None, None, pytest.approx(0.4)]
+    assert steep["random_inside_delta"] == pytest.approx(by_budget["macs 0.5"]["random_inside_delta"])
+    assert (steep["versus_random_inside"], good["versus_random_inside"]) == ("worse", "better")
+    assert row_of(board, "random_inside")["versus_random_inside"] is None
+    assert steep["speed_up"] == pytest.approx(2) and steep["how"] == "drop" and dense["how"] == "-"
+    assert dense["kept_accuracy"] == 1 and good["macs_at_2"] == "<= 0.300"
+
+
+def test_the_kept_accuracy_is_the_area_by_what_was_really_spent() -> None:
+    rows = {(row["strategy"], row["budget"]): row["accuracy"] for row in build(WORLD)}
+    low, middle, high = (rows["steep", f"macs {x}"] for x in (0.3, 0.5, 0.7))
+    dense = rows["dense", "macs 1"]
+    line = 0.1 * low + 0.1 * (low + middle) / 2 + 0.2 * (middle + high) / 2 + 0.3 * (high + dense) / 2
+    kept = row_of(over(judge(WORLD)), "steep")["kept_accuracy"]
+    assert kept == pytest.approx(line / 0.7 / dense, abs=1e-3)  # a mean of ratios, not a ratio of means
+
+
+def test_what_costs_more_than_dense_has_no_area_and_no_rank() -> None:
+    dear = records("dear", dict.fromkeys(BUDGETS, 0.99), dict.fromkeys(BUDGETS, 64.0))
+    row = row_of(over(judge([*WORLD, *dear])), "dear")
+    assert (row["rank"], row["kept_accuracy"], row["macs_at_2"]) == ("not ranked", None, None)
+    assert row["accuracy_at_0.5_spent"] == 64
+
+
+def test_a_strategy_of_which_cells_failed_is_not_ranked() -> None:
+    broken = [r | {"status": "failed", "reason": "it broke"} for r in records("good", {0.2: 0.9})]
+    assert row_of(over(judge([*WORLD, *broken])), "good")["rank"] == "not ranked"
+
+
+def test_one_budget_or_no_dense_is_no_board_of_curves() -> None:
+    single = [r for r in WORLD if r["macs_ratio_asked"] in (0.5, 1.0)]
+    assert judge(single).budgets == [] and judge([r for r in WORLD if r["strategy"] != "dense"]).budgets == []
+    known = {*keys_of(columns.COLUMNS)}
+    assert all(set(row) == known for row in build(single))
+
+
+def test_other_budgets_of_a_strategy_are_a_row_of_their_own_and_the_rest_is_named() -> None:
+    inside = records("good", dict.fromkeys(BUDGETS, 0.8))
+    inside = [r | {"budget": f"{r['budget']} @0,1", "cell_id": f"{r['cell_id']} @"} for r in inside]
+    rates = [r | {"budget": "keep 0.5 power-floor", "macs_ratio_asked": None, "cell_id": f"k {r['cell_id']}"}
+             for r in records("steep", {0.6: 0.5})]  # fmt: skip
+    board = over(judge([*WORLD, *inside, *rates]))
+    assert {"good", "good @0,1"} < {row["strategy"] for row in board.rows}
+    assert "1 rows whose budgets are no shares of dense MACs" in board.told[-1]
+
+
+def test_csv_and_json_keep_their_rows_and_columns() -> None:
+    judged = judge(WORLD)
+    header, *lines = csv.reader(io.StringIO(budget_table.text(judged.rows, judged.budgets, "csv")))
+    old = keys_of(columns.COLUMNS)
+    assert header[: len(old)] == old
+    assert header[len(old) :] == [
+        "how", "kept_accuracy", "kept_accuracy_low", "kept_accuracy_high", "macs_at_2", "macs_at_2_low",
+        "macs_at_2_high", "speed_up",
+    ]  # fmt: skip
+    assert len(lines) == 13 and len(json.loads(budget_table.text(judged.rows, judged.budgets, "json"))) == 13
+    kept = {row["kept_accuracy"] for row in judged.rows if row["strategy"] == "good"}
+    assert kept == {row_of(over(judged), "good")["kept_accuracy"]}
+
+
+def test_p_label_is_a_column_where_records_have_it() -> None:
+    sure = [r | {"p_label": 0.25 if r["strategy"] == "good" else 0.5} for r in WORLD]
+    judged = judge(sure)
+    assert row_of(over(judged), "good")["p_label"] == 0.25 and judged.rows[0]["p_label"] is not None
+    assert "p(label) @.5" in budget_table.text(judged.rows, judged.budgets, "md")
+    assert "p(label)" not in budget_table.text(*(lambda j: (j.rows, j.budgets))(judge(WORLD)), "md")
+
+
+def gaps_and_trials() -> list[Flat]:
+    spurious = [
+        r | {"task": "spurious", "setting": "t", "spurious_gap": 0.2, "worst_group_accuracy": 0.5}
+        for name in ("dense", "good")
+        for r in records(name, {1.0 if name == "dense" else 0.5: 0.6}, task="spurious")
+    ]
+    theory = [
+        r | {"task": "theory", "setting": "u", "n_train": n, "success": float(n > 4), "cell_id": f"{r['cell_id']} {n}"}
+        for name in ("dense", "good")
+        for r in records(name, {1.0 if name == "dense" else 0.5: 0.6}, task="theory")
+        for n in (4, 8)
+    ]
+    return [*spurious, *theory]
+
+
+@pytest.mark.parametrize("form", ["table", "md"])
+def test_gaps_and_trials_are_tables_of_their_own(form: str) -> None:
+    judged = judge([*WORLD, *gaps_and_trials()])
+    made = budget_table.text(judged.rows, judged.budgets, form, ["a note"])
+    main, rest = made.split("Spurious correlations", 1)
+    gaps, trials = rest.split("Sample complexity", 1)
+    assert "kept accuracy" in main and "worst group" not in main and "N50" not in main and "told apart" in main
+    assert "worst group" in gaps and "N50" not in gaps and "accuracy" in gaps
+    assert "N50 / dense" in trials and "a note" in trials
+    assert budget_table.text(judged.rows, judged.budgets, "latex").count(r"\begin{table*}") == 3
+    (good,) = (row for row in over(judged).tables[0].rows if row["strategy"] == "good")
+    own = [r["accuracy"] for r in gaps_and_trials() if (r["task"], r["strategy"]) == ("spurious", "good")]
+    assert good["accuracy"] == pytest.approx(np.mean(own))
+
+
+def test_what_was_spent_stands_beside_an_accuracy_where_it_misses_the_budget() -> None:
+    judged = judge(WORLD)
+    lines = budget_table.text(judged.rows, judged.budgets, "md").splitlines()
+    (line,) = (line for line in lines if line.startswith("|") and " steep " in line)
+    assert "(0.40)" in line and line.count("(") == 1
+
+
+@pytest.mark.parametrize("by", [None, "task"])
+def test_a_terminal_has_room_unless_all_is_asked_for(by: str | None) -> None:
+    long = [r | {"strategy": "a_name_of_some_length(parameter=0.123456, other_parameter=another_value)"}
+            for r in records("goodly", dict.fromkeys((0.9, 0.8, *BUDGETS), 0.89))]  # fmt: skip
+    judged = judge([*WORLD, *long, *gaps_and_trials()], by)
+
+    def widest(choice: Choice) -> int:
+        made = budget_table.text(judged.rows, judged.budgets, "table", (), choice)
+        tables = [part for part in made.split("\n\n") if "---" in part]
+        return max(len(line) for part in tables for line in part.splitlines())
+
+    assert widest(Choice(width=WIDTH)) <= WIDTH < widest(Choice())
+
+
+def test_columns_are_chosen_by_name() -> None:
+    judged = judge(WORLD)
+    made = budget_table.text(judged.rows, judged.budgets, "md", (), Choice(("strategy", "macs_at_2")))
+    assert [cell.strip() for cell in made.splitlines()[0].strip("|").split("|")] == ["strategy", "MACs at -2 %"]
+    with pytest.raises(UserError, match="kept_accuracy"):
+        budget_table.text(judged.rows, judged.budgets, "table", (), Choice(("strategy", "nothing")))
+    with pytest.raises(UserError, match="--columns"):
+        budget_table.text(judged.rows, judged.budgets, "json", (), Choice(("strategy",)))
+    with pytest.raises(UserError, match="--format"):
+        budget_table.text(judged.rows, judged.budgets, "yaml")
+
+
+def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles() -> None:
+    frozen = [r | {"track": "frozen", "cell_id": f"f {r['cell_id']}"} for r in WORLD if r["strategy"] != "steep"]
+    mixed = [*(r | {"track": "scratch"} for r in WORLD), *frozen]
+    judged = judge(mixed)
+    assert over(judged).track == "scratch" and len(over(judged).rows) == 5  # the one with the most records
+    assert over(judged).told == over(judge(WORLD)).told
+    assert any("1 other setting (data, model, size or track) not shown" in note for note in notes_on(mixed))
+    by_task = judge(mixed, "task")
+    assert {(one.task, one.track) for one in by_task.budgets} == {
+        ("composite(track=frozen)", "frozen"), ("composite(track=scratch)", "scratch"),
+    }  # fmt: skip
+    assert {row["track"] for row in by_task.rows} == {"frozen", "scratch"}
+    assert [len(one.rows) for one in by_task.contests] == [7, 10]  # of each track its own, without the oracle
+    assert all("track" not in row for row in [*build(WORLD, "task"), *build(WORLD)])
+    only = judge(frozen)
+    assert {row["track"] for row in only.rows} == {"frozen"} and over(only).track == "frozen"
+
+
+def test_the_picture_and_the_page_open_with_the_curves(tmp_path: Path) -> None:
+    board = board_of([r | OWN for r in [*WORLD, *gaps_and_trials()]], tmp_path)
+    assert board.over_budgets is not None and board.over_budgets.rows == over(judge([*WORLD, *gaps_and_trials()])).rows
+    made = files(board)
+    assert made["leaderboard.png"].startswith(b"\x89PNG") and b'id="budgets"' in made["leaderboard.html"]
+    assert made["leaderboard.png"] != figures.draw(board.rows)
+    page = made["leaderboard.html"].decode()
+    assert page.index('id="budgets"') < page.index('id="board"')
+    assert b"kept accuracy" in made["leaderboard.md"]
+    single = [r | OWN for r in WORLD if r["macs_ratio_asked"] in (0.5, 1.0)]
+    assert b'id="budgets"' not in files(board_of(single, tmp_path))["leaderboard.html"]
+
+
+def test_the_axis_of_the_picture_ends_shortly_after_dense() -> None:
+    from matplotlib.figure import Figure
+
+    from sparsebench.board import budget_figure
+
+    dear = records("dear", dict.fromkeys(BUDGETS, 0.99), dict.fromkeys(BUDGETS, 64.0))
+    axis = Figure().subplots()
+    budget_figure.draw(axis, over(judge([*WORLD, *dear])))
+    assert axis.get_xlim() == pytest.approx((0.27, 1.02))
+    styles = {line.get_label(): line.get_linestyle() for line in axis.get_lines()}
+    assert (styles["oracle"], styles["random_inside"], styles["good"]) == ("--", ":", "-")
