@@ -31,7 +31,7 @@ def test_a_run_says_what_its_strategies_are(out: Path) -> None:
 
 def test_a_run_says_which_suite_it_answers_and_another_extent_is_another(out: Path, tmp_path: Path) -> None:
     (asked,) = described.suites(out)
-    assert (asked.name, asked.version, len(asked.settings)) == ("quick", 1, 2)
+    assert (asked.name, asked.version, len(asked.settings)) == ("quick", 2, 2)
     api.run("noise", seeds=2, out=out, **SMALL)
     assert described.suites(out) == [asked]  # whatever the strategies
     api.run("attn_topk", seeds=1, out=tmp_path / "less", **SMALL)
