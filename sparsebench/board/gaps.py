@@ -24,7 +24,7 @@ def aligned_gap(one: Contender, groups: Groups) -> Interval | None:
     Unlike the average less the worst group it is not above 0 where groups are alike. None where items are not known.
     """
     seeds = sorted(set(one.hits) & set(groups))
-    gap = _interval([one.hits[s][1] for s in seeds], [groups[s] for s in seeds], {one.hits[s][0] for s in seeds})
+    gap = _interval([one.hits[s][1] for s in seeds], seeds, one, groups)
     if gap is None or gap[1] is None or gap[2] is None:
         return gap
     return gap[0], max(-1.0, gap[1]), min(1.0, gap[2])
@@ -34,7 +34,7 @@ def gap_reduction(one: Contender, dense: Contender, groups: Groups) -> Interval 
     """Return the gap of dense less that of another, seed by seed and item by item, with its 95 % interval."""
     seeds = [s for s in sorted(set(one.hits) & set(groups) & set(dense.hits)) if one.hits[s][0] == dense.hits[s][0]]
     values = [dense.hits[s][1].astype(float) - one.hits[s][1] for s in seeds]
-    return _interval(values, [groups[s] for s in seeds], {one.hits[s][0] for s in seeds})
+    return _interval(values, seeds, one, groups)
 
 
 def worst_group(one: Contender, groups: Groups) -> float | None:
@@ -56,15 +56,17 @@ def _moments(values: Sequence[np.ndarray], groups: Sequence[np.ndarray]) -> tupl
     return n, sums, squares
 
 
-def _interval(values: Sequence[np.ndarray], groups: Sequence[np.ndarray], names: set[str]) -> Interval | None:
+def _interval(values: Sequence[np.ndarray], seeds: Sequence[int], one: Contender, groups: Groups) -> Interval | None:
     """Return the mean over S seeds of the gaps, with its 95 % interval; None where a group is empty.
 
     Args:
-        values, groups: (I,) of each seed.
-        names: of their tests.
+        values: (I,) of each seed.
+        seeds: their numbers.
+        one: whose tests they are.
+        groups: of the items.
     """
-    S = len(values)
-    gaps, items = _gaps(*_moments(values, groups)) if S else (np.array([np.nan]), np.array([np.nan]))
+    S, grouped = len(values), [groups[s] for s in seeds]
+    gaps, items = _gaps(*_moments(values, grouped)) if S else (np.array([np.nan]), np.array([np.nan]))
     mean = float(gaps.mean())
     if np.isnan(mean):
         return None
@@ -72,10 +74,36 @@ def _interval(values: Sequence[np.ndarray], groups: Sequence[np.ndarray], names:
         return mean, None, None
     apart, I = items.sum() / S**2, sum(map(len, values))
     together = apart
-    if len(names) == 1:
-        (together,), I = _gaps(*_moments([np.mean(values, axis=0)], groups[:1]))[1], len(values[0])
+    if one.clusters is not None:
+        apart, together, I = _clustered(values, grouped, [one.clusters[s] for s in seeds])
+    elif len({one.hits[s][0] for s in seeds}) == 1:
+        (together,), I = _gaps(*_moments([np.mean(values, axis=0)], grouped[:1]))[1], len(values[0])
     half = float(half_width(gaps.var(ddof=1) / S, apart, together, np.array(S), np.array(I)))
     return mean, mean - half, mean + half
+
+
+def _clustered(
+    values: Sequence[np.ndarray], groups: Sequence[np.ndarray], clusters: Sequence[np.ndarray]
+) -> tuple[float, float, int]:
+    """Return what items explain of the mean gap over S seeds, were their clusters drawn again, and how many there are.
+
+    First as if no two seeds shared any, then with the clusters as they are. A gap is a sum of means, and an item's part
+    in it, to first order, how far it is from its group's mean, over the size of that group (Cochran 1977, section 6.6).
+    """
+    S, parts = len(values), []
+    for value, group in zip(values, groups, strict=True):
+        n, sums, _ = (x[0] for x in _moments([value], [group]))
+        signs = np.concatenate([SIGNS, np.zeros(len(n) - len(SIGNS))])
+        parts.append(signs[group] * (value - sums[group] / n[group]) / (n[group] * S))
+    apart = sum(_variance(part, numbers) for part, numbers in zip(parts, clusters, strict=True))
+    every = np.concatenate(clusters)
+    return float(apart), _variance(np.concatenate(parts), every), len(np.unique(every))
+
+
+def _variance(parts: np.ndarray, clusters: np.ndarray) -> float:
+    """Return the variance of a sum of (I,) parts whose clusters are drawn again."""
+    totals = np.bincount(np.unique(clusters, return_inverse=True)[1], parts)
+    return float((totals**2).sum() * len(totals) / (len(totals) - 1)) if len(totals) > 1 else float("nan")
 
 
 def _gaps(n: np.ndarray, sums: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

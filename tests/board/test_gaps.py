@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparsebench.board.gaps import aligned_gap, gap_reduction, worst_group
+from sparsebench.board.gaps import _clustered, aligned_gap, gap_reduction, worst_group
 from sparsebench.board.paired import Contender
 from sparsebench.board.statistics import Interval
 
@@ -124,3 +124,45 @@ def test_intervals_of_gaps_cover_them_as_often_as_they_say(noise: float) -> None
         assert found is not None and found[1] is not None and found[2] is not None
         covered.append(found[1] <= 0.3 <= found[2])
     assert 0.94 <= np.mean(covered) <= 0.995
+
+
+def clustered(hits: np.ndarray, numbers: np.ndarray) -> Contender:
+    """Return a contender whose item i of seed s shows foreground numbers[s, i]."""
+    plain = contender(hits)
+    return Contender(plain.means, plain.hits, dict(enumerate(numbers)))
+
+
+def test_items_of_one_foreground_go_together() -> None:
+    hits, numbers = RNG(3).random((3, 80)) < 0.6, RNG(4).integers(0, 12, (3, 80))
+    parts: dict[int, float] = {}
+    alone = [0.0, 0.0, 0.0]
+    for s in range(3):
+        own: dict[int, float] = {}
+        for i in range(80):
+            mine = [float(hits[s, j]) for j in range(80) if GROUPS[j] == GROUPS[i]]
+            part = FITS[int(GROUPS[i])] / 2 * (float(hits[s, i]) - sum(mine) / len(mine)) / len(mine) / 3
+            for totals in (own, parts):
+                totals[int(numbers[s, i])] = totals.get(int(numbers[s, i]), 0.0) + part
+        alone[s] = sum(x**2 for x in own.values()) * len(own) / (len(own) - 1)
+    together = sum(x**2 for x in parts.values()) * len(parts) / (len(parts) - 1)
+    assert _clustered(list(hits.astype(float)), [GROUPS] * 3, list(numbers)) == pytest.approx(
+        (sum(alone), together, len(parts))
+    )
+    same = np.arange(240).reshape(3, 80)
+    one, other = (aligned_gap(each, groups(3)) for each in (clustered(hits, same), contender(hits)))
+    assert one == pytest.approx(other, abs=2e-3)  # each item its own
+
+
+def test_its_interval_covers_where_foregrounds_decide() -> None:
+    """Eight networks, each tested on 400 images of the same 40 foregrounds, of which some go with one background."""
+    S, group, covers = 8, np.arange(400) % 4, {True: 0, False: 0}
+    for world in range(200):
+        rng = RNG(world)
+        hard = rng.normal(0, 0.25, (40, 2))
+        numbers = np.array([20 * (group // 2) + rng.integers(0, 20, 400) for _ in range(S)])  # of a class each
+        hits = rng.random((S, 400)) < 0.5 + hard[numbers, group % 2]
+        for known in covers:
+            found = aligned_gap(clustered(hits, numbers) if known else contender(hits), dict.fromkeys(range(S), group))
+            assert found is not None and found[1] is not None and found[2] is not None
+            covers[known] += found[1] <= 0 <= found[2]
+    assert covers[True] >= 184 > covers[False]
