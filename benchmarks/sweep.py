@@ -29,8 +29,9 @@ from timing import ratio, table, turns
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine
 from sparsebench.sweep import run as runs
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.engine.cluster import Cluster, connected
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.keeper import descendants
 from sparsebench.sweep.record import Record

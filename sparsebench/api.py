@@ -182,7 +182,7 @@ def plan_of(
 ) -> Plan:
     """Return what `run` would do; nothing is run and nothing written."""
     from sparsebench.sweep import run as runs
-    from sparsebench.sweep.expand import Request
+    from sparsebench.sweep.contenders import Request
     from sparsebench.sweep.shard import Shard
 
     request = Request(

@@ -13,7 +13,7 @@ from sparsebench.cli.run import run as command
 from sparsebench.sweep.record import Record
 
 GOOD = str(Path(__file__).resolve().parent / "plugins" / "good.py")
-THEORY = "theory:steps=40,test=20,tokens=20"
+THEORY, SCRATCH = "theory:steps=40,test=20,tokens=20", "quick-scratch"
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFra
     out = tmp_path_factory.mktemp("finished")
     seen: list[Record] = []
     table = sparsebench.run(
-        ["attn_topk:keep_rate=0.5", GOOD], tasks=THEORY, n_train=[4, 8], seeds=3, out=out, jobs=0,
+        ["attn_topk:keep_rate=0.5", GOOD], suite=SCRATCH, tasks=THEORY, n_train=[4, 8], seeds=3, out=out, jobs=0,
         on_record=seen.append,
     )  # fmt: skip
     return out, table, seen
@@ -78,8 +78,8 @@ def test_records_of_tasks_with_other_metrics_stand_side_by_side(
 ) -> None:
     shutil.copytree(finished[0] / "records", tmp_path / "records")
     both = sparsebench.run(
-        GOOD, tasks=[THEORY, "spurious:epochs=1,test=20,pretrain_epochs=0"], n_train=[20], seeds=2, out=tmp_path,
-        jobs=0,
+        GOOD, suite=SCRATCH, tasks=[THEORY, "spurious:epochs=1,test=20,pretrain_epochs=0"], n_train=[20], seeds=2,
+        out=tmp_path, jobs=0,
     )  # fmt: skip
     assert both["spurious_gap"].notna().all() and both["sample_complexity"].notna().all()
     records = sparsebench.load_records(tmp_path)
@@ -93,7 +93,14 @@ def test_a_run_of_what_is_there_runs_nothing_and_returns_the_same(
 ) -> None:
     out, table, _ = finished
     seen: list[Record] = []
-    options: dict[str, Any] = {"tasks": [THEORY], "n_train": (8, 4), "seeds": 3, "out": str(out), "jobs": 0}
+    options: dict[str, Any] = {
+        "suite": SCRATCH,
+        "tasks": [THEORY],
+        "n_train": (8, 4),
+        "seeds": 3,
+        "out": str(out),
+        "jobs": 0,
+    }
     again = sparsebench.run(("attn_topk:keep_rate=0.5", GOOD), on_record=seen.append, **options)
     assert seen == []
     assert_frame_equal(again, table, check_exact=True)

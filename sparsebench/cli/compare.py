@@ -46,12 +46,12 @@ def compare(
         raise UserError("--picture", got=str(picture), allowed="a name that ends with .png")
     from sparsebench.board import agreement, overlap
     from sparsebench.sweep import compare as comparing
-    from sparsebench.sweep.expand import Request
+    from sparsebench.sweep.contenders import Request
     from sparsebench.sweep.store import write_whole
 
     with Progress(out) as progress:
         trainer = trainer_of(options, out, progress)
-        request = Request(tasks=(task,), seeds=1, **options)
+        request = Request(tasks=(task,), seeds=1, single=True, **options)
         found = comparing.compare((a, b), request, trainer, samples if picture else 0)
     if picture is not None:
         write_whole(picture, overlap.draw(found))

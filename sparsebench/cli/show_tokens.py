@@ -35,13 +35,13 @@ def show_tokens(
     if file.suffix.lower() != ".png":
         raise UserError("--file", got=str(file), allowed="a name that ends with .png")
     from sparsebench.board.tokens import draw
-    from sparsebench.sweep.expand import Request
+    from sparsebench.sweep.contenders import Request
     from sparsebench.sweep.show_tokens import show
     from sparsebench.sweep.store import write_whole
 
     with Progress(out) as progress:
         trainer = trainer_of(options, out, progress)
-        pictures = show(Request(tasks=(task,), seeds=1, **options), trainer, samples)
+        pictures = show(Request(tasks=(task,), seeds=1, single=True, **options), trainer, samples)
     write_whole(file, draw(pictures))
     lost = [shown for shown in pictures.shown if shown.why]
     for shown in lost:

@@ -25,6 +25,7 @@ from sparsebench.sweep import run as runs
 from sparsebench.sweep.cell import Cell
 from sparsebench.sweep.expand import ImageUse, training_of
 from sparsebench.sweep.job import Job
+from sparsebench.sweep.networks import Networks
 from sparsebench.sweep.record import Record
 
 LEVEL = 0.01
@@ -114,13 +115,16 @@ def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str,
         if training is not None:
             job = job.model_copy(update={"after": training.id, "network": training.id})
         jobs.setdefault(record.cell_id, job)
-    uses: set[ImageUse] = {
-        "images" if registry.task(job.cell.task.name).trains else "tested_images" for job in jobs.values()
-    }
-    _, locations = here.files.locate(sorted(uses))
-    places = here.files.places(list(jobs.values()), locations)
-    ordered = sorted(jobs.values(), key=lambda job: job.order)
     with tempfile.TemporaryDirectory(prefix="sparsebench-replay-") as out:
+        networks = Networks(Path(out), {}, here.files.networks)
+        asked = {record.cell_id for record in records}
+        needed = runs.needed_by(asked, list(jobs.values()), lambda first: not networks.has(first))
+        ordered = sorted((job for cell_id, job in jobs.items() if cell_id in asked | needed), key=lambda job: job.order)
+        uses: set[ImageUse] = {
+            "images" if registry.task(job.cell.task.name).trains else "tested_images" for job in ordered
+        }
+        places = here.files.places(ordered, here.files.locate(sorted(uses))[1])
+        places |= networks.places({job.after for job in ordered} - {""})
         store.check_writable(Path(out))
         made = engine.local(ordered, 1, Path(out), device, places, checkpoint=0.0, gpus=_gpus(device))
         return {record.cell_id: record for record in made}
@@ -144,6 +148,8 @@ def _job(cell: Cell, registry: Registry) -> Job:
 
 
 def _training(cell: Cell, registry: Registry) -> Cell | None:
+    if cell.track == "frozen":
+        return cell.init
     task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
     return training_of(cell, task, model, registry)
@@ -171,7 +177,8 @@ def _disagreement(before: Record, after: Record, cells: int) -> str | None:
     ratios = [record.metrics["macs_ratio"].value or 0.0 for record in (before, after)]
     if abs(ratios[0] - ratios[1]) > FEW:
         return f"{what} took {ratios[0]:.4f} of the dense MACs there and {ratios[1]:.4f} here"
-    return _differ(what, old, new, trained=before.cell.n_train > 0, level=LEVEL / cells)
+    trained = before.cell.n_train > 0 and before.cell.track != "frozen"
+    return _differ(what, old, new, trained=trained, level=LEVEL / cells)
 
 
 def _differ(what: str, old: Items, new: Items, *, trained: bool, level: float) -> str | None:

@@ -13,7 +13,8 @@ from sparsebench.reproduce.trials import has_no_answer
 from sparsebench.reproduce.verdicts import Verdict
 from sparsebench.sweep import engine, store
 from sparsebench.sweep import run as runs
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.record import Record
 
 START = 8.0

@@ -17,7 +17,7 @@ from sparsebench.strategy import Strategy
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import Cell, canonical
-from sparsebench.sweep.expand import Request
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared, strategy_of
 from sparsebench.sweep.run_cell import failure_of

@@ -5,70 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sparsebench.budget import FULL, SHARED, Budget
+from sparsebench.budget import FULL
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
 from sparsebench.plugin.registry import Found, Registry
-from sparsebench.plugin.spec import Spec, fill, label, parse
+from sparsebench.plugin.spec import fill, label, parse
 from sparsebench.strategy import Strategy
-from sparsebench.sweep.budgets import BUDGET_KEYS, budgets_of, fit_budget, known_cost, shared_amount
+from sparsebench.sweep.budgets import fit_budget, known_cost
 from sparsebench.sweep.cell import Cell, Part, Track, Where
+from sparsebench.sweep.contenders import Contender, Request, contenders_of, named
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.networks import training_entry
 from sparsebench.sweep.suite import Suite, SuiteTask, load
 from sparsebench.tasks.base import Locations, Task
 
-ALL = "all"
-"""In place of a strategy's name: every one that is installed."""
 WEIGHTS_SEED = 0
 NOWHERE: Locations = {}
 ImageUse = Literal["images", "tested_images"]
 """The field of a request with the images of tasks that train, and of those that do not."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What a run was asked for, on top of its suite; None and () leave the suite's own.
-
-    Attributes:
-        plugins, tasks: NAME, NAME:param=v1,v2, and for plugins a path to a .py file.
-        model: NAME or NAME:param=v, for every task it fits.
-        pretrained: whether models of images begin with trained weights that are fetched for them.
-        weights: name of located trained weights that models of images begin with.
-        keep, macs: budgets to sweep over, in place of the suite's.
-        images, backgrounds, pretrain_images: names of located image sets, for every image task that trains.
-        tested_images: the name of located images for tasks that train nothing.
-        where: whether tokens are removed in training, in the test, or in both; "both" leaves the suite's own.
-        figures: only what the suite has for these figures of a paper.
-        alone: whether the plugins are all, without the suite's baselines and its tasks' own strategies.
-    """
-
-    plugins: tuple[str, ...] = ()
-    suite: str = "quick"
-    tasks: tuple[str, ...] = ()
-    model: str | None = None
-    pretrained: bool = False
-    weights: str | None = None
-    images: str | None = None
-    backgrounds: str | None = None
-    pretrain_images: str | None = None
-    tested_images: str | None = None
-    seeds: int | None = None
-    keep: tuple[float, ...] = ()
-    macs: tuple[float, ...] = ()
-    n_train: tuple[int, ...] = ()
-    where: Where = "both"
-    figures: tuple[str, ...] = ()
-    alone: bool = False
-
-
 def image_uses(request: Request, registry: Registry) -> tuple[ImageUse, ...]:
     """Return for what the tasks of a request take its images: to train on, or only to test on."""
     for text in request.plugins:
-        _named(text, registry)  # files may bring tasks
+        named(text, registry)  # files may bring tasks
     names = [parse(text).name for text in request.tasks] or [entry.name for entry in load(request.suite).task]
     found = {_image_use(cls) for cls in map(registry.task, names) if "images" in cls.model_fields}
     return tuple(sorted(found)) or ("images",)
@@ -110,7 +72,7 @@ def _both(one: Job, other: Job) -> Job:
     return one if same else one.model_copy(update={"asked": asked, "keep_weights": keeps})
 
 
-def _jobs(setting: _Setting, contender: _Contender, n_train: int, repetition: int, registry: Registry) -> Iterator[Job]:
+def _jobs(setting: _Setting, contender: Contender, n_train: int, repetition: int, registry: Registry) -> Iterator[Job]:
     """Yield the job of one cell, after those of the cells it starts from, if there are any."""
     files = tuple(map(str, registry.files))
     dense = registry.strategy("dense")
@@ -155,7 +117,7 @@ def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cel
     Networks of tokens are trained in less time than their weights take to be kept and read. A training that is watched,
     or ends by a validation result, is tested with the strategy on its way, and so is each strategy's own.
     """
-    if cell.where != "test" or not task.trains or model.inputs != "images":
+    if cell.where != "test" or cell.track != "scratch" or not task.trains or model.inputs != "images":
         return None
     recipe = task.recipe()
     if recipe.watch or recipe.patience:
@@ -201,17 +163,13 @@ def _label(strategy: Strategy) -> str:
     return label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
 
 
-_Contender = tuple[Strategy, Found, Budget, Part]
-"""The part is made once: a hundred thousand cells share a few."""
-
-
 @dataclass(frozen=True)
 class _Setting:
     """A task with its model and strategies; `training` is the task and the n_train of the network they begin with."""
 
     task: Task
     model: Model
-    contenders: tuple[_Contender, ...]
+    contenders: tuple[Contender, ...]
     n_train: tuple[int, ...]
     seeds: int
     where: Where
@@ -229,9 +187,9 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
     """Yield every task with its model and strategies: the suite's, or those of the request."""
     if any(n < 1 for n in request.n_train):
         raise UserError("--n-train", got=list(request.n_train), allowed="1 or more")
-    plugins = [spec for text in request.plugins for spec in _named(text, registry)]  # files may bring tasks
+    plugins = [spec for text in request.plugins for spec in named(text, registry)]  # files may bring tasks
     for entry, params in _entries(suite, request, registry):
-        contenders = tuple(_contenders(suite, entry, plugins, request, registry))
+        contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
         trained = training_entry(entry) if entry.network else None
         for own in entry.task_params():
             known = {} if trained is None else trained.params
@@ -300,9 +258,12 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
         needs = registry.task(spec.name).trains
         entries = [entry for entry in of_suite if entry.name == spec.name]
         if not entries and needs and not request.n_train:
+            tested = any(entry.name == spec.name for entry in suite.task)
             raise UserError(
-                f"task '{spec.name}' is not in suite '{suite.name}'", next_step="say how much with --n-train"
-            )
+                f"task '{spec.name}' of suite '{suite.name}' tests trained networks, and another model is to be trained"
+                if tested else f"task '{spec.name}' is not in suite '{suite.name}'",
+                next_step="say on how many images with --n-train",
+            )  # fmt: skip
         for entry in entries or [SuiteTask(name=spec.name, n_train=request.n_train or (0,))]:
             yield from ((entry, params) for params in spec.combinations())
 
@@ -360,41 +321,3 @@ def _model(cls: type[Model], params: dict[str, Any]) -> Model:
                 next_step="name one that has, as --model timm:NAME",
             )
     return fill(cls, params, f"model '{cls.name}'")
-
-
-def _contenders(
-    suite: Suite, entry: SuiteTask, plugins: list[Spec], request: Request, registry: Registry
-) -> Iterator[_Contender]:
-    """Yield every strategy with its parameters and each of its budgets: the plugins asked for and the baselines.
-
-    A plugin that names budgets of its own is run at those; the baselines are run at every amount that occurs, spread
-    their own way. Tokens per block are no amount that strategies at the input share. A task with strategies of its own
-    has those in place of the baselines.
-    """
-    own = () if request.alone else entry.strategies
-    specs = plugins + [parse(text) for text in own or ()]
-    shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
-    usual = shared or list(entry.budgets) or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
-    budgets = [budgets_of(spec, usual) for spec in specs]
-    amounts = (
-        shared_amount(budget) for some in budgets for budget in some if any(getattr(budget, key) for key in SHARED)
-    )
-    every = list(dict.fromkeys(amounts)) or usual
-    baselines = [(Spec(name), every) for name in suite.baselines] if own is None else []
-    for spec, some in [*zip(specs, budgets, strict=True), *baselines]:
-        found = registry.strategy(spec.name)
-        for params in spec.combinations(without=BUDGET_KEYS):
-            strategy = found.cls() if found.failure else fill(found.cls, params, f"strategy '{spec.name}'")
-            part = Part.of(strategy)
-            for budget in some if strategy.budgeted else [FULL]:
-                yield strategy, found, budget, part
-
-
-def _named(text: str, registry: Registry) -> list[Spec]:
-    """Return the specifications of a plugin argument: one, one for each strategy of a file, or of `ALL` there are."""
-    spec = parse(text)
-    if spec.name == ALL:
-        return [Spec(found.cls.name, spec.params) for found in registry.strategies()]
-    if not spec.name.endswith(".py"):
-        return [spec]
-    return [Spec(name, spec.params) for name in registry.load_file(Path(spec.name))]

@@ -16,7 +16,8 @@ from sparsebench.models import weights
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import described, engine, environment, store
 from sparsebench.sweep.beat import Beat, apart
-from sparsebench.sweep.expand import ImageUse, Request, expand, image_uses
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import ImageUse, expand, image_uses
 from sparsebench.sweep.expected import Expected
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.networks import Networks

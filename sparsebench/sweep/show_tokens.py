@@ -15,7 +15,7 @@ from sparsebench.models.acting import Pass
 from sparsebench.plans import Keep, Merge
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import store
-from sparsebench.sweep.expand import Request
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context, Prepared
 from sparsebench.sweep.record import Record

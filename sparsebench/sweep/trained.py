@@ -13,9 +13,9 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import canonical
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.engine.limits import Limits
 from sparsebench.sweep.engine.slots import first_of
-from sparsebench.sweep.expand import Request
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.networks import Networks
 from sparsebench.sweep.prepare import Context, Prepared, prepare

@@ -20,7 +20,7 @@ from sparsebench.cli import main
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
-THEORY = ["--task", "theory:steps=40,test=20,tokens=20", "--n-train", "4", "--seeds", "1"]
+THEORY = ["--task", "theory:steps=40,test=20,tokens=20", "--n-train", "4", "--seeds", "1", "--suite", "quick-scratch"]
 IMAGES = [
     "--task", "composite:epochs=1,test=20,pretrain_epochs=0", "--model", "vit:dim=16,depth=2,heads=2",
     "--n-train", "20", "--seeds", "1",
@@ -224,7 +224,9 @@ def test_a_wrong_option_leaves_with_2_and_one_line(
 
 
 def test_a_timm_model_that_does_not_exist_leaves_with_2_and_the_nearest_name(tmp_path: Path) -> None:
-    result = call("run", "--task", "composite", "--model", "timm:vit_tinny_patch16_224", "--out", tmp_path / "out")
+    result = call(
+        "run", "--task", "composite", "--model", "timm:vit_tinny_patch16_224", "--n-train", 8, "--out", tmp_path / "out"
+    )
     refused(result, "unknown timm model", "did you mean 'vit_tiny_patch16_224'")
 
 

@@ -15,7 +15,8 @@ from sparsebench.reproduce import images, overfitting, spatial, theory
 from sparsebench.reproduce.paper import Paper
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.record import Failure, Metric, Record
 
 FIGURE = ["--preset", "quick", "--figure", "4", "--device", "cpu", "--jobs", "0"]

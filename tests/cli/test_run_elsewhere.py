@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from sparsebench.cli import main
 from sparsebench.sweep import store
 
-SMALL = ("--task", "theory:steps=40,test=20,tokens=20", "--n-train", "4", "--seeds", "1")
+SMALL = ("--task", "theory:steps=40,test=20,tokens=20", "--n-train", "4", "--seeds", "1", "--suite", "quick-scratch")
 
 
 def run(*words: object) -> Result:

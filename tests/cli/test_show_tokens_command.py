@@ -11,7 +11,7 @@ from sparsebench.sweep import store
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SMALL = [
     "--task", "composite:epochs=1,test=12,pretrain_epochs=0", "--model", "vit:dim=16,depth=2,heads=2",
-    "--n-train", "20", "--jobs", "0", "--device", "cpu",
+    "--suite", "quick-scratch", "--n-train", "20", "--jobs", "0", "--device", "cpu",
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from sparsebench.cli import main
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import beat, store
 from sparsebench.sweep import run as runs
-from sparsebench.sweep.expand import Request
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.record import Failure, Record
 
 
@@ -28,7 +28,7 @@ def row(result: Result, label: str) -> list[str]:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> runs.Plan:
-    request = Request(tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4, 8), seeds=1)
+    request = Request(tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4, 8), seeds=1, suite="quick-scratch")
     return runs.plan(request, runs.Files(), Registry(), tmp_path, "missing")
 
 

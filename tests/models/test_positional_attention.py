@@ -23,7 +23,8 @@ from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy import SITES
 from sparsebench.sweep import engine
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.tasks.images import Plain
 
 B, N, DEPTH, HEADS = 3, 16, 4, 4

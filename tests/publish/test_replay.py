@@ -17,7 +17,8 @@ from sparsebench.publish.replay import Here, replay
 from sparsebench.publish.submit import submit
 from sparsebench.publish.verify import Verdict, verify
 from sparsebench.sweep.cell import canonical
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Failure, pack, pack_reals, unpack, unpack_reals
 from sparsebench.sweep.run import Files

@@ -15,7 +15,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.result import Result
 from sparsebench.reproduce.trials import Trial
 from sparsebench.reproduce.verdicts import as_csv, as_json
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.theory import Theory

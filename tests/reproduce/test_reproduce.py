@@ -17,7 +17,8 @@ from sparsebench.reproduce.run import reproduce
 from sparsebench.reproduce.theory import seconds
 from sparsebench.reproduce.verdicts import Verdict
 from sparsebench.sweep import store
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Failure, Metric, Record
 

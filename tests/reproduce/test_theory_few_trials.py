@@ -15,7 +15,8 @@ from sparsebench.reproduce.result import Result, heat_map
 from sparsebench.reproduce.theory import PAPER
 from sparsebench.reproduce.trials import Trial
 from sparsebench.reproduce.verdicts import as_csv, as_json
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.tasks.theory import Theory
 
 

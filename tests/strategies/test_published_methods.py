@@ -22,7 +22,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import fill
 from sparsebench.strategy import Strategy
 from sparsebench.sweep.budgets import BUDGET_KEYS
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.tasks.base import Task
 from sparsebench.view import NEEDS
 

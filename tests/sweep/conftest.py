@@ -12,7 +12,8 @@ from sparsebench.plugin.origin import Origin
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine
 from sparsebench.sweep.cell import Cell, Part
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Failure, Metric, Record
 from sparsebench.sweep.run import needed_by

@@ -5,9 +5,10 @@ import pytest
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.engine import batch_system
 from sparsebench.sweep.engine import cluster as clusters
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.expand import expand
 
 pytest.importorskip("dask_jobqueue")
 

@@ -8,7 +8,8 @@ import pytest
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.plugin.spec import parse
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 
 SUITE = """
 name = "mine"

@@ -18,7 +18,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, store
 from sparsebench.sweep import run as runs
 from sparsebench.sweep.checkpoint import Checkpoint
-from sparsebench.sweep.expand import Request
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Failure, Record
 

@@ -20,8 +20,9 @@ from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, store
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.engine import cluster as clusters
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
 

@@ -14,7 +14,7 @@ from sparsebench.models.acting import Actor
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import store
 from sparsebench.sweep.compare import Comparison, compare
-from sparsebench.sweep.expand import Request
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.prepare import Context
 from sparsebench.sweep.run import Files
 from sparsebench.sweep.trained import Trainer, trained

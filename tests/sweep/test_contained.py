@@ -8,7 +8,8 @@ from processes import processes_of
 
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.prepare import Context
 from sparsebench.sweep.record import Record

@@ -14,9 +14,10 @@ from sparsebench.plugin.origin import Origin
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine
 from sparsebench.sweep.cell import Cell, Part
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.engine import workers
 from sparsebench.sweep.engine.queue import Queue
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
 

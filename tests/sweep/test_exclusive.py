@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from sparsebench.cli import main
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, store
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.exclusive import ALONE, BESIDE, turn
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
 

@@ -5,7 +5,8 @@ import pytest
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.expected import Expected
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Failure, Record

@@ -19,7 +19,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
 from sparsebench.sweep.compare import compare
-from sparsebench.sweep.expand import Request
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.prepare import Context, prepare
 from sparsebench.sweep.record import Record
 from sparsebench.sweep.trained import Trainer

@@ -13,9 +13,10 @@ from test_engine import by_cell
 
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import drawn, engine
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.drawn import Drawn
 from sparsebench.sweep.engine.queue import Queue
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.tasks.base import Data
 from sparsebench.tasks.theory import Theory

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from sparsebench.cli import main
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, store
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
 from sparsebench.sweep.trained import trained

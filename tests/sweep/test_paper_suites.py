@@ -9,7 +9,8 @@ from sparsebench.reproduce import overfitting, spatial
 from sparsebench.reproduce.paper import Paper
 from sparsebench.sweep import suite as suites
 from sparsebench.sweep.cell import Cell
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.tasks.overfitting import Overfitting
 
 

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from sparsebench.models.base import Positional, TwoLayer
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import store
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.engine import inline
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
 from sparsebench.tasks.spatial import Spatial

@@ -10,8 +10,9 @@ from sparsebench import __version__
 from sparsebench.errors import UserError
 from sparsebench.plugin.origin import Origin
 from sparsebench.plugin.registry import Registry
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.engine import remote
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 
 TEXT = "# a plugin\n"

@@ -10,7 +10,7 @@ from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
-from sparsebench.sweep.expand import Request
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.shard import Shard
 
 THEORY = Request(tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4, 8), seeds=2)

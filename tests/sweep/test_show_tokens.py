@@ -8,7 +8,7 @@ from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import run as runs
 from sparsebench.sweep import store
-from sparsebench.sweep.expand import Request
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.prepare import Context
 from sparsebench.sweep.record import unpack
 from sparsebench.sweep.scene import check_pictures, matters, spread

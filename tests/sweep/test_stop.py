@@ -8,7 +8,7 @@ import pytest
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import engine, store
 from sparsebench.sweep import run as runs
-from sparsebench.sweep.expand import Request
+from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.record import Record
 
 

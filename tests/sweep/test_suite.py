@@ -12,7 +12,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.theory import PAPER
 from sparsebench.sweep import suite as suites
 from sparsebench.sweep.cell import Cell
-from sparsebench.sweep.expand import Request, expand
+from sparsebench.sweep.contenders import Request
+from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
 from sparsebench.tasks.theory import Theory
 

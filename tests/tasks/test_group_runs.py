@@ -10,7 +10,7 @@ from sparsebench.models.vits import Vit
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import prepare, store
 from sparsebench.sweep import run as runs
-from sparsebench.sweep.expand import Request
+from sparsebench.sweep.contenders import Request
 from sparsebench.tasks import sources
 from sparsebench.tasks.base import Split
 from sparsebench.tasks.groups import Waterbirds
