@@ -114,7 +114,8 @@ class Plan:
 
     Attributes:
         jobs: every cell of the request, or of its shard; `todo` those that have no answer yet, the longest first.
-        whole: every cell of the request, and those that they begin with, but for networks that lie elsewhere.
+        whole: every cell of the request, and those that they begin with, but for networks that lie elsewhere, and those
+            before them.
         known: what the store has of every cell.
         expected: what the cells are expected to take.
         suite: the request's.
@@ -149,7 +150,9 @@ def plan(
     known = store.heads(out)
     networks = Networks(out, known, files.networks)
     whole, locations = jobs_of(request, files, registry)
-    whole = [job for job in whole if job.asked or networks.elsewhere(job.cell.id) is None]
+    asked = {job.cell.id for job in whole if job.asked}
+    before = needed_by(asked, whole, lambda first: networks.elsewhere(first) is None)
+    whole = [job for job in whole if job.cell.id in asked | before]
     jobs = whole if shard is None else [job for job in whole if shard.has(job.cell.id)]
     again = {job.cell.id for job in jobs if rerun == "always" or _is_missing(job, known, rerun)}
     needed = needed_by(again, whole, lambda first: not networks.has(first))
