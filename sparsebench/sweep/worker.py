@@ -35,18 +35,19 @@ def one_thread() -> Iterator[None]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
 
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     # cuDNN's convolutions are the one place where TF32 is on unless told otherwise.
     convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     precision = convolutions.fp32_precision
     torch.set_num_threads(THREAD_LIMIT)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # The same as use_deterministic_algorithms(True, warn_only=True), which first imports torch's compiler for seconds.
+    torch.set_deterministic_debug_mode("warn")
     convolutions.fp32_precision = "ieee"
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
+        torch.set_deterministic_debug_mode(deterministic)
         convolutions.fp32_precision = precision
 
 
