@@ -39,7 +39,7 @@ class World:
         kind: one of KINDS: how the noise of seeds differs. Strategies of a family share most of it, and of their items.
         S, R, I: seeds, strategies and test items.
         shared: whether all seeds have the same items.
-        noise: standard deviation of a seed, in logits; .075 is what the spurious task of leaderboard/all has.
+        noise: standard deviation of a seed, in logits; .075 is what the spurious task of a board of 37 strategies has.
         cluster: items that show the same foreground and share most of how hard they are.
     """
 

@@ -6,12 +6,11 @@ how each was trained and what its file's content is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from sparsebench.errors import UserError
 from sparsebench.sweep import store
@@ -67,6 +66,17 @@ class Networks:
                 next_step="sparsebench run --suite networks --out DIR makes one",
             )  # fmt: skip
 
+    def check(self, trainings: Collection[str]) -> None:
+        """Raise UserError if a folder was given that has none of these networks, such as those of another version."""
+        known = {} if self.given is None else self._others[self.given]
+        if self.given is None or not trainings or known.keys() & trainings:
+            return
+        raise UserError(
+            f"--networks: {self.given} has none of the networks that the suite begins with",
+            got=f"{len(known)} of other trainings", allowed=f"{min(trainings)} and the like",
+            next_step="train them with this version and the same pictures, or leave --networks out",
+        )  # fmt: skip
+
     def has(self, cell_id: str) -> bool:
         """Say whether there are weights of a cell.
 
@@ -91,7 +101,7 @@ class Networks:
             return path
         return None
 
-    def places(self, cells: Mapping[str, Any] | set[str]) -> dict[str, Path]:
+    def places(self, cells: Collection[str]) -> dict[str, Path]:
         """Return by cell the files of weights that are not in the run's own folder."""
         found = {c: self.elsewhere(c) for c in sorted(cells) if not store.has_weights(self.out, c, self.known)}
         return {c: path for c, path in found.items() if path is not None}

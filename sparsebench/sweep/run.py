@@ -150,6 +150,7 @@ def plan(
     known = store.heads(out)
     networks = Networks(out, known, files.networks)
     whole, locations = jobs_of(request, files, registry)
+    networks.check({job.cell.init.id for job in whole if job.cell.track != "scratch" and job.cell.init})
     asked = {job.cell.id for job in whole if job.asked}
     before = needed_by(asked, whole, lambda first: networks.elsewhere(first) is None)
     whole = [job for job in whole if job.cell.id in asked | before]

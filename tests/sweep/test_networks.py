@@ -165,6 +165,11 @@ def test_networks_that_were_changed_or_are_not_there_are_one_line(
         assert not (tmp_path / "out" / "records").exists()
 
 
+def test_a_folder_of_other_networks_is_one_line(suites: tuple[Path, Path], trained: Path, tmp_path: Path) -> None:
+    result = run(Path("quick"), tmp_path / "out", "--task", "spurious", "--networks", str(trained))
+    assert result.exit_code == 2 and "has none of the networks" in result.output and "Traceback" not in result.output
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
