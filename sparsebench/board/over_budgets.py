@@ -11,7 +11,19 @@ import numpy as np
 
 from sparsebench.board import curves, paired, references
 from sparsebench.board.board import BudgetBoard, BudgetCurve, Row
-from sparsebench.board.columns import CHECKS, HOW, KEPT, MACS_AT_2, NOT_RANKED, NOT_REACHED, P_LABEL, SPEED_UP, VERIFIED
+from sparsebench.board.columns import (
+    CHECKS,
+    COLUMNS,
+    HOW,
+    KEPT,
+    MACS_AT_2,
+    NOT_RANKED,
+    NOT_REACHED,
+    P_LABEL,
+    SPEED_UP,
+    VERIFIED,
+    text_of,
+)
 from sparsebench.board.entries import DENSE, Entry, Key, Setting
 from sparsebench.board.paired import Contender, Pairs
 from sparsebench.board.statistics import Interval
@@ -66,7 +78,10 @@ def board(main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]]
     fair = [line.kind != "oracle" and next(iter(line.rows.values()))["strategy"] not in failed for line in lines]
     area = _rank(table, heights, fair)
     at_middle = _beside_random(main.tested, table, [line.rows.get(middle) for line in lines], fair)
-    told = [f"told apart: {_told(area)} pairs of ranked strategies on the area, {_told(at_middle)} at {_short(middle)}"]
+    told = [_measure(main, dense)]
+    told += [
+        f"told apart: {_told(area)} pairs of ranked strategies on the area, {_told(at_middle)} at {_short(middle)}"
+    ]
     told += [] if (clause := paired.detectable(area, "the area")) is None else [clause]
     if others := len(able) - 1 - sum(len(line.rows) for line in lines):
         told.append(
@@ -193,6 +208,12 @@ def _beside_random(tested: Entries, table: Sequence[Row], rows: Sequence[Row | N
     for (i, _), row in zip(known, there, strict=True):
         table[i] |= {name: row.get(name) for name in names}
     return pairs.among([k for k, (i, _) in enumerate(known) if table[i]["rank"] != NOT_RANKED])
+
+
+def _measure(main: Setting, dense: Row) -> str:
+    """Return what the measure of all rows is: dense's accuracy, and on what."""
+    accuracy = next(column for column in COLUMNS if column.key == "accuracy")
+    return f"dense: accuracy {text_of(dense, accuracy)} on {main.task}, track {main.track}"
 
 
 def _told(pairs: Pairs) -> str:

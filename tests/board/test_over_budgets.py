@@ -84,8 +84,11 @@ def test_a_real_difference_is_told_on_the_area_and_equals_are_not() -> None:
     assert {name: row_of(board, name)["rank"] for name in ("good", "goodly", "random_inside", "steep")} == {
         "good": "1-2", "goodly": "1-2", "random_inside": "3", "steep": "4",
     }  # fmt: skip
-    assert board.told[0] == "told apart: 5 of 6 pairs of ranked strategies on the area, 5 of 6 at .5"
-    assert "in the area 4 of 5 are told apart, 3 seeds each, among the 6 pairs" in board.told[1]
+    dense = next(row for row in judge(equal).rows if row["strategy"] == "dense")["accuracy"]
+    assert board.told[0].startswith(f"dense: accuracy {dense:.3f} [")
+    assert board.told[0].endswith("] on composite, track scratch")
+    assert board.told[1] == "told apart: 5 of 6 pairs of ranked strategies on the area, 5 of 6 at .5"
+    assert "in the area 4 of 5 are told apart, 3 seeds each, among the 6 pairs" in board.told[2]
 
 
 def test_equal_curves_are_rarely_told_apart() -> None:
