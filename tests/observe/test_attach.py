@@ -74,11 +74,26 @@ def stored(make_record: Make, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("jobs", [0, 2])
 def test_a_run_tells_each_record_once_in_the_process_that_stores_it(own: Path, tmp_path: Path, jobs: int) -> None:
     out = tmp_path / "out"
-    done = call("run", *RUN, "--jobs", jobs, "--out", out, "--observe", own, "--observe", own, "--format", "csv")
+    done = call(
+        "run",
+        "--suite",
+        "quick-scratch",
+        *RUN,
+        "--jobs",
+        jobs,
+        "--out",
+        out,
+        "--observe",
+        own,
+        "--observe",
+        own,
+        "--format",
+        "csv",
+    )
     assert done.exit_code == 0 and "an observer's own words" not in done.stdout, done.output
     seen = (out / "seen").read_text().split()
     assert sorted(seen) == sorted(store.read(out)) and len(seen) == 4
-    assert call("run", *RUN, "--jobs", jobs, "--out", out, "--observe", own).exit_code == 0
+    assert call("run", "--suite", "quick-scratch", *RUN, "--jobs", jobs, "--out", out, "--observe", own).exit_code == 0
     assert (out / "seen").read_text().split() == seen
 
 
@@ -161,7 +176,7 @@ def test_bad_input_is_one_line_before_anything_is_run(
     )
     (tmp_path / "returns.py").write_text(OWN.replace("return see", "return None"))
     (tmp_path / "FILE").write_text("")
-    done = call("run", *RUN, "--jobs", 0, "--out", "out", "--observe", text)
+    done = call("run", "--suite", "quick-scratch", *RUN, "--jobs", 0, "--out", "out", "--observe", text)
     assert done.exit_code == 2 and says in done.stderr and done.stdout == "", done.output
     assert len(done.stderr.splitlines()) == 1 and not list(Path("out").rglob("*.jsonl"))
 
@@ -182,6 +197,6 @@ def test_an_observer_without_its_library_says_what_to_install(
 ) -> None:
     for module in modules:
         monkeypatch.setitem(sys.modules, module, None)  # which makes its import fail
-    done = call("run", *RUN, "--out", tmp_path, "--observe", name)
+    done = call("run", "--suite", "quick-scratch", *RUN, "--out", tmp_path, "--observe", name)
     says = f"Error: observer '{name}' is not installed; pip install 'sparsebench[{name}]'\n"
     assert (done.exit_code, done.stderr) == (2, says)

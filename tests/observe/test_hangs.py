@@ -52,7 +52,19 @@ class Hangs(sparsebench.Observer):
 def sparsebench_observers():
     return [Hangs]
 """
-RUN = ["run", "--task", "theory:steps=10,test=10,tokens=20", "--n-train", "4", "--seeds", "1", "--jobs", "1"]
+RUN = [
+    "run",
+    "--suite",
+    "quick-scratch",
+    "--task",
+    "theory:steps=10,test=10,tokens=20",
+    "--n-train",
+    "4",
+    "--seeds",
+    "1",
+    "--jobs",
+    "1",
+]
 IMPATIENT = """
 import sys
 from sparsebench.cli import run_cli

@@ -80,7 +80,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # dask-jobqueue leaves the pipes of its jobs to the collector
 def test_cells_run_on_workers_that_a_job_script_starts(tmp_path: Path) -> None:
-    request = Request(tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1)
+    request = Request(suite="quick-scratch", tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1)
     jobs = expand(request, Registry())
     with clusters.connected(None, written(tmp_path, LOCAL), 2, "cpu") as connection:
         found = list(connection.records(jobs, tmp_path / "out", {}, limits=engine.Limits()))

@@ -194,7 +194,7 @@ def test_checkpoints_go_when_the_record_is_there(tmp_path: Path, job: Job, kille
 def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rerun: Any, recorded: Any, goes: bool
 ) -> None:
-    request, registry = Request(tasks=(TASK,), model=VIT, n_train=(40,), seeds=1), Registry()
+    request, registry = Request(suite="quick-scratch", tasks=(TASK,), model=VIT, n_train=(40,), seeds=1), Registry()
     job = runs.plan(request, runs.Files(), registry, tmp_path, "missing").todo[0]
     path = store.checkpoint_path(tmp_path, job.cell.id)
     store.write_whole(path, b"")
@@ -246,7 +246,7 @@ def begun(out: Path) -> bool:
 
 
 def test_a_run_killed_in_the_middle_of_a_cell_goes_on_there(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sparsebench", "run", "--task", LONG, "--model", VIT, "--n-train", "100",
+    command = [sys.executable, "-m", "sparsebench", "run", "--suite", "quick-scratch", "--task", LONG, "--model", VIT, "--n-train", "100",
                "--seeds", "1", "--jobs", "1", "--checkpoint", "0.05", "--out", str(tmp_path)]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -260,7 +260,7 @@ def test_a_run_killed_in_the_middle_of_a_cell_goes_on_there(tmp_path: Path) -> N
     while processes_of(tmp_path):
         time.sleep(0.01)
     assert list(tmp_path.glob("checkpoints/*.safetensors"))
-    request = Request(tasks=(LONG,), model=VIT, n_train=(100,), seeds=1)
+    request = Request(suite="quick-scratch", tasks=(LONG,), model=VIT, n_train=(100,), seeds=1)
     plan = runs.plan(request, runs.Files(), Registry(), tmp_path, "missing")
     new: list[Record] = []
     runs.execute(plan, Registry(), tmp_path, "cpu", 0, new.append)

@@ -34,7 +34,10 @@ QUIET = {"processes": True, "threads_per_worker": 1, "dashboard_address": ":0", 
 
 
 def theory_jobs(*plugins: str, task: str = THEORY, **options: Any) -> list[Job]:
-    return expand(Request(plugins=plugins, tasks=(task,), **{"n_train": (4, 8), "seeds": 1} | options), Registry())
+    return expand(
+        Request(plugins=plugins, tasks=(task,), **{"n_train": (4, 8), "seeds": 1, "suite": "quick-scratch"} | options),
+        Registry(),
+    )
 
 
 def what_was_measured(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
@@ -147,7 +150,10 @@ def test_what_the_workers_run_ends_when_nobody_waits_for_it(
 @pytest.mark.slow
 def test_cells_that_start_from_others_find_their_weights(tmp_path: Path, cluster: clusters.Cluster) -> None:
     task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
-    jobs = expand(Request(tasks=(task,), model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=1), Registry())
+    jobs = expand(
+        Request(suite="quick-scratch", tasks=(task,), model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=1),
+        Registry(),
+    )
     assert {record.status for record in cluster.records(jobs[::-1], tmp_path, {})} == {"ok"}
 
 
@@ -165,7 +171,7 @@ def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster:
 @pytest.mark.slow
 def test_the_command_makes_a_board_on_a_cluster(tmp_path: Path, dask: Any, samples: Path) -> None:
     words = [
-        "run", "--engine", "dask", "--address", dask.scheduler_address, "--task", THEORY, "--n-train", "4", "--seeds",
+        "run", "--suite", "quick-scratch", "--engine", "dask", "--address", dask.scheduler_address, "--task", THEORY, "--n-train", "4", "--seeds",
         "1", "--plugin", str(samples / "raises.py"), "--out", str(tmp_path),
     ]  # fmt: skip
     result = CliRunner().invoke(main, words)
@@ -180,7 +186,7 @@ def test_what_the_workers_run_ends_with_a_command_that_is_ended(
     tmp_path: Path, dask: Any, samples: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
     command = [
-        sys.executable, "-m", "sparsebench", "run", "--engine", "dask", "--address", dask.scheduler_address, "--task",
+        sys.executable, "-m", "sparsebench", "run", "--suite", "quick-scratch", "--engine", "dask", "--address", dask.scheduler_address, "--task",
         THEORY, "--n-train", "4", "--seeds", "1", "--plugin", str(samples / "sleeps.py"), "--out", str(tmp_path),
     ]  # fmt: skip
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -51,7 +51,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compare:
 
     def of(a: str, b: str, pictures: int = 0, **options: Any) -> Comparison:
         given: dict[str, Any] = {"tasks": (TASK,), "model": VIT, "n_train": (20, 40), "seeds": 1, "keep": (0.5,)}
-        return compare((a, b), Request(**given | options), trainer(out, []), pictures)
+        return compare((a, b), Request(**({"suite": "quick-scratch"} | given | options)), trainer(out, []), pictures)
 
     of.__dict__["out"] = out
     return of
@@ -59,7 +59,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compare:
 
 def test_only_the_network_without_a_strategy_is_trained_and_that_once(tmp_path: Path) -> None:
     done: list[Any] = []
-    request = Request(tasks=(TASK,), model=VIT, n_train=(20, 40), seeds=1)
+    request = Request(suite="quick-scratch", tasks=(TASK,), model=VIT, n_train=(20, 40), seeds=1)
     for b in ("random", "feature_norm"):
         compare(("attn_topk", b), request, trainer(tmp_path, done), 0)
     first, again = done
@@ -97,7 +97,10 @@ def test_agreement_is_that_of_what_each_strategy_keeps_alone(compared: Compare) 
     found = compared("attn_topk", "oracle")
     registry = Registry()
     plan = trainer(compared.out, []).plan(
-        Request(plugins=("dense",), alone=True, tasks=(TASK,), model=VIT, n_train=(40,), seeds=1), registry
+        Request(
+            suite="quick-scratch", plugins=("dense",), alone=True, tasks=(TASK,), model=VIT, n_train=(40,), seeds=1
+        ),
+        registry,
     )
     cell = trained(plan.jobs[-1], registry, Context(compared.out, "cpu", {}))
     assert cell.cell == found.cell
@@ -137,7 +140,7 @@ def test_merging_strategies_keep_what_tokens_are_named_after_and_give_no_scores(
 
 
 def test_tokens_without_pictures_can_be_compared(tmp_path: Path) -> None:
-    request = Request(tasks=("theory:steps=20,test=10,tokens=20",), n_train=(4,), seeds=1)
+    request = Request(suite="quick-scratch", tasks=("theory:steps=20,test=10,tokens=20",), n_train=(4,), seeds=1)
     (stage,) = compare(("attn_topk", "noise"), request, trainer(tmp_path, []), 0).stages
     assert stage.kept[0].shape == (10, 20) and stage.block == 0 and stage.recall is not None
 
@@ -175,7 +178,13 @@ def test_what_cannot_be_compared_is_said_in_one_line(
 
 
 def test_a_network_that_cannot_be_trained_is_said(tmp_path: Path) -> None:
-    request = Request(tasks=("composite:epochs=2,lr=1e30,test=4,pretrain_epochs=0",), model=VIT, n_train=(8,), seeds=1)
+    request = Request(
+        suite="quick-scratch",
+        tasks=("composite:epochs=2,lr=1e30,test=4,pretrain_epochs=0",),
+        model=VIT,
+        n_train=(8,),
+        seeds=1,
+    )
     with pytest.raises(UserError, match="the network without a strategy has no result: training diverged"):
         compare(("attn_topk", "random"), request, trainer(tmp_path, []), 0)
 

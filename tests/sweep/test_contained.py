@@ -25,7 +25,9 @@ def run(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[s
     """Return the records of bad strategies and of good ones after them, by strategy, and the folder."""
     out = tmp_path_factory.mktemp("contained")
     plugins = tuple(str(samples / f"{name}.py") for name in BAD)
-    request = Request(plugins=plugins, tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1)
+    request = Request(
+        suite="quick-scratch", plugins=plugins, tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1
+    )
     records = list(engine.local(expand(request, Registry()), 2, out, "cpu", {}, limits=LIMITS))
     assert len(records) == len(BAD) + len(GOOD)
     return {record.label: record for record in records}, out
@@ -39,7 +41,9 @@ def reason(record: Record) -> str:
 def test_each_cell_has_one_record_and_the_good_ones_are_as_ever(run: tuple[dict[str, Record], Path]) -> None:
     records, out = run
     assert set(records) == {*BAD, *GOOD}
-    jobs = expand(Request(tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1), Registry())
+    jobs = expand(
+        Request(suite="quick-scratch", tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1), Registry()
+    )
     own = {"started", "seconds", "memory"}
     for record in engine.inline(jobs, Registry(), out / "alone", "cpu", {}):
         assert records[record.label].model_dump(exclude=own) == record.model_dump(exclude=own)

@@ -34,7 +34,7 @@ def a_job(repetition: int, after: str = "") -> Job:
 
 def theory_jobs(*plugins: str, **options: Any) -> list[Job]:
     options = {"n_train": (4, 8), "seeds": 1} | options
-    return expand(Request(plugins=plugins, tasks=(THEORY,), **options), Registry())
+    return expand(Request(plugins=plugins, tasks=(THEORY,), **({"suite": "quick-scratch"} | options)), Registry())
 
 
 def what_was_measured(record: Record) -> dict[str, Any]:
@@ -163,7 +163,10 @@ def test_the_threads_of_the_caller_do_not_matter(
 @pytest.mark.slow
 def test_a_cell_that_starts_from_another_gives_the_same_in_workers(tmp_path: Path) -> None:
     task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
-    jobs = expand(Request(tasks=(task,), model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=1), Registry())
+    jobs = expand(
+        Request(suite="quick-scratch", tasks=(task,), model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=1),
+        Registry(),
+    )
     assert sum(bool(job.after) for job in jobs) == 4
     timed = {"samples", "images_per_s"}
 
@@ -270,7 +273,13 @@ def test_a_strategy_that_leaves_does_not_end_a_run_in_this_process(samples: Path
 
 
 def test_workers_know_the_tasks_that_plugin_files_bring(samples: Path, tmp_path: Path) -> None:
-    request = Request(plugins=(str(samples / "brings_task.py"),), tasks=("small_theory",), n_train=(4,), seeds=1)
+    request = Request(
+        suite="quick-scratch",
+        plugins=(str(samples / "brings_task.py"),),
+        tasks=("small_theory",),
+        n_train=(4,),
+        seeds=1,
+    )
     records = list(engine.local(expand(request, Registry()), 2, tmp_path, "cpu", {}))
     assert [record.status for record in records] == ["ok"] * 4
 

@@ -35,7 +35,7 @@ def _own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def jobs_of(task: str = TIMED) -> list[Job]:
     model = SMALL if task == TIMED else None
-    return expand(Request(tasks=(task,), model=model, n_train=(20,), seeds=1), Registry())
+    return expand(Request(suite="quick-scratch", tasks=(task,), model=model, n_train=(20,), seeds=1), Registry())
 
 
 def gaps(records: Iterable[Record]) -> list[float]:
@@ -45,7 +45,18 @@ def gaps(records: Iterable[Record]) -> list[float]:
 
 
 def run(out: Path, *options: str) -> "subprocess.Popen[str]":
-    words = [sys.executable, "-m", "sparsebench", "run", *OPTIONS, "--out", str(out), *options]
+    words = [
+        sys.executable,
+        "-m",
+        "sparsebench",
+        "run",
+        "--suite",
+        "quick-scratch",
+        *OPTIONS,
+        "--out",
+        str(out),
+        *options,
+    ]
     return subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -104,6 +115,8 @@ def test_this_process_waits_for_its_turn_too(tmp_path: Path) -> None:
 
 
 def test_several_workers_at_a_time_are_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["run", *OPTIONS, "--out", str(tmp_path / "x"), "--exclusive", "--jobs", "2"])
+    done = CliRunner().invoke(
+        main, ["run", "--suite", "quick-scratch", *OPTIONS, "--out", str(tmp_path / "x"), "--exclusive", "--jobs", "2"]
+    )
     assert done.exit_code == 2
     assert "--exclusive runs one cell at a time; got --jobs 2; allowed: 0 to 1" in done.stderr

@@ -16,7 +16,7 @@ PRETRAINED = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
 
 
 def jobs_of(tokens: str = "20,30", n_train: tuple[int, ...] = (4, 8), seeds: int = 2) -> list[Job]:
-    request = Request(tasks=(TASK.format(tokens=tokens),), n_train=n_train, seeds=seeds)
+    request = Request(suite="quick-scratch", tasks=(TASK.format(tokens=tokens),), n_train=n_train, seeds=seeds)
     return [job for job in expand(request, Registry()) if job.label in ("dense", "random")]
 
 
@@ -59,7 +59,10 @@ def test_what_is_unknown_comes_first_and_then_the_longest() -> None:
 
 
 def test_what_others_start_from_stays_first() -> None:
-    jobs = expand(Request(tasks=(PRETRAINED,), model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=1), Registry())
+    jobs = expand(
+        Request(suite="quick-scratch", tasks=(PRETRAINED,), model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=1),
+        Registry(),
+    )
     ordered = Expected([took(job, 1.0 if job.keep_weights else 100.0) for job in jobs]).longest_first(jobs)
     assert ordered[0].keep_weights and len(ordered) == len(jobs) > 1
 
@@ -72,7 +75,7 @@ def test_the_memory_is_the_most_of_like_cells() -> None:
 
 @pytest.mark.parametrize("rerun", ["missing", "always"])
 def test_a_plan_has_the_longest_first_by_what_the_folder_has(tmp_path: Path, rerun: runs.Rerun) -> None:
-    request = Request(tasks=(TASK.format(tokens="20,30"),), n_train=(4,), seeds=2)
+    request = Request(suite="quick-scratch", tasks=(TASK.format(tokens="20,30"),), n_train=(4,), seeds=2)
     first = expand(request, Registry())
     writer = store.Writer(tmp_path)
     for tokens, seconds in ((20, 1.0), (30, 5.0)):

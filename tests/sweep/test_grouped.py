@@ -42,7 +42,10 @@ def sparsebench_strategies():
 
 
 def jobs_of(*tasks: str, plugins: tuple[str, ...] = (), seeds: int = 2, n_train: tuple[int, ...] = (4, 8)) -> list[Job]:
-    return expand(Request(plugins=plugins, tasks=tasks or (THEORY,), n_train=n_train, seeds=seeds), Registry())
+    return expand(
+        Request(suite="quick-scratch", plugins=plugins, tasks=tasks or (THEORY,), n_train=n_train, seeds=seeds),
+        Registry(),
+    )
 
 
 def taken(queue: Queue, *takers: str) -> Iterator[Job]:
@@ -177,7 +180,7 @@ def test_drawing_leaves_torchs_generator_as_it_was() -> None:
 
 def test_pictures_are_drawn_anew() -> None:
     kept, registry = Drawn(), Registry()
-    request = Request(tasks=("composite:test=20,pretrain_epochs=0",), n_train=(20,), seeds=1)
+    request = Request(suite="quick-scratch", tasks=("composite:test=20,pretrain_epochs=0",), n_train=(20,), seeds=1)
     cell = expand(request, registry)[0].cell
     task = registry.task("composite").model_validate(cell.task.params)
     first, again = kept.of(task, cell, {}), kept.of(task, cell, {})

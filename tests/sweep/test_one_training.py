@@ -24,7 +24,15 @@ TIMED = {"images_per_s"}
 
 def jobs_of(where: str = "test", **options) -> list[Job]:
     request = Request(
-        plugins=PLUGINS, tasks=(TASK,), model=VIT, n_train=(40,), seeds=1, where=where, alone=True, **options
+        suite="quick-scratch",
+        plugins=PLUGINS,
+        tasks=(TASK,),
+        model=VIT,
+        n_train=(40,),
+        seeds=1,
+        where=where,
+        alone=True,
+        **options,
     )
     return expand(request, Registry())
 
@@ -66,15 +74,25 @@ def test_a_record_is_that_of_a_network_of_its_own_to_the_bit(run, tmp_path: Path
 
 def test_what_learns_on_the_way_or_ends_by_validation_has_a_training_of_its_own() -> None:
     for more in ("watch=1", "patience=1,validation=0.5"):
-        request = Request(plugins=PLUGINS, tasks=(f"{TASK},{more}",), model=VIT, n_train=(40,), seeds=1, where="test")
+        request = Request(
+            suite="quick-scratch",
+            plugins=PLUGINS,
+            tasks=(f"{TASK},{more}",),
+            model=VIT,
+            n_train=(40,),
+            seeds=1,
+            where="test",
+        )
         assert not any(job.network for job in expand(request, Registry()))
-    theory = Request(plugins=("random",), tasks=("theory",), n_train=(8,), seeds=1, where="test")
+    theory = Request(suite="quick-scratch", plugins=("random",), tasks=("theory",), n_train=(8,), seeds=1, where="test")
     assert not any(job.network for job in expand(theory, Registry()))
     assert not any(job.network for where in ("both", "train") for job in jobs_of(where))
 
 
 def test_where_dense_is_asked_for_its_cell_is_the_training() -> None:
-    request = Request(plugins=("random",), tasks=(TASK,), model=VIT, n_train=(40,), seeds=1, where="test")
+    request = Request(
+        suite="quick-scratch", plugins=("random",), tasks=(TASK,), model=VIT, n_train=(40,), seeds=1, where="test"
+    )
     jobs = expand(request, Registry())
     assert len({job.cell.id for job in jobs}) == len(jobs)
     trainings = {job.network for job in jobs if job.network}

@@ -82,7 +82,7 @@ def test_a_plugin_file_that_was_spoiled_on_its_way_is_refused(setting: remote.Se
 
 @pytest.fixture
 def job() -> Job:
-    return expand(Request(tasks=("theory",), n_train=(4,), seeds=1), Registry())[0]
+    return expand(Request(suite="quick-scratch", tasks=("theory",), n_train=(4,), seeds=1), Registry())[0]
 
 
 @pytest.mark.parametrize(

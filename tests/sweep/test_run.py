@@ -37,7 +37,13 @@ def planned(
     out: Path, *plugins: str, rerun: Any = "missing", images: runs.Files | None = None, **options: Any
 ) -> runs.Plan:
     options = {"tasks": (THEORY,), "n_train": (4, 8), "seeds": 1} | options
-    return runs.plan(Request(plugins=plugins, **options), images or runs.Files(), Registry(), out, rerun)
+    return runs.plan(
+        Request(plugins=plugins, **({"suite": "quick-scratch"} | options)),
+        images or runs.Files(),
+        Registry(),
+        out,
+        rerun,
+    )
 
 
 def run(out: Path, *plugins: str, registry: Registry | None = None, **options: Any) -> list[Record]:
@@ -311,7 +317,22 @@ def test_there_are_as_many_workers_as_asked_for_and_no_more_than_cells(again: Ca
     assert runs.workers_for(plan, "cuda:0", None) == 1
 
 
-COMMAND = [sys.executable, "-m", "sparsebench", "run", "--task", LONG, "--n-train", "4", "--seeds", "2", "--jobs", "1"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "sparsebench",
+    "run",
+    "--suite",
+    "quick-scratch",
+    "--task",
+    LONG,
+    "--n-train",
+    "4",
+    "--seeds",
+    "2",
+    "--jobs",
+    "1",
+]
 
 
 def finish(out: Path) -> tuple[str, int]:

@@ -13,10 +13,10 @@ from sparsebench.sweep import store
 from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.shard import Shard
 
-THEORY = Request(tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4, 8), seeds=2)
+THEORY = Request(suite="quick-scratch", tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4, 8), seeds=2)
 STARTED = Request(
-    tasks=("composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40",), model="vit:dim=16,depth=2,heads=2",
-    n_train=(20,), seeds=2,
+    suite="quick-scratch", tasks=("composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40",),
+    model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=2,
 )  # fmt: skip
 
 

@@ -26,7 +26,9 @@ VIT = "vit:dim=16,depth=3,heads=2"
 def plan(out: Path, *plugins: str, rerun: Any = "missing", **options: Any) -> tuple[runs.Plan, Registry]:
     registry = Registry()
     options = {"tasks": (TASK,), "model": VIT, "n_train": (20, 40), "seeds": 1} | options
-    planned = runs.plan(Request(plugins=plugins, **options), runs.Files(), registry, out, rerun)
+    planned = runs.plan(
+        Request(plugins=plugins, **({"suite": "quick-scratch"} | options)), runs.Files(), registry, out, rerun
+    )
     return narrowed(planned, runs.Files(), out), registry
 
 
@@ -148,7 +150,7 @@ def test_weights_of_another_version_of_the_strategy_are_not_shown(samples: Path,
     runs.execute((shown := plan(out, str(file), **small))[0], shown[1], out, "cpu", 0)
     file.write_text(text.replace("(1 if self.largest else -1)", "-(1 if self.largest else -1)"))
     registry = Registry()
-    request = Request(plugins=(str(file),), model=VIT, seeds=1, **small)
+    request = Request(suite="quick-scratch", plugins=(str(file),), model=VIT, seeds=1, **small)
     again = runs.plan(request, runs.Files(), registry, out, "missing")
     assert [job.label for job in again.todo] == ["norm"]
     runs.execute(again, registry, out, "cpu", 0)

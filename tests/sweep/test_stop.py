@@ -13,7 +13,7 @@ from sparsebench.sweep.record import Record
 
 
 def plan(out: Path) -> runs.Plan:
-    request = Request(tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4, 8), seeds=1)
+    request = Request(suite="quick-scratch", tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4, 8), seeds=1)
     return runs.plan(request, runs.Files(), Registry(), out, "missing")
 
 

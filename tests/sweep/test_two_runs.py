@@ -12,7 +12,19 @@ from click.testing import CliRunner, Result
 from sparsebench.cli import main
 from sparsebench.sweep import store
 
-RUN = ["run", "--task", "theory:steps=40,test=20,tokens=20", "--n-train", "4,8", "--seeds", "3", "--jobs", "0"]
+RUN = [
+    "run",
+    "--suite",
+    "quick-scratch",
+    "--task",
+    "theory:steps=40,test=20,tokens=20",
+    "--n-train",
+    "4,8",
+    "--seeds",
+    "3",
+    "--jobs",
+    "0",
+]
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 
 
