@@ -171,8 +171,8 @@ def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster:
 @pytest.mark.slow
 def test_the_command_makes_a_board_on_a_cluster(tmp_path: Path, dask: Any, samples: Path) -> None:
     words = [
-        "run", "--suite", "quick-scratch", "--engine", "dask", "--address", dask.scheduler_address, "--task", THEORY, "--n-train", "4", "--seeds",
-        "1", "--plugin", str(samples / "raises.py"), "--out", str(tmp_path),
+        "run", "--suite", "quick-scratch", "--engine", "dask", "--address", dask.scheduler_address, "--task", THEORY,
+        "--n-train", "4", "--seeds", "1", "--plugin", str(samples / "raises.py"), "--out", str(tmp_path),
     ]  # fmt: skip
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 1, "one of the strategies fails"
@@ -186,8 +186,8 @@ def test_what_the_workers_run_ends_with_a_command_that_is_ended(
     tmp_path: Path, dask: Any, samples: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
     command = [
-        sys.executable, "-m", "sparsebench", "run", "--suite", "quick-scratch", "--engine", "dask", "--address", dask.scheduler_address, "--task",
-        THEORY, "--n-train", "4", "--seeds", "1", "--plugin", str(samples / "sleeps.py"), "--out", str(tmp_path),
+        sys.executable, "-m", "sparsebench", "run", "--suite", "quick-scratch", "--engine", "dask", "--address",
+        dask.scheduler_address, "--task", THEORY, "--n-train", "4", "--seeds", "1", "--plugin", str(samples / "sleeps.py"), "--out", str(tmp_path),
     ]  # fmt: skip
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     soon(lambda: any(b"asleep" in log.read_bytes() for log in tmp_path.glob("logs/*")), 120)
