@@ -247,7 +247,8 @@ def begun(out: Path) -> bool:
 
 def test_a_run_killed_in_the_middle_of_a_cell_goes_on_there(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sparsebench", "run", "--suite", "quick-scratch", "--task", LONG, "--model", VIT,
-               "--n-train", "100", "--seeds", "1", "--jobs", "1", "--checkpoint", "0.05", "--out", str(tmp_path)]  # fmt: skip
+               "--n-train", "100", "--seeds", "1", "--jobs", "1", "--checkpoint", "0.05",
+               "--out", str(tmp_path)]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 60

@@ -187,7 +187,8 @@ def test_what_the_workers_run_ends_with_a_command_that_is_ended(
 ) -> None:
     command = [
         sys.executable, "-m", "sparsebench", "run", "--suite", "quick-scratch", "--engine", "dask", "--address",
-        dask.scheduler_address, "--task", THEORY, "--n-train", "4", "--seeds", "1", "--plugin", str(samples / "sleeps.py"), "--out", str(tmp_path),
+        dask.scheduler_address, "--task", THEORY, "--n-train", "4", "--seeds", "1", "--plugin",
+        str(samples / "sleeps.py"), "--out", str(tmp_path),
     ]  # fmt: skip
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     soon(lambda: any(b"asleep" in log.read_bytes() for log in tmp_path.glob("logs/*")), 120)
