@@ -98,7 +98,14 @@ def test_a_run_tells_each_record_once_in_the_process_that_stores_it(own: Path, t
 
 
 def test_an_observer_of_a_plugin_file_is_turned_on_by_its_name_only(own: Path, tmp_path: Path) -> None:
-    request: dict[str, Any] = {"tasks": RUN[1], "n_train": [4], "seeds": 1, "jobs": 0, "device": "cpu"}
+    request: dict[str, Any] = {
+        "suite": "quick-scratch",
+        "tasks": RUN[1],
+        "n_train": [4],
+        "seeds": 1,
+        "jobs": 0,
+        "device": "cpu",
+    }
     sparsebench.run([str(own)], out=tmp_path / "a", **request)
     assert not (tmp_path / "a" / "seen").exists()
     sparsebench.run([str(own)], out=tmp_path / "b", observe="own", **request)

@@ -53,7 +53,14 @@ def job_of() -> Callable[..., list[Job]]:
     def find(plugin: str, task: str, *, n_train: int, repetition: int = 0, **options: Any) -> list[Job]:
         registry = Registry()
         jobs = expand(
-            Request(plugins=(plugin,), tasks=(task,), n_train=(n_train,), seeds=repetition + 1, **options), registry
+            Request(
+                plugins=(plugin,),
+                **(
+                    {"suite": "quick-scratch", "tasks": (task,), "n_train": (n_train,), "seeds": repetition + 1}
+                    | options
+                ),
+            ),
+            registry,
         )
         path = plugin.partition(".py")[0] + ".py"
         names = registry.load_file(Path(path)) if ".py" in plugin else [plugin.partition(":")[0]]

@@ -120,8 +120,10 @@ def test_the_network_that_is_looked_at_is_the_one_that_is_tested(run) -> None:
 
 
 def test_a_dry_run_counts_trainings_apart(tmp_path: Path) -> None:
-    given = ["--task", TASK, "--model", VIT, "--n-train", "40", "--seeds", "2", "--where", "test"]
-    done = CliRunner().invoke(main, ["run", "--plugin", "tome", *given, "--out", str(tmp_path), "--dry-run"])
+    given = ["--suite", "quick-scratch", "--task", TASK, "--model", VIT, "--n-train", "40", "--seeds", "2"]
+    done = CliRunner().invoke(
+        main, ["run", "--plugin", "tome", *given, "--where", "test", "--out", str(tmp_path), "--dry-run"]
+    )
     assert done.exit_code == 0, done.output
     # Pre-training once, and in each of two repetitions dense and the tests of random, oracle, anti_oracle and tome.
     assert done.stdout.startswith("11 of 11 cells to run (3 trainings, 8 tests of trained networks)\n")
