@@ -196,7 +196,7 @@ class Setting:
     def params(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The parameters of task and model; none where it is not said as records say it."""
         try:
-            task, model = (part["params"] for part in json.loads(self.setting))
+            task, model = (part["params"] for part in json.loads(self.setting)[:2])
         except (ValueError, TypeError):
             return {}, {}
         return task, model

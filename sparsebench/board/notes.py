@@ -95,7 +95,9 @@ def _missed(good: pd.DataFrame) -> list[str]:
     parts = []
     for what, metric in (("asked for", "macs_ratio_asked"), ("planned", "macs_ratio_planned")):
         columns = {"wanted": good[metric], "off": (good["macs_ratio"] / good[metric] - 1).abs(), "what": what}
-        every = good[["strategy", "budget", "task", "macs_ratio"]].assign(**columns)
+        # As texts: what comes from a cache is categories, which sort in an order of their own.
+        texts = {name: good[name].astype(str) for name in ("strategy", "budget", "task")}
+        every = good[["macs_ratio"]].assign(**texts, **columns)
         parts.append(every[every["off"] > TOLERANCE])
     off = pd.concat(parts).sort_values(["off", "macs_ratio", "what"], kind="stable")
     worst = off.drop_duplicates(["strategy", "budget", "task"], keep="last")

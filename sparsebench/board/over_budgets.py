@@ -83,6 +83,8 @@ def board(main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]]
         f"told apart: {_told(area)} pairs of ranked strategies on the area, {_told(at_middle)} at {_short(middle)}"
     ]
     told += [] if (clause := paired.detectable(area, "the area")) is None else [clause]
+    if short := sorted(line.strategy for line in lines if budgets[-1] not in line.rows):
+        told.append(f"not ranked, as they were not asked for the lowest budget: {', '.join(short)}")
     if others := len(able) - 1 - sum(len(line.rows) for line in lines):
         told.append(
             f"not in this table: {others} rows whose budgets are no shares of dense MACs; CSV and JSON have them"
@@ -148,7 +150,7 @@ def _add_curve(tested: Entries, line: Line, dense: Row, lowest: float) -> Conten
     points = list(line.points.values())
     spent = [row["macs_ratio"] for row in points]
     contenders = [tested[_key(row)].contender for row in (*points, dense)]
-    height = curves.area(contenders, spent, lowest) if points else None
+    height = curves.area(contenders, spent, lowest) if points and lowest in line.rows else None
     if height is None:
         return None
     own = _interval(KEPT.keys, curves.kept(height, contenders[-1]))

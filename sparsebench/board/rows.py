@@ -25,6 +25,9 @@ WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"
 def row_of(record: Record) -> Row:
     """Return what a record is about, without its metrics."""
     cell, origin, outcomes = record.cell, record.origin, record.outcomes
+    # Networks of two trainings are two settings; their repetitions are not.
+    trainings = [] if cell.track == "scratch" else cell.inits
+    network = [[part.task.model_dump(), part.model.model_dump(), part.n_train] for part in trainings]
     return {
         "cell_id": record.cell_id,
         "status": record.status,
@@ -38,7 +41,9 @@ def row_of(record: Record) -> Row:
         "track": cell.track,
         "repetition": cell.repetition,
         "macs_ratio_asked": None if cell.where == "train" else cell.budget.macs,
-        "setting": canonical([{"name": part.name, "params": part.params} for part in (cell.task, cell.model)]),
+        "setting": canonical(
+            [{"name": part.name, "params": part.params} for part in (cell.task, cell.model)] + network
+        ),
         "device": record.device,
         "started": record.started,
         "seconds": record.seconds,

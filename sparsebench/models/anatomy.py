@@ -29,7 +29,7 @@ def refuse(vit: Any) -> None:
         raise UnsupportedError(f"{name}: its MACs are not known here, as it pools with {type(vit.attn_pool).__name__}")
     embed = vit.patch_embed
     if type(embed) not in (PatchEmbed, ConvStem):
-        raise UnsupportedError(f"{name}: its patches are made by {type(embed).__name__}, not by one projection")
+        raise UnsupportedError(f"{name}: its patches are made by {type(embed).__name__}, not by a projection")
     if any(
         n * side != pixels for n, side, pixels in zip(embed.grid_size, embed.patch_size, embed.img_size, strict=True)
     ):

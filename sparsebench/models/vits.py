@@ -90,10 +90,10 @@ class Vit(_Deep):
                 f"task '{task.name}' tests trained weights, and model 'vit' has none",
                 next_step="name a timm model, as in --model timm:deit_tiny_patch16_224 --pretrained",
             )
-        if self.stem == "conv" and (2 ** (halvings := _halvings(self.patch)) != self.patch or self.dim % 2**halvings):
+        if self.stem == "conv" and (self.patch not in (2, 4, 8, 16, 32) or self.dim % self.patch):
             raise UserError(
                 "vit: a stem of convolutions halves the image", got=f"patch={self.patch}, dim={self.dim}",
-                allowed="a patch that is a power of 2 and divides dim",
+                allowed="a patch of 2, 4, 8, 16 or 32 that divides dim", next_step="or leave stem=conv out",
             )  # fmt: skip
         canvas = getattr(task, "canvas", self.patch)
         if canvas % self.patch:

@@ -193,6 +193,7 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
         trained = training_entry(entry) if entry.network else None
         for own in entry.task_params():
             known = {} if trained is None else trained.params
+            _check_changed(entry, own | params, registry)
             task = _task(entry.name, known | own | params, request, registry)
             for model in _models(task, trained or entry, request, registry):
                 fitted = task.with_cut(model.cut())
@@ -211,6 +212,18 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
                     fitted, model, placed, _sizes(task, entry, request), seeds, _asked_where(task, entry, request),
                     entry.track, training, suite.keep_weights,
                 )  # fmt: skip
+
+
+def _check_changed(entry: SuiteTask, params: dict[str, Any], registry: Registry) -> None:
+    """Raise UserError if parameters that a trained network has decided are to be others in its test."""
+    if entry.track != "frozen":
+        return
+    decided = {"canvas", "patch", "permuted", *getattr(registry.task(entry.name), "training", ())} - {"spuriosity"}
+    if wrong := sorted(decided & params.keys()):
+        raise UserError(
+            f"task '{entry.name}' tests networks that are trained", got=f"{', '.join(wrong)}, which training decides",
+            next_step="say on how many images it is to be trained anew with --n-train",
+        )  # fmt: skip
 
 
 def _asked_where(task: Task, entry: SuiteTask, request: Request) -> Where:
@@ -250,15 +263,16 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
         raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
     of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
     if request.n_train or request.model:
-        _refuse_trained(suite, of_suite, request)
-        of_suite = [entry for entry in of_suite if not entry.network]
+        changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
+        _refuse_trained(suite, changed, request)
+        of_suite = [entry for entry in of_suite if entry not in changed]
     if not request.tasks:
         yield from ((entry, {}) for entry in of_suite)
     for spec in map(parse, request.tasks):
         needs = registry.task(spec.name).trains
         entries = [entry for entry in of_suite if entry.name == spec.name]
         if not entries and needs and not request.n_train:
-            tested = any(entry.name == spec.name for entry in suite.task)
+            tested = any(entry.name == spec.name and entry.network for entry in suite.task)
             raise UserError(
                 f"task '{spec.name}' of suite '{suite.name}' tests trained networks, and another model is to be trained"
                 if tested else f"task '{spec.name}' is not in suite '{suite.name}'",
@@ -268,12 +282,19 @@ def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tup
             yield from ((entry, params) for params in spec.combinations())
 
 
+def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
+    """Say whether a request trains a task for which its suite has networks: it says how much, or another model."""
+    if request.n_train or request.model is None:
+        return bool(request.n_train)
+    return registry.model(request.model.partition(":")[0]).inputs == registry.task(entry.name).inputs
+
+
 def _refuse_trained(suite: Suite, entries: list[SuiteTask], request: Request) -> None:
     """Raise UserError if a whole suite is asked to train what it has trained networks for.
 
     A task that is named is trained as asked: it is none of the suite's then.
     """
-    names = [entry.name for entry in entries if entry.network]
+    names = [entry.name for entry in entries]
     if names and not request.tasks:
         raise UserError(
             f"suite '{suite.name}' tests trained networks on {', '.join(names)}",

@@ -114,8 +114,8 @@ class Plan:
 
     Attributes:
         jobs: every cell of the request, or of its shard; `todo` those that have no answer yet, the longest first.
-        whole: every cell of the request, and those that they begin with, but for networks that lie elsewhere, and those
-            before them.
+        whole: every cell of the request and those that they begin with, except networks found in another folder and
+            what those began with.
         known: what the store has of every cell.
         expected: what the cells are expected to take.
         suite: the request's.

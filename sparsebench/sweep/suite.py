@@ -58,6 +58,8 @@ class SuiteTask(_Model):
             raise ValueError("track = frozen or tuned goes with network, the suite of the trainings; scratch has none")
         if self.network and (self.model or self.model_params or self.model_sweep):
             raise ValueError(f"the model of track {self.track} is its network's; leave model out")
+        if self.network and self.where != "both":
+            raise ValueError(f"where strategies of track {self.track} act is the track's; leave where out")
         return self
 
     def task_params(self) -> Iterator[dict[str, Any]]:

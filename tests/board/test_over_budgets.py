@@ -286,3 +286,11 @@ def test_the_axis_of_the_picture_ends_shortly_after_dense() -> None:
     assert axis.get_xlim() == pytest.approx((0.27, 1.02))
     styles = {line.get_label(): line.get_linestyle() for line in axis.get_lines()}
     assert (styles["oracle"], styles["random_inside"], styles["good"]) == ("--", ":", "-")
+
+
+def test_who_was_not_asked_for_the_lowest_budget_has_no_area() -> None:
+    """Outside of its points a curve is flat: a strategy that was asked for large budgets alone would lead."""
+    board = over(judge([*WORLD, *records("easy", {max(BUDGETS): 0.9})]))
+    easy = row_of(board, "easy")
+    assert (easy["rank"], easy["kept_accuracy"]) == ("not ranked", None)
+    assert "not ranked, as they were not asked for the lowest budget: easy" in board.told

@@ -44,9 +44,11 @@ def test_a_linear_stem_is_as_before() -> None:
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("sizes", [{"patch": 6, "dim": 36, "heads": 2}, {"patch": 8, "dim": 30, "heads": 2}])
+@pytest.mark.parametrize(
+    "sizes", [{"patch": 6, "dim": 36, "heads": 2}, {"patch": 8, "dim": 30, "heads": 2}, {"patch": 1}]
+)
 def test_a_patch_that_cannot_be_halved_is_refused(sizes) -> None:
-    with pytest.raises(UserError, match="power of 2 and divides dim"):
+    with pytest.raises(UserError, match="that divides dim"):
         Vit(**sizes, stem="conv").check(Composite(canvas=24, foreground=12))
 
 

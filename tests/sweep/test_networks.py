@@ -221,3 +221,28 @@ def test_the_networks_that_come_with_sparsebench_are_those_of_their_suite(tmp_pa
     jobs = expand(Request(suite="networks"), Registry())
     found = [job.cell.task.name for job in jobs if networks.elsewhere(job.cell.id) is not None]
     assert sorted(found) == ["composite"] * 3 + ["spurious"] * 3
+
+
+def test_what_a_training_decided_is_not_asked_of_its_test(suites: tuple[Path, Path]) -> None:
+    for parameter in ("epochs=3", "canvas=32"):
+        request = Request(suite=str(suites[1]), tasks=(f"composite:{parameter}",))
+        with pytest.raises(UserError, match="which training decides"):
+            expand(request, Registry())
+    assert expand(Request(suite=str(suites[1]), tasks=("composite:test=20",)), Registry())
+
+
+def test_a_model_of_the_theory_leaves_the_trained_networks_alone() -> None:
+    jobs = expand(Request(suite="quick", model="shallow:m=8", seeds=1), Registry())
+    found = {(job.cell.task.name, job.cell.track, job.cell.model.params.get("m")) for job in jobs if job.asked}
+    assert found == {("theory", "scratch", 8), ("composite", "frozen", None), ("spurious", "frozen", None)}
+
+
+def test_networks_of_two_trainings_are_two_settings(records: list[Record]) -> None:
+    from sparsebench.board.rows import row_of
+
+    one = chosen(records, "frozen", "dense", 1.0)
+    assert one.cell.init is not None
+    longer = one.cell.init.model_copy(update={"n_train": 160})
+    other = one.model_copy(update={"cell": one.cell.model_copy(update={"init": longer})})
+    again = chosen(records, "frozen", "dense", 1.0, repetition=1)
+    assert row_of(one)["setting"] == row_of(again)["setting"] != row_of(other)["setting"]
