@@ -47,7 +47,7 @@ def test_a_strategy_that_fails_does_not_keep_the_others_from_being_drawn(tmp_pat
     [
         (["--task", "theory"], "this needs a task of pictures; got 'theory'"),
         (["--task", "nowhere"], "unknown task"),
-        (["--task", "composite:epochs=1,2"], "one task with one model"),
+        (["--task", "composite:mask=any,half"], "one task with one model"),
         (["--file", "tokens.jpg"], "--file; got tokens.jpg; allowed: a name that ends with .png"),
         (["--samples", "0"], "--samples"),
         (["--images", "folder:nowhere"], "is not a folder"),

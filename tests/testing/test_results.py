@@ -14,7 +14,8 @@ from sparsebench.plugin.origin import Origin
 from sparsebench.testing import Report, process, results, stored
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
-THEORY = ["--task", "theory:steps=20,test=20,tokens=20", "--n-train", "4", "--seeds", "1", "--jobs", "0"]
+SUITE = ["--suite", "quick-scratch"]
+THEORY = [*SUITE, "--task", "theory:steps=20,test=20,tokens=20", "--n-train", "4", "--seeds", "1", "--jobs", "0"]
 
 
 def call(*arguments):
