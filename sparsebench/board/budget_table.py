@@ -9,9 +9,9 @@ from sparsebench.board import latex
 from sparsebench.board.board import BudgetBoard, Row, Table
 from sparsebench.board.build import columns_of as columns_of_rows
 from sparsebench.board.columns import (
+    BY_KEY,
     BY_TASK,
     CHECKS,
-    COLUMNS,
     HOW,
     KEPT,
     MACS_AT_2,
@@ -21,6 +21,8 @@ from sparsebench.board.columns import (
     SPEED_UP,
     VERIFIED,
     Column,
+    accuracy_at,
+    short,
     text_of,
 )
 from sparsebench.board.entries import TRACK
@@ -45,33 +47,27 @@ LEGEND = (
     "and items, each for itself. vs random_inside: all strategies judged together at that budget. Speed-up: images/s "
     "over dense's. Oracles see the relevance mask and are not ranked, nor is dense."
 )
-ALIKE = {column.key: column for column in COLUMNS}
 
 
 def columns_of(board: BudgetBoard) -> list[Column]:
     """Return the columns of a board's rows in which some row has something."""
     at = f"@{short(board.middle)}"
     every = (
-        ALIKE["rank"]._replace(what="ranks by kept accuracy that the strategy may have"),
-        ALIKE["strategy"],
+        BY_KEY["rank"]._replace(what="ranks by kept accuracy that the strategy may have"),
+        BY_KEY["strategy"],
         HOW,
         KEPT,
         MACS_AT_2,
-        *(Column(f"accuracy_at_{b:g}", f"@{short(b)}", "spent", "accuracy at this budget") for b in board.budgets),
-        ALIKE["random_inside_delta"]._replace(heading=f"- random_inside {at}"),
-        ALIKE["versus_random_inside"],
-        ALIKE["selection_auroc"]._replace(heading=f"AUROC {at}"),
+        *map(accuracy_at, board.budgets),
+        BY_KEY["random_inside_delta"]._replace(heading=f"- random_inside {at}"),
+        BY_KEY["versus_random_inside"],
+        BY_KEY["selection_auroc"]._replace(heading=f"AUROC {at}"),
         SPEED_UP._replace(heading=f"speed-up {at}"),
         P_LABEL._replace(heading=f"p(label) {at}"),
         CHECKS,
         VERIFIED,
     )
     return [one for one in every if any(row.get(one.key) not in (None, "", NOT_RANKED) for row in board.rows)]
-
-
-def short(budget: float) -> str:
-    """Return a share without the zero before its point."""
-    return f"{budget:g}".removeprefix("0")
 
 
 class _Part(NamedTuple):

@@ -84,6 +84,7 @@ COLUMNS = (
            "no: a ranked row that is no slower on this device is told to be more accurate", False, "composite"),
     Column("n_seeds", "seeds", "count", "repetitions"),
 )  # fmt: skip
+BY_KEY = {column.key: column for column in COLUMNS}
 CHECKS = Column("checks", "checks", "text", "what `sparsebench check` found of this source, in this version")
 VERIFIED = Column("verified", "verified", "text", "what `sparsebench verify` found of the submission: its badge")
 BY_LOSS = Column(
@@ -124,6 +125,16 @@ TRIALS = tuple(
 _AFTER = [column.key for column in COLUMNS].index("sample_complexity_ratio") + 1
 EVERY = (*BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, VERIFIED, *OVER_BUDGETS, TRACK)
 """CHECKS and those after it, and BY_LOSS, are there where rows have something to say of them."""
+
+
+def accuracy_at(budget: float) -> Column:
+    """Return the column of the accuracy at a budget of a board over several."""
+    return Column(f"accuracy_at_{budget:g}", f"@{short(budget)}", "spent", "accuracy at this budget")
+
+
+def short(budget: float) -> str:
+    """Return a share without the zero before its point."""
+    return f"{budget:g}".removeprefix("0")
 
 
 def keys_of(columns: Sequence[Column]) -> list[str]:

@@ -12,8 +12,8 @@ import numpy as np
 from sparsebench.board import curves, paired, references
 from sparsebench.board.board import BudgetBoard, BudgetCurve, Row
 from sparsebench.board.columns import (
+    BY_KEY,
     CHECKS,
-    COLUMNS,
     HOW,
     KEPT,
     MACS_AT_2,
@@ -22,6 +22,8 @@ from sparsebench.board.columns import (
     P_LABEL,
     SPEED_UP,
     VERIFIED,
+    accuracy_at,
+    short,
     text_of,
 )
 from sparsebench.board.entries import DENSE, Entry, Key, Setting
@@ -79,12 +81,10 @@ def board(main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]]
     area = _rank(table, heights, fair)
     at_middle = _beside_random(main.tested, table, [line.rows.get(middle) for line in lines], fair)
     told = [_measure(main, dense)]
-    told += [
-        f"told apart: {_told(area)} pairs of ranked strategies on the area, {_told(at_middle)} at {_short(middle)}"
-    ]
+    told += [f"told apart: {_told(area)} pairs of ranked strategies on the area, {_told(at_middle)} at {short(middle)}"]
     told += [] if (clause := paired.detectable(area, "the area")) is None else [clause]
-    if short := sorted(line.strategy for line in lines if budgets[-1] not in line.rows):
-        told.append(f"not ranked, as they were not asked for the lowest budget: {', '.join(short)}")
+    if unranked := sorted(line.strategy for line in lines if budgets[-1] not in line.rows):
+        told.append(f"not ranked, as they were not asked for the lowest budget: {', '.join(unranked)}")
     if others := len(able) - 1 - sum(len(line.rows) for line in lines):
         told.append(
             f"not in this table: {others} rows whose budgets are no shares of dense MACs; CSV and JSON have them"
@@ -99,16 +99,6 @@ def board(main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]]
 
 def _key(row: Row) -> Key:
     return row["strategy"], row["kind"], row["budget"]
-
-
-def _short(budget: float) -> str:
-    """Return a share without the zero before its point."""
-    return f"{budget:g}".removeprefix("0")
-
-
-def _at(budget: float) -> str:
-    """Return the key of the accuracy at a budget."""
-    return f"accuracy_at_{budget:g}"
 
 
 def _lines(tested: Entries, rows: Sequence[Row]) -> list[Line]:
@@ -176,8 +166,8 @@ def _row(line: Line, budgets: Sequence[float], middle: float) -> Row:
     for budget in budgets:
         at = line.rows.get(budget)
         missed = at is not None and abs(at["macs_ratio"] / budget - 1) > MISSED
-        row[_at(budget)] = None if at is None else at["accuracy"]
-        row[f"{_at(budget)}_spent"] = at["macs_ratio"] if at is not None and missed else None
+        row[accuracy_at(budget).key] = None if at is None else at["accuracy"]
+        row[f"{accuracy_at(budget).key}_spent"] = at["macs_ratio"] if at is not None and missed else None
     row |= dict.fromkeys(("random_inside_delta", "random_inside_delta_low", "random_inside_delta_high"))
     row["versus_random_inside"] = None
     at_middle = line.rows.get(1.0 if line.strategy == DENSE else middle, {})
@@ -214,8 +204,7 @@ def _beside_random(tested: Entries, table: Sequence[Row], rows: Sequence[Row | N
 
 def _measure(main: Setting, dense: Row) -> str:
     """Return what the measure of all rows is: dense's accuracy, and on what."""
-    accuracy = next(column for column in COLUMNS if column.key == "accuracy")
-    return f"dense: accuracy {text_of(dense, accuracy)} on {main.task}, track {main.track}"
+    return f"dense: accuracy {text_of(dense, BY_KEY['accuracy'])} on {main.task}, track {main.track}"
 
 
 def _told(pairs: Pairs) -> str:

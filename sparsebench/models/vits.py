@@ -11,6 +11,7 @@ from pydantic import Field
 from sparsebench import seeds
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.models.base import Model, Network, Start
+from sparsebench.plugin.spec import unused
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
 
 
@@ -37,8 +38,7 @@ class _Deep(Model):
         """See `Model.build`. The kind of attention and the precision do not change the first weights."""
         import torch
 
-        unused = {name for name in self.added if getattr(self, name) == type(self).model_fields[name].default}
-        law = self.model_dump_json(exclude=set(self.later) | unused)
+        law = self.model_dump_json(exclude=set(self.later) | unused(self))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of("init", self.name, law, repetition))
             return self._network(self._vit(data.train.inputs.shape[-1], len(data.classes)), data)
@@ -56,12 +56,8 @@ class _Deep(Model):
 
 def stem_widths(dim: int, patch: int) -> tuple[int, ...]:
     """Return the channels of the image and of each convolution of a stem, which halve it down to the patches."""
-    halvings = _halvings(patch)
+    halvings = patch.bit_length() - 1
     return (3, *(dim // 2**k for k in reversed(range(halvings))))
-
-
-def _halvings(patch: int) -> int:
-    return patch.bit_length() - 1
 
 
 class Vit(_Deep):

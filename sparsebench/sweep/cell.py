@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, SerializerFunction
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError
+from sparsebench.plugin.spec import unused
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 Where = Literal["both", "train", "test"]
@@ -29,9 +30,7 @@ class Part(BaseModel):
     @classmethod
     def of(cls, thing: Any) -> Part:
         """Return the part that names a task, model or strategy object."""
-        fields, added = type(thing).model_fields, getattr(thing, "added", ())
-        unused = {name for name in added if getattr(thing, name) == fields[name].default}
-        return cls(name=thing.name, params=thing.model_dump(mode="json", exclude=unused))
+        return cls(name=thing.name, params=thing.model_dump(mode="json", exclude=unused(thing)))
 
 
 class Cell(BaseModel):
