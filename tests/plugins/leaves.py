@@ -1,6 +1,7 @@
-"""Leaves the process."""
+"""Leaves a process behind."""
 
-import sys
+import os
+import time
 from typing import ClassVar
 
 import sparsebench
@@ -10,7 +11,10 @@ class Leaves(sparsebench.Strategy):
     name: ClassVar[str] = "leaves"
 
     def scores(self, view):
-        sys.exit(3)
+        if os.fork() == 0:
+            time.sleep(600)
+            os._exit(0)
+        return view.tokens.sum(dim=-1)
 
 
 @sparsebench.hookimpl

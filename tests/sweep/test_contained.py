@@ -15,7 +15,7 @@ from sparsebench.sweep.prepare import Context
 from sparsebench.sweep.record import Record
 from sparsebench.sweep.run_cell import run_cell
 
-BAD = ("clings", "allocates", "forks", "closes", "scribbles")
+BAD = ("clings", "allocates", "forks", "leaves", "closes", "scribbles")
 GOOD = ("dense", "random", "oracle", "anti_oracle")
 LIMITS = engine.Limits(timeout=6, memory=int(1.25 * 2**30))
 
@@ -64,6 +64,10 @@ def test_a_cell_that_takes_too_much_memory_is_ended_and_says_how_much(run: tuple
 
 def test_a_copy_of_the_process_gives_no_answer(run: tuple[dict[str, Record], Path]) -> None:
     assert run[0]["forks"].status == "ok"
+
+
+def test_a_worker_whose_cell_leaves_processes_takes_no_other(run: tuple[dict[str, Record], Path]) -> None:
+    assert run[0]["leaves"].status == "ok"
     logs = "".join(path.read_text() for path in (run[1] / "logs").iterdir())
     assert "takes no more cells: a cell has left processes" in logs
 
