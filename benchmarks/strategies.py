@@ -24,7 +24,7 @@ from sparsebench.models import shown
 from sparsebench.models.acting import Actor
 from sparsebench.models.attention import qkv
 from sparsebench.models.deep import DeepViT
-from sparsebench.plugin.spec import fill, parse
+from sparsebench.spec import fill, parse
 from sparsebench.strategy import Strategy
 from sparsebench.sweep.worker import one_thread
 

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from timing import Row, Run, ratio, table, turns
 
-from sparsebench.models.base import Shallow, TwoLayer
 from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.shipped import Shallow, TwoLayer
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.sweep.engine import THREADS
 from sparsebench.sweep.worker import one_thread

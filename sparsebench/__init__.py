@@ -7,26 +7,14 @@ table = sparsebench.leaderboard(records)
 """
 
 from sparsebench.api import leaderboard, load_records, run
+from sparsebench.disposal import Disposal
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
-from sparsebench.observe.base import Observer
-from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
+from sparsebench.observer import Observer
+from sparsebench.plans import Keep, Mask, Merge, Mix, Place, Plan, Shift
 from sparsebench.plugin.hooks import hookimpl
-from sparsebench.strategy import (
-    Convention,
-    Disposal,
-    How,
-    Kind,
-    Lesson,
-    Place,
-    Published,
-    Schedule,
-    Site,
-    Strategy,
-    Told,
-)
+from sparsebench.strategy import Convention, How, Kind, Lesson, Published, Schedule, Site, Strategy, Told
+from sparsebench.version import __version__
 from sparsebench.view import TokenView
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Convention",
@@ -51,6 +39,7 @@ __all__ = [
     "Told",
     "UnsupportedError",
     "UserError",
+    "__version__",
     "hookimpl",
     "leaderboard",
     "load_records",

@@ -122,7 +122,7 @@ def execute(
     Ctrl-C.
     """
     from sparsebench.board.publish import publish
-    from sparsebench.observe.attach import attach
+    from sparsebench.observe.observers import Observers
     from sparsebench.plugin.registry import Registry
     from sparsebench.sweep import described, store
     from sparsebench.sweep import run as runs
@@ -141,7 +141,8 @@ def execute(
     limits = Limits.given(timeout, memory_limit, choice.in_processes, exclusive)
     store.check_writable(folder)
     described.keep_suite(folder, plan.suite, plan.whole)
-    attach(_several(observe), registry, folder)
+    observers = Observers(registry)
+    observers.attach(_several(observe), folder)
     with choice.connected(device) if plan.todo else nullcontext() as there:
         workers = (
             runs.workers_for(plan, device, choice.jobs, exclusive)
@@ -150,7 +151,9 @@ def execute(
         )  # none may have come yet
         if on_plan is not None:
             on_plan(plan, workers)
-        runs.execute(plan, registry, folder, device, workers, on_record, checkpoint or 0.0, limits, on_stop, there)
+        runs.execute(
+            plan, registry, folder, device, workers, on_record, checkpoint or 0.0, limits, on_stop, there, observers
+        )
     known = _finished(folder, plan)
     publish(known, folder)
     return known[known["cell_id"].isin([job.cell.id for job in plan.jobs])]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from sparsebench.plans import Keep, Merge, Mix, Plan
-from sparsebench.strategy import Disposal
+from sparsebench.plans import Keep, Merge, Mix, Place, Plan
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sparsebench.strategy import Place
     from sparsebench.view import TokenView
 
+Disposal = Literal["drop", "fuse", "merge", "squeeze"]
+DISPOSALS: tuple[Disposal, ...] = ("drop", "fuse", "merge", "squeeze")
 _TOKENS = frozenset({"tokens"})
 NEEDS: dict[Disposal, frozenset[str]] = {"drop": frozenset(), "fuse": _TOKENS, "merge": _TOKENS, "squeeze": _TOKENS}
 """What each reads besides the scores: the tokens, wherever more is done than to remove some."""

@@ -38,6 +38,11 @@ def unknown(what: str, got: str, allowed: Iterable[str]) -> UserError:
     return UserError(f"unknown {what}", got=f"'{got}'", allowed=listed or "none is there", next_step=hint)
 
 
+def one_line(error: BaseException) -> str:
+    """Return what an error says on one line; of any but a UserError its type first."""
+    return str(error) if isinstance(error, UserError) else " ".join(f"{type(error).__name__}: {error}".split())
+
+
 class StrategyError(Exception):
     """A strategy broke its contract (wrong plan, NaN scores, a field it did not declare): the cell failed."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,3 +111,30 @@ class Shift:
 
 Plan: TypeAlias = Keep | Merge | Mix | Mask | Shift
 """What happens to the tokens. None in its place means that nothing happens."""
+
+
+class Place(NamedTuple):
+    """Where a strategy acts, in numbers.
+
+    Attributes:
+        block: before or in which block, from 0, of `depth`.
+        tokens: N, the patch tokens that come.
+        keep: M, how many are to go on.
+        width: C, of a token.
+        heads: H, of the attention.
+        head_width: of the queries and keys of one head; C / H in most networks.
+        prefix: P, the class and register tokens, which `tokens` does not count.
+        patches: the patch tokens at the input.
+        outputs: MACs of one answer of `TokenView.outputs`.
+    """
+
+    block: int
+    depth: int
+    tokens: float
+    keep: float
+    width: int
+    heads: int
+    head_width: int
+    prefix: int
+    patches: int
+    outputs: float

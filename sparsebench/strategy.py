@@ -11,50 +11,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from sparsebench import disposal as disposals
+from sparsebench.disposal import DISPOSALS, Disposal
 from sparsebench.errors import StrategyError, UserError
-from sparsebench.plans import Plan
-from sparsebench.view import NEEDS, TokenView
+from sparsebench.plans import Place, Plan
+from sparsebench.view import TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
 Kind = Literal["baseline", "deployable", "oracle"]
-Disposal = Literal["drop", "fuse", "merge", "squeeze"]
 How = Literal["drop", "fuse", "merge", "mix", "drop+merge"]
 Schedule = Literal["stages", "every", "late"]
 Site = Literal["input", "attention", "block"]
 Convention = Literal["power-floor", "compound-ceil"]
 KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
 SITES: tuple[Site, ...] = ("input", "attention", "block")
-DISPOSALS: tuple[Disposal, ...] = ("drop", "fuse", "merge", "squeeze")
-
-
-class Place(NamedTuple):
-    """Where a strategy acts, in numbers.
-
-    Attributes:
-        block: before or in which block, from 0, of `depth`.
-        tokens: N, the patch tokens that come.
-        keep: M, how many are to go on.
-        width: C, of a token.
-        heads: H, of the attention.
-        head_width: of the queries and keys of one head; C / H in most networks.
-        prefix: P, the class and register tokens, which `tokens` does not count.
-        patches: the patch tokens at the input.
-        outputs: MACs of one answer of `TokenView.outputs`.
-    """
-
-    block: int
-    depth: int
-    tokens: float
-    keep: float
-    width: int
-    heads: int
-    head_width: int
-    prefix: int
-    patches: int
-    outputs: float
 
 
 class Told(NamedTuple):
@@ -219,15 +192,11 @@ class Strategy(BaseModel):
 
     def reads(self) -> frozenset[str]:
         """Return what it requires, and what its disposal needs."""
-        from sparsebench.disposal import NEEDS
-
-        return self.requires() | NEEDS[self.disposal]
+        return self.requires() | disposals.NEEDS[self.disposal]
 
     def _all_own_macs(self, place: Place) -> float:
         """Return the MACs of its own products and of its disposal's."""
-        from sparsebench.disposal import own_macs
-
-        return self.own_macs(place) + own_macs(self.disposal, place)
+        return self.own_macs(place) + disposals.own_macs(self.disposal, place)
 
     def habits(self) -> Habits:
         """Return what of it decides how a budget becomes token counts."""
@@ -320,28 +289,4 @@ class Strategy(BaseModel):
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         """Return what happens to the view's N tokens so that `keep` go on; None leaves them all as they are."""
-        from sparsebench.disposal import dispose
-
-        return dispose(self.disposal, self.scores(view), keep, view)
-
-
-def complaint(candidate: object) -> str | None:
-    """Return what is wrong with a would-be strategy class, or None."""
-    from sparsebench.budget import Budget
-
-    if not (isinstance(candidate, type) and issubclass(candidate, Strategy)):
-        return f"{candidate!r} is not a subclass of sparsebench.Strategy"
-    name = getattr(candidate, "name", None)
-    if not isinstance(name, str) or not name.isidentifier():
-        return f"{candidate.__name__}.name must be a plain identifier, got {name!r}"
-    if candidate.kind not in KINDS:
-        return f"{name}.kind must be one of {', '.join(KINDS)}, got {candidate.kind!r}"
-    if candidate.site not in SITES:
-        return f"{name}.site must be one of {', '.join(SITES)}, got {candidate.site!r}"
-    if clash := sorted(set(candidate.model_fields) & set(Budget.model_fields)):
-        return f"{name} has parameters that are words of a budget, rename them: {', '.join(clash)}"
-    if extra := sorted(set(candidate.needs) - NEEDS):
-        return f"{name}.needs has unknown {', '.join(extra)}; allowed: {', '.join(sorted(NEEDS))}"
-    if "relevance" in candidate.needs and candidate.kind != "oracle":
-        return f"{name} needs the relevance mask, so its kind must be 'oracle', got '{candidate.kind}'"
-    return None
+        return disposals.dispose(self.disposal, self.scores(view), keep, view)

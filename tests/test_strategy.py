@@ -7,9 +7,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from sparsebench.contract import complaint
 from sparsebench.errors import StrategyError
 from sparsebench.plans import Keep
-from sparsebench.strategy import Strategy, complaint
+from sparsebench.strategy import Strategy
 from sparsebench.view import NEEDS, TokenView
 
 

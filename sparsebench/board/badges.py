@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import sparsebench
 from sparsebench.testing.report import GROUPS, Outcome, Report
+from sparsebench.version import __version__
 
 CHECKS, REMARK = "checks", "checks_remark"
 """The columns of a strategy's badge and of what there is to say of it; rows have them where an outcome is stored."""
@@ -46,7 +46,7 @@ class Badges:
         """Return the badge of a strategy from source of that hash, and what the reader is to know besides, or ""."""
         reports = self._reports.get(label, [])
         own = [report for report in reports if report.origin.sha256 == sha256 != ""]
-        version = sparsebench.__version__
+        version = __version__
         for report in own:
             if report.versions.get("sparsebench") == version:
                 return _badge(report), _remark(report)

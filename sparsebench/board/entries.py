@@ -16,7 +16,7 @@ from sparsebench.board.badges import CHECKS, UNCHECKED
 from sparsebench.board.paired import Contender
 from sparsebench.board.rows import FOREGROUNDS, GROUPS, OUTCOMES, PREDICTIONS
 from sparsebench.board.statistics import Successes
-from sparsebench.plugin.spec import label
+from sparsebench.spec import label
 from sparsebench.sweep.cell import canonical
 from sparsebench.sweep.record import unpack
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from sparsebench import __version__
 from sparsebench.cli import (
     check,
     compare,
@@ -30,6 +29,7 @@ from sparsebench.cli import (
 )
 from sparsebench.errors import UserError
 from sparsebench.observe.aside import leave_in_time
+from sparsebench.version import __version__
 
 
 class _Group(click.Group):

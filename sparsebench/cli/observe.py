@@ -16,8 +16,8 @@ def observe(folder: Path, observers: tuple[str, ...]) -> None:
 
     Leaves with 1 if an observer failed.
     """
-    from sparsebench.observe.attach import tell
+    from sparsebench.observe.observers import show_folder
 
-    n, failed = tell(observers, folder)
+    n, failed = show_folder(observers, folder)
     click.echo(f"{n} records" + (f"; failed: {', '.join(failed)}" if failed else ""), err=True)
     sys.exit(int(bool(failed)))

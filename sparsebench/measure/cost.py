@@ -14,7 +14,8 @@ from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
-from sparsebench.strategy import Habits, Place
+from sparsebench.plans import Place
+from sparsebench.strategy import Habits
 from sparsebench.view import RESULTS
 
 Scoring = Literal["", "class", "received", "mean"]

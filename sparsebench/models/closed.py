@@ -6,8 +6,10 @@ from itertools import pairwise
 
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import BlockCost, CostModel, PositionalCost, ShallowCost, TwoLayerCost, VitCost
-from sparsebench.models.base import Model, Positional, Shallow, TwoLayer
-from sparsebench.models.vits import Timm, Vit, stem_widths
+from sparsebench.models.base import Model
+from sparsebench.models.shipped import Positional, Shallow, TwoLayer
+from sparsebench.models.vits import Timm, Vit
+from sparsebench.models.widths import stem_widths
 from sparsebench.tasks.base import Task
 
 MLP_RATIO = 4

@@ -1,6 +1,113 @@
-"""The models that come with sparsebench."""
+"""The models that come with sparsebench. Imports no torch until one is built."""
 
-from sparsebench.models.base import Positional, Shallow, TwoLayer
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from sparsebench import seeds
+from sparsebench.errors import UserError
+from sparsebench.models.base import Attention, Init, Model, Network
 from sparsebench.models.vits import Timm, Vit
+from sparsebench.tasks.base import Data, Inputs, Task
+
+
+class Shallow(Model):
+    """The one-layer Vision Transformer of Li et al. (ICLR 2023), eq. (1), and its variants of Appendix G.
+
+    Two classes are read from the sign of one output, the four of y in {+1,-1}^2 from the signs of two.
+    """
+
+    name: ClassVar[str] = "shallow"
+    inputs: ClassVar[Inputs] = "tokens"
+    together: ClassVar[bool] = True
+    added: ClassVar[frozenset[str]] = frozenset({"repacked"})
+
+    m: int = Field(256, gt=0, description="neurons; the paper has 1000, with which success curves agree")
+    sigma: float = Field(0.1, ge=0, description="error of the initial value matrix")
+    delta: float = Field(0.2, ge=0, description="error of the initial query and key matrices")
+    xi: float = Field(0.01, gt=0, description="standard deviation of the initial W_O")
+    init: Init = Field("assumption", description="what the initial errors look like; literal is as the paper prints")
+    attention: Attention = Field("trained", description="frozen leaves the query and key matrices as they began")
+    heads: int = Field(1, gt=0, description="attention heads, concatenated before W_O")
+    skip: bool = Field(False, description="add each token to what each head gives for it")
+    repacked: bool = Field(False, description="read the tokens that stay out at the first positions, not at their own")
+    precision: Literal["float32", "float64"] = Field("float32", description="of weights and training; float64 to check")
+
+    def build(self, data: Data, repetition: int) -> Network:
+        """See `Model.build`. The first weights are those of the patterns, m, sigma, delta, xi, init and heads alone."""
+        from sparsebench.models.shallow import ShallowViT
+
+        if data.patterns is None:
+            raise UserError("model 'shallow' needs the patterns of the tokens, which this task does not give")
+        outputs = {2: 1, 4: 2}.get(len(data.classes))
+        if outputs is None:
+            raise UserError("model 'shallow' tells classes apart by signs", got=len(data.classes), allowed="2 or 4")
+        law = self.model_dump_json(exclude={"attention", "skip", "repacked", "precision"})
+        rng = seeds.generator("init", self.name, law, repetition)
+        own = self.model_dump(exclude={"precision"})
+        network = ShallowViT(rng, data.patterns, data.train.inputs.shape[1], **own, outputs=outputs)
+        return network.double() if self.precision == "float64" else network
+
+
+class TwoLayer(Model):
+    """The two-layer Vision Transformer of Jiang et al. (NeurIPS 2024): softmax attention, a linear head, w_O frozen."""
+
+    name: ClassVar[str] = "two_layer"
+    inputs: ClassVar[Inputs] = "tokens"
+    together: ClassVar[bool] = True
+
+    d_h: int = Field(512, gt=0, description="width of queries and keys")
+    d_v: int = Field(512, gt=0, description="width of values")
+    shrink: float = Field(16.0, gt=0, description="W_Q, W_K and W_V begin as U(+-1 / sqrt(d)) over this")
+    precision: Literal["float32", "float64"] = Field("float32", description="of weights and training; float64 to check")
+
+    def build(self, data: Data, repetition: int) -> Network:
+        """See `Model.build`. The precision does not change the first weights."""
+        from sparsebench.models.two_layer import TwoLayerViT
+
+        if len(data.classes) != 2:
+            raise UserError("model 'two_layer' has one output, for two classes", got=len(data.classes), allowed="2")
+        own = self.model_dump(exclude={"precision"})
+        _, tokens, d = data.train.inputs.shape
+        rng = seeds.generator("init", self.name, d, *own.values(), repetition)
+        network = TwoLayerViT(rng, tokens, d, **own)
+        return network.double() if self.precision == "float64" else network
+
+
+class Positional(Model):
+    """The simplified Vision Transformer with positional attention of Jelassi, Sander and Li (NeurIPS 2022)."""
+
+    name: ClassVar[str] = "positional"
+    inputs: ClassVar[Inputs] = "tokens"
+
+    power: int = Field(5, ge=3, description="p of the activation x^p + nu x; odd")
+    nu: float = Field(0.03, ge=0, description="nu of the activation")
+    scale: float = Field(1.0, gt=0, description="factor before the activation; the theory has D")
+    first: float = Field(0.001, gt=0, description="standard deviation of the initial A and v")
+    attention: Attention = Field("trained", description="frozen trains the read-out v alone")
+
+    def check(self, task: Task) -> None:
+        """See `Model.check`."""
+        if self.power % 2 == 0:
+            raise UserError(
+                "positional: the activation keeps the sign", got=f"power={self.power}", allowed="odd powers"
+            )
+
+    def first_model(self) -> Model:
+        """See `Model.first_model`: attention is learned before it is frozen."""
+        return self.model_copy(update={"attention": "trained"})
+
+    def build(self, data: Data, repetition: int) -> Network:
+        """See `Model.build`. Frozen attention does not change the first weights."""
+        from sparsebench.models.positional import PositionalViT
+
+        if data.patterns is None or data.patterns.shape[1] != 1:
+            raise UserError("model 'positional' is for tasks with one feature, such as 'spatial'")
+        tokens, d = data.train.inputs.shape[1:]
+        rng = seeds.generator("init", self.name, tokens, d, self.first, repetition)
+        return PositionalViT(rng, tokens, data.patterns[:, 0], **self.model_dump())
+
 
 SHIPPED = (Shallow, TwoLayer, Positional, Vit, Timm)

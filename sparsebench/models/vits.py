@@ -11,7 +11,7 @@ from pydantic import Field
 from sparsebench import seeds
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.models.base import Model, Network, Start
-from sparsebench.plugin.spec import unused
+from sparsebench.spec import unused
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
 
 
@@ -52,12 +52,6 @@ class _Deep(Model):
                 got=f"patch={bound} in the task, {patch} in the model", allowed=f"patch={patch}",
                 next_step="change the task's patch or the model",
             )  # fmt: skip
-
-
-def stem_widths(dim: int, patch: int) -> tuple[int, ...]:
-    """Return the channels of the image and of each convolution of a stem, which halve it down to the patches."""
-    halvings = patch.bit_length() - 1
-    return (3, *(dim // 2**k for k in reversed(range(halvings))))
 
 
 class Vit(_Deep):

@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from sparsebench.observe import told
-from sparsebench.observe.base import Observer, See, not_installed, usable
+from sparsebench.observe import naming
+from sparsebench.observer import Observer, See, not_installed, usable
+from sparsebench.plugin.hooks import hookimpl
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -63,13 +64,13 @@ class _Runs:
         """Write a run, then delete the one that the cell had."""
         from mlflow.entities import Metric, Param
 
-        experiment, runs = self._experiment(told.experiment(record))
+        experiment, runs = self._experiment(naming.experiment(record))
         begun = _milliseconds(record.started)
         tags = {CELL: record.cell_id, **_tags(record)}
-        run = self.client.create_run(experiment, begun, tags, told.title(record)[:MOST_TAG]).info.run_id
-        params = [Param(name, str(value)[:MOST_PARAM]) for name, value in told.parameters(record).items()]
-        metrics = [Metric(name, value, begun, 0) for name, value in told.metrics(record).items()]
-        metrics += [Metric(name, value, begun, step) for name, step, value in told.series(record)]
+        run = self.client.create_run(experiment, begun, tags, naming.title(record)[:MOST_TAG]).info.run_id
+        params = [Param(name, str(value)[:MOST_PARAM]) for name, value in naming.parameters(record).items()]
+        metrics = [Metric(name, value, begun, 0) for name, value in naming.metrics(record).items()]
+        metrics += [Metric(name, value, begun, step) for name, step, value in naming.series(record)]
         for some in _parts(params, MOST_PARAMS):
             self.client.log_batch(run, params=some)
         for part in _parts(metrics, MOST_METRICS):
@@ -113,3 +114,9 @@ def _milliseconds(started: str) -> int:
 
 def _parts(things: Sequence[T], most: int) -> list[Sequence[T]]:
     return [things[start : start + most] for start in range(0, len(things), most)]
+
+
+@hookimpl
+def sparsebench_observers() -> list[type[Observer]]:
+    """See `Hooks`."""
+    return [MLflow]

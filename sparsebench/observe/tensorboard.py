@@ -6,8 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sparsebench.observe import told
-from sparsebench.observe.base import Observer, See, not_installed, usable
+from sparsebench.observe import naming
+from sparsebench.observer import Observer, See, not_installed, usable
+from sparsebench.plugin.hooks import hookimpl
 
 if TYPE_CHECKING:
     from sparsebench.sweep.record import Record
@@ -37,17 +38,17 @@ def _write(root: Path, record: Record) -> None:
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
 
-    folder = root / told.experiment(record) / f"{told.slug(told.title(record))}.{record.cell_id}"
+    folder = root / naming.experiment(record) / f"{naming.slug(naming.title(record))}.{record.cell_id}"
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
-    metrics = told.metrics(record)
+    metrics = naming.metrics(record)
     with SummaryWriter(str(folder)) as writer:
-        *begun, ended = hparams(told.parameters(record), metrics)
+        *begun, ended = hparams(naming.parameters(record), metrics)
         for summary in (*begun, _ended(ended, record.status)):
             writer._get_file_writer().add_summary(summary)  # add_hparams would call every session a success
         for name, value in metrics.items():
             writer.add_scalar(name, value)
-        for name, step, value in told.series(record):
+        for name, step, value in naming.series(record):
             writer.add_scalar(name, value, step)
         if record.failure:
             writer.add_text("failure", record.failure.reason)
@@ -63,3 +64,9 @@ def _ended(summary: Any, status: str) -> Any:
     data.session_end_info.status = Status.STATUS_SUCCESS if status == "ok" else Status.STATUS_FAILURE
     held.content = data.SerializeToString()
     return summary
+
+
+@hookimpl
+def sparsebench_observers() -> list[type[Observer]]:
+    """See `Hooks`."""
+    return [TensorBoard]

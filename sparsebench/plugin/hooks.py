@@ -8,7 +8,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from sparsebench.models.base import Model
-    from sparsebench.observe.base import Observer
+    from sparsebench.observer import Observer
     from sparsebench.strategy import Strategy
     from sparsebench.sweep.record import Record
     from sparsebench.tasks.base import Task

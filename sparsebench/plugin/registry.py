@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -18,16 +17,14 @@ from typing import Any
 
 import pluggy
 
-from sparsebench.errors import UserError, unknown
+from sparsebench.contract import complaint
+from sparsebench.errors import UserError, one_line, unknown
 from sparsebench.models.base import Model
 from sparsebench.models.shipped import SHIPPED as MODELS
-from sparsebench.observe.aside import Aside
-from sparsebench.observe.base import Observer, See
-from sparsebench.observe.mlflow import MLflow
-from sparsebench.observe.tensorboard import TensorBoard
-from sparsebench.plugin.hooks import PROJECT, Hooks, hookimpl
+from sparsebench.observer import Observer
+from sparsebench.plugin.hooks import PROJECT, Hooks
 from sparsebench.plugin.origin import Origin
-from sparsebench.strategy import Strategy, complaint
+from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.folder import Folder
 from sparsebench.tasks.groups import SHIPPED as GROUP_TASKS
@@ -65,7 +62,6 @@ class Registry:
 
     Attributes:
         broken: why a plugin could not be loaded, by its name.
-        turned_off: the observers that raised.
     """
 
     def __init__(self) -> None:
@@ -77,17 +73,15 @@ class Registry:
         self._strategies: dict[str, Found] = {}
         self._tasks: dict[str, type[Task]] = {cls.name: cls for cls in TASKS}
         self._models: dict[str, type[Model]] = {cls.name: cls for cls in MODELS}
-        self._observers: dict[str, type[Observer]] = {cls.name: cls for cls in (TensorBoard, MLflow)}
+        self._observers: dict[str, type[Observer]] = {}
         self._observers_in: dict[Path, list[type[Observer]]] = {}
-        self.turned_off: list[str] = []
-        self._asides: dict[str, Aside] = {}
 
     def strategy(self, name: str) -> Found:
         """Return the strategy of that name, importing no other plugin if the name is an entry point's."""
         if name not in self._strategies:
             self._look_for(name, self._strategies)
         if name not in self._strategies:
-            raise unknown("strategy", name, {*self._strategies, *self.entries})
+            raise unknown("strategy", name, {*self._strategies, *self.broken})
         return self._strategies[name]
 
     def task(self, name: str) -> type[Task]:
@@ -122,7 +116,7 @@ class Registry:
             plugin, found = name, [self._observers[name]] if name in self._observers else []
         if not found and plugin in self.broken:
             raise UserError(f"observer '{name}' could not be loaded", got=self.broken[plugin])
-        if not found and plugin not in (each.plugin_name for each in self._watching()):
+        if not found and plugin not in (each.plugin_name for each in self.record_hooks()):
             raise unknown("observer", name, self._observers)
         return found
 
@@ -168,7 +162,7 @@ class Registry:
             with redirect_stdout(sys.stderr):
                 module = entry.load()
         except (Exception, SystemExit) as error:
-            self.broken[name] = _one_line(error)
+            self.broken[name] = one_line(error)
             return
         source = getattr(module, "__file__", None)
         origin = Origin(
@@ -216,7 +210,7 @@ class Registry:
     def _size(self) -> int:
         """Return how much there is to name, and how many look at records without being named."""
         named = len(self._strategies) + len(self._tasks) + len(self._models) + len(self._observers)
-        return named + len(self._watching())
+        return named + len(self.record_hooks())
 
     def _free_name(self, name: str) -> str:
         """Return the name, or one made from it that no strategy has."""
@@ -236,7 +230,7 @@ class Registry:
                 spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[module_name]
-            return _one_line(error)
+            return one_line(error)
         return self._register(module, origin, path)
 
     def _register(self, module: ModuleType, origin: Origin, file: Path | None = None) -> str | None:
@@ -254,7 +248,7 @@ class Registry:
             self._strategies, self._tasks, self._models, self._observers = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
-            return _one_line(error)
+            return one_line(error)
         return None
 
     def _free_plugin(self, name: str) -> str:
@@ -285,38 +279,9 @@ class Registry:
             )
         self._strategies[cls.name] = Found(cls, origin, file)
 
-    def attach(self, name: str, see: See, aside: Aside) -> None:
-        """Show each finished record to a function, too, in that thread."""
-        name = self._free_plugin(f"observe:{name}")
-        self._asides[name] = aside
-        self.manager.register(_Attached(see), name=name)
-
-    def observe(self, record: Any) -> None:
-        """Show a finished record to the observers, one by one; one that raises or hangs is reported and turned off."""
-        for implementation in self._watching():
-            name = implementation.plugin_name
-            if name in self.turned_off:
-                continue
-            try:
-                with redirect_stdout(sys.stderr):
-                    self._asides.setdefault(name, Aside()).call(partial(implementation.function, record))
-            except (Exception, SystemExit) as error:  # an observer must never cost a record
-                self.turned_off.append(name)
-                log.warning("observer '%s' failed and is turned off: %s", name, _one_line(error))
-
-    def _watching(self) -> list[pluggy.HookImpl]:
+    def record_hooks(self) -> list[pluggy.HookImpl]:
+        """Return what looks at records without being named: each with a `plugin_name` and a `function`."""
         return self.manager.hook.sparsebench_record_finished.get_hookimpls()
-
-
-class _Attached:
-    """A plugin that is a function."""
-
-    def __init__(self, see: See):
-        self.see = see
-
-    @hookimpl
-    def sparsebench_record_finished(self, record: Any) -> None:
-        self.see(record)
 
 
 def _entries() -> dict[str, metadata.EntryPoint]:
@@ -361,7 +326,3 @@ def _add(cls: Any, base: type, found: dict[str, Any]) -> None:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split()) if not isinstance(error, UserError) else str(error)

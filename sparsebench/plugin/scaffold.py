@@ -8,9 +8,9 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-import sparsebench
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
+from sparsebench.version import __version__
 
 FILES = {"strategy.py.jinja": "{name}.py", "test.py.jinja": "test_{name}.py"}
 PACKAGE = {
@@ -47,7 +47,7 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
         "cls": "".join(part[:1].upper() + part[1:] for part in name.split("_")) or name,
         "module": f"{name}.strategy" if package else name,
         "distribution": "sparsebench-" + name.strip("_").replace("_", "-"),
-        "version": sparsebench.__version__,
+        "version": __version__,
     }
     texts = {path: templates.get_template(template).render(words) for template, path in places.items()}
     try:

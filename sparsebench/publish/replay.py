@@ -14,12 +14,12 @@ from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items
 from sparsebench.plugin.registry import Registry
-from sparsebench.plugin.spec import fill
 from sparsebench.publish import folder as folders
 from sparsebench.publish import rescore
 from sparsebench.publish.folder import Manifest, plain
 from sparsebench.publish.lines import record_of
 from sparsebench.publish.verify import Verdict
+from sparsebench.spec import fill
 from sparsebench.sweep import engine, store
 from sparsebench.sweep import run as runs
 from sparsebench.sweep.cell import Cell

@@ -20,11 +20,11 @@ from sparsebench.measure.scores import Items
 from sparsebench.models.base import Model
 from sparsebench.models.shipped import SHIPPED as MODELS
 from sparsebench.plugin.registry import TASKS
-from sparsebench.plugin.spec import fill
 from sparsebench.publish import folder as folders
 from sparsebench.publish import recount, rescore
 from sparsebench.publish.folder import MANIFEST, Manifest, Unfit, plain
 from sparsebench.publish.lines import record_of
+from sparsebench.spec import fill
 from sparsebench.sweep import described, environment
 from sparsebench.sweep.cell import Part, canonical, digest
 from sparsebench.sweep.described import Asked, Described, setting_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebench.models.base import TwoLayer
+from sparsebench.models.shipped import TwoLayer
 from sparsebench.reproduce.boundary import Boundary, cells, fitted, loss_of
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsebench.measure import theory
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.reproduce import published
 from sparsebench.reproduce.result import COLOURS, Panel, Result, dashed, heat_map, legend, points
 from sparsebench.reproduce.trials import ENOUGH, Fit, Grid, Trial, compete, grouped, measured, quantiles, slopes

@@ -11,7 +11,7 @@ from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel
 from sparsebench.models.base import Model
 from sparsebench.models.closed import cost_of
-from sparsebench.plugin.spec import Spec, fill
+from sparsebench.spec import Spec, fill
 from sparsebench.strategy import Habits, Strategy
 from sparsebench.tasks.base import Task
 

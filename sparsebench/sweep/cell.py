@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, SerializerFunction
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError
-from sparsebench.plugin.spec import unused
+from sparsebench.spec import unused
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 Where = Literal["both", "train", "test"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sparsebench.budget import FULL, SHARED, Budget
 from sparsebench.plugin.registry import Found, Registry
-from sparsebench.plugin.spec import Spec, fill, parse
+from sparsebench.spec import Spec, fill, parse
 from sparsebench.strategy import Strategy
 from sparsebench.sweep.budgets import BUDGET_KEYS, budgets_of, shared_amount
 from sparsebench.sweep.cell import Part, Where

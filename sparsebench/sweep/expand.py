@@ -11,7 +11,7 @@ from sparsebench.budget import FULL
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
 from sparsebench.plugin.registry import Found, Registry
-from sparsebench.plugin.spec import fill, label, parse
+from sparsebench.spec import fill, label, parse
 from sparsebench.strategy import Strategy
 from sparsebench.sweep.budgets import fit_budget, known_cost
 from sparsebench.sweep.cell import Cell, Part, Track, Where

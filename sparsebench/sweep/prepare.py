@@ -20,7 +20,7 @@ from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.models.acting import LEARNED, Actor
 from sparsebench.models.base import HEADS, Network, Start
 from sparsebench.plugin.registry import Registry
-from sparsebench.plugin.spec import fill
+from sparsebench.spec import fill
 from sparsebench.strategy import Strategy
 from sparsebench.sweep import store
 from sparsebench.sweep.cell import Cell

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparsebench.errors import UserError
 from sparsebench.models import weights
+from sparsebench.observe.observers import Observers
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import described, engine, environment, store
 from sparsebench.sweep.beat import Beat, apart
@@ -211,6 +212,7 @@ def execute(
     limits: engine.Limits | None = None,
     on_stop: Callable[[], None] | None = None,
     cluster: Cluster | None = None,
+    observers: Observers | None = None,
 ) -> None:
     """Run what is to do; each record is stored, and on the disk, before the next is waited for.
 
@@ -218,7 +220,7 @@ def execute(
 
     Args:
         plan: from `plan`.
-        registry: whose observers see each record.
+        registry: from which strategies come.
         out: the run's folder.
         device: from `resolve_device`.
         workers: from `workers_for`.
@@ -228,6 +230,7 @@ def execute(
         limits: of each cell; worker processes only.
         on_stop: called, in a signal handler, at the first Ctrl-C.
         cluster: whose workers run the cells, in place of this machine's.
+        observers: who sees each record; the registry's plugins that look at records unless given.
 
     Raises:
         UserError: the seconds are negative, or the folder cannot be written.
@@ -235,6 +238,7 @@ def execute(
     """
     if not checkpoint >= 0:
         raise UserError("--checkpoint", got=checkpoint, allowed="seconds, or 0 for never")
+    observers = observers or Observers(registry)
     described.keep_strategies(out, registry, plan.jobs)
     _clear_checkpoints(plan, out)
     if not plan.todo:
@@ -257,7 +261,7 @@ def execute(
                 beat.done(record)
                 if record.status not in CUT_SHORT:
                     store.remove_checkpoint(out, record.cell_id)
-                registry.observe(record)
+                observers.observe(record)
                 if on_record is not None:
                     on_record(record)
     finally:

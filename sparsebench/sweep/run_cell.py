@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from sparsebench import __version__, seeds
+from sparsebench import seeds
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
@@ -30,6 +30,7 @@ from sparsebench.training.state import can_be_resumed
 from sparsebench.training.steps import Autograd
 from sparsebench.training.trials import Trial, fits, train_together
 from sparsebench.training.watch import Watch
+from sparsebench.version import __version__
 
 
 def run_cell(job: Job, registry: Registry, context: Context) -> Record:

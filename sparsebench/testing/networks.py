@@ -13,8 +13,9 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from sparsebench.models.base import Network, Shallow
+from sparsebench.models.base import Network
 from sparsebench.models.deep import DeepViT
+from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.theory import Theory
 

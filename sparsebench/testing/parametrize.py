@@ -72,7 +72,7 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
         UserError: there is none, or it does not load.
     """
     from sparsebench.plugin.origin import Origin
-    from sparsebench.plugin.spec import fill, parse
+    from sparsebench.spec import fill, parse
 
     if not isinstance(named, str):
         return [(named() if isinstance(named, type) else named, Origin(plugin=""))]

@@ -16,13 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import sparsebench
 from sparsebench.errors import UserError
 from sparsebench.plugin.origin import Origin
-from sparsebench.plugin.spec import parse
+from sparsebench.spec import parse
 from sparsebench.sweep.engine.slots import THREADS
 from sparsebench.sweep.store import content_hash
 from sparsebench.testing.report import Outcome, Report, Status
+from sparsebench.version import __version__
 
 LIMIT = 60.0
 """Seconds for one check."""
@@ -118,7 +118,7 @@ class _Child:
         self.on_outcome(outcome)
 
     def _unloaded(self, name: str, origin: Origin, outcome: Outcome) -> None:
-        versions = {"sparsebench": sparsebench.__version__}
+        versions = {"sparsebench": __version__}
         self.reports.append(Report(strategy=name, origin=origin, versions=versions, outcomes=(outcome,)))
         self.on_outcome(outcome)
 

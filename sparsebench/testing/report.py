@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench.plugin.origin import Origin
-from sparsebench.plugin.spec import label
+from sparsebench.spec import label
 
 SCHEMA = 1
 Group = Literal["required", "recommended", "informative"]
@@ -68,7 +68,7 @@ class Report(_Value):
 
     @property
     def label(self) -> str:
-        """What tables call it: see `sparsebench.plugin.spec.label`."""
+        """What tables call it: see `sparsebench.spec.label`."""
         return label(self.strategy, self.params)
 
     @property

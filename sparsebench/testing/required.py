@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsebench.contract import complaint
 from sparsebench.errors import StrategyError, UnsupportedError
-from sparsebench.strategy import Strategy, complaint
+from sparsebench.strategy import Strategy
 from sparsebench.testing import audit, state
 from sparsebench.testing.networks import PREFIXES, SIZES, Case, build
 from sparsebench.testing.trial import Asked, RuleError, Runner, Trial, act, alike, fresh, on_each, tensors

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsebench.errors import UserError
-from sparsebench.plugin.spec import parse
+from sparsebench.spec import parse
 from sparsebench.sweep import store
 from sparsebench.sweep.record import Record
 from sparsebench.testing import process, stored

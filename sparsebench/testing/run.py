@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import timm
 import torch
 
-import sparsebench
 from sparsebench.errors import UnsupportedError, unknown
 from sparsebench.plugin.origin import Origin
 from sparsebench.strategy import Strategy
@@ -18,6 +17,7 @@ from sparsebench.sweep.worker import one_thread
 from sparsebench.testing import informative, recommended, required, state
 from sparsebench.testing.report import Group, Outcome, Report
 from sparsebench.testing.trial import RuleError
+from sparsebench.version import __version__
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def blank(strategy: Strategy, origin: Origin) -> Report:
         kind=strategy.kind,
         site=strategy.site,
         origin=origin,
-        versions={"sparsebench": sparsebench.__version__, "torch": torch.__version__, "timm": timm.__version__},
+        versions={"sparsebench": __version__, "torch": torch.__version__, "timm": timm.__version__},
         outcomes=tuple(Outcome(check=check.name, group=check.group, says=check.says) for check in CHECKS),
     )
 

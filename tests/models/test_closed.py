@@ -10,8 +10,9 @@ import torch
 
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import Step
-from sparsebench.models.base import Model, Positional, Shallow, TwoLayer
+from sparsebench.models.base import Model
 from sparsebench.models.closed import cost_of
+from sparsebench.models.shipped import Positional, Shallow, TwoLayer
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.images import Composite

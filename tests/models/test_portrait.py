@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from sparsebench.models.acting import Look
-from sparsebench.models.base import PRUNED, Shallow
+from sparsebench.models.base import PRUNED
 from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.loop import train
 from sparsebench.training.steps import Autograd, Samples, losses

@@ -12,8 +12,8 @@ from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
 from sparsebench.models.acting import Actor, Look
-from sparsebench.models.base import Positional
 from sparsebench.models.positional import association
+from sparsebench.models.shipped import Positional
 from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.strategy import Habits
 from sparsebench.tasks.spatial import Spatial

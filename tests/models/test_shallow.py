@@ -9,8 +9,8 @@ from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Shallow
 from sparsebench.models.shallow import ShallowViT, complete
+from sparsebench.models.shipped import Shallow
 from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.theory import Theory

@@ -13,7 +13,7 @@ from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
 from sparsebench.models.acting import Actor, Look
-from sparsebench.models.base import TwoLayer
+from sparsebench.models.shipped import TwoLayer
 from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.strategy import Habits
 from sparsebench.tasks.overfitting import Overfitting

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 import sparsebench
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.observe.attach import attach, tell
+from sparsebench.observe.observers import Observers, show_folder
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import store
 from sparsebench.sweep.record import Record
@@ -117,7 +117,7 @@ def test_an_observer_that_raises_is_named_once_and_the_others_go_on(
     own: Path, stored: Path, poison: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert tell([f"{own}:poison={poison},file=bad", f"{own}:file=good"], stored) == (3, ["observe:own"])
+        assert show_folder([f"{own}:poison={poison},file=bad", f"{own}:file=good"], stored) == (3, ["observe:own"])
     assert len((stored / "bad").read_text().split()) == 1 and len((stored / "good").read_text().split()) == 3
     (message,) = caplog.messages
     assert message.startswith("observer 'observe:own' failed and is turned off:") and "no more" in message
@@ -133,10 +133,10 @@ def test_what_a_folder_has_is_told_by_a_command(own: Path, stored: Path) -> None
 
 def test_a_file_with_the_hook_alone_is_an_observer(tmp_path: Path, stored: Path) -> None:
     (tmp_path / "bare.py").write_text(BARE)
-    assert tell([str(tmp_path / "bare.py")], stored) == (3, [])
+    assert show_folder([str(tmp_path / "bare.py")], stored) == (3, [])
     assert len((tmp_path / "bare_seen").read_text().split()) == 3
     with pytest.raises(UserError, match="has no parameters"):
-        tell([f"{tmp_path}/bare.py:a=1"], stored)
+        show_folder([f"{tmp_path}/bare.py:a=1"], stored)
 
 
 def test_an_installed_observer_is_found_by_the_name_of_its_entry_point_and_by_its_own(
@@ -150,10 +150,10 @@ def test_an_installed_observer_is_found_by_the_name_of_its_entry_point_and_by_it
     for name, text in {"own": OWN, "bare": BARE, "broken": "1 / 0\n"}.items():
         (site / f"stranger_{name}.py").write_text(text)
     monkeypatch.syspath_prepend(site)
-    assert tell(["own", "bare"], stored) == (3, [])
+    assert show_folder(["own", "bare"], stored) == (3, [])
     assert len((stored / "seen").read_text().split()) == len((site / "bare_seen").read_text().split()) == 3
     with pytest.raises(UserError, match="could not be loaded; got ZeroDivisionError"):
-        tell(["broken"], stored)
+        show_folder(["broken"], stored)
     for name in ("own", "bare"):
         sys.modules.pop(f"stranger_{name}")
 
@@ -193,7 +193,7 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra: pip install 'sparsebench[tensorboard]'")
     (tmp_path / "shut").mkdir(mode=0o500)
     with pytest.raises(UserError, match="cannot write to"):
-        attach([f"tensorboard:dir={tmp_path}/shut"], Registry(), tmp_path)
+        Observers(Registry()).attach([f"tensorboard:dir={tmp_path}/shut"], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from sparsebench.errors import UserError
 from sparsebench.observe import aside
 from sparsebench.observe.aside import Aside
-from sparsebench.observe.attach import tell
+from sparsebench.observe.observers import show_folder
 from sparsebench.sweep import store
 from sparsebench.sweep.record import Record
 
@@ -110,7 +110,7 @@ def test_the_observer_that_hangs_is_named_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(aside, "PATIENCE", 0.3)
     with caplog.at_level(logging.WARNING):
-        assert tell([f"{file}:at=record", f"{file}:at=good"], stored) == (3, ["observe:hangs"])
+        assert show_folder([f"{file}:at=record", f"{file}:at=good"], stored) == (3, ["observe:hangs"])
     seen = [line.split() for line in (stored / "good").read_text().splitlines()]
     assert [cell for cell, _ in seen] == sorted(store.read(stored))
     assert len({thread for _, thread in seen}) == 1 and seen[0][1] != str(threading.get_ident())
@@ -123,7 +123,7 @@ def test_one_that_does_not_open_stops_the_run_before_it_begins(
 ) -> None:
     monkeypatch.setattr(aside, "PATIENCE", 0.3)
     with pytest.raises(UserError, match=r"observer 'hangs' cannot be opened: TimeoutError: no answer in 0.3 s"):
-        tell([f"{file}:at=open"], stored)
+        show_folder([f"{file}:at=open"], stored)
 
 
 def test_a_late_answer_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:

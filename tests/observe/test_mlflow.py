@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparsebench.observe.mlflow import MLflow
-from sparsebench.observe.told import key
+from sparsebench.observe.naming import key
 from sparsebench.sweep.record import Record
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # is read when mlflow is imported

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sparsebench.errors import UserError
+from sparsebench.observe.observers import Observers
 from sparsebench.plugin.registry import Registry
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
@@ -44,6 +45,7 @@ def ask(program: str, folder: Path | None = None, *, last: bool = False) -> Any:
     """Return what the program leaves in `answer`, run in a Python of its own with the folder on its path."""
     code = f"""
 import json, sys
+from sparsebench.observe.observers import Observers
 from sparsebench.plugin.registry import Registry
 sys.path[{"len(sys.path)" if last else 0}:0] = {[str(folder)] if folder else []}
 r = Registry()
@@ -233,7 +235,7 @@ def test_objects_that_answer_to_every_attribute_are_no_hooks(registry: Registry,
 def test_a_plugin_brings_tasks_and_models(registry: Registry, plugin: Callable[..., Path]) -> None:
     more = """
 
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.theory import Theory
 
 
@@ -323,9 +325,10 @@ def test_observers_are_called_one_by_one_and_one_that_raises_is_turned_off_with_
     registry.load_file(plugin("one.py", more=observer))
     registry.load_file(plugin("two.py", more=observer + "    raise RuntimeError('no')\n", **{'"norm"': '"two"'}))
     seen: list[int] = []
+    observers = Observers(registry)
     with caplog.at_level(logging.WARNING):
-        registry.observe(seen)
+        observers.observe(seen)
     assert seen == [1, 1]
-    registry.observe(seen)
+    observers.observe(seen)
     assert seen == [1, 1, 1]
     assert caplog.messages == ["observer 'file:two.py' failed and is turned off: RuntimeError: no"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError
-from sparsebench.plugin.spec import Spec, fill, parse
+from sparsebench.spec import Spec, fill, parse
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.images import Spurious
 from sparsebench.tasks.theory import Theory

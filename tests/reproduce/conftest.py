@@ -10,7 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from sparsebench.models.base import Model, Shallow
+from sparsebench.models.base import Model
+from sparsebench.models.shipped import Shallow
 from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.result import Result
 from sparsebench.reproduce.trials import Trial

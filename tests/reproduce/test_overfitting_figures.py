@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsebench.models.base import TwoLayer
+from sparsebench.models.shipped import TwoLayer
 from sparsebench.reproduce.boundary import Boundary, crossing
 from sparsebench.reproduce.overfitting import PAPER
 from sparsebench.reproduce.result import Result

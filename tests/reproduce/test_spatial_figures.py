@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsebench.models.base import Positional
 from sparsebench.models.positional import association
+from sparsebench.models.shipped import Positional
 from sparsebench.reproduce.result import Result
 from sparsebench.reproduce.spatial import MODES, PAPER, put_right, samples_for, set_share
 from sparsebench.reproduce.trials import Trial

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.result import Result, heat_map
 from sparsebench.reproduce.theory import PAPER

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparsebench.board.statistics import RESAMPLES
 from sparsebench.budget import FULL, Budget
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.plugin.origin import Origin
 from sparsebench.reproduce.trials import (
     Grid,

@@ -6,7 +6,7 @@ import torch
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.strategy import Place
+from sparsebench.plans import Place
 from sparsebench.tokens import apply
 from sparsebench.view import TokenView
 

@@ -13,7 +13,7 @@ from sparsebench.budget import Budget
 from sparsebench.counts import solve
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.models.acting import Actor
-from sparsebench.plugin.spec import fill
+from sparsebench.spec import fill
 from sparsebench.strategy import Lesson
 from sparsebench.testing.networks import build
 from sparsebench.training.calibrate import calibrate

@@ -17,7 +17,7 @@ from sparsebench_plugins.tome import ToMe
 from tiny import images, vit
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.theory import Theory
 
 MERGING = [ToMe, ToFu, PiToMe, MCTF, ATC, DPCKNN, DiffRate]

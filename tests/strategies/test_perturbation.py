@@ -12,8 +12,8 @@ from tiny import B, N, images, vit
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Positional, Shallow, TwoLayer
 from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
+from sparsebench.models.shipped import Positional, Shallow, TwoLayer
 from sparsebench.plans import Keep
 from sparsebench.tasks.overfitting import Overfitting
 from sparsebench.tasks.spatial import Spatial

@@ -11,7 +11,7 @@ from sparsebench_plugins.patch_variance import PatchVariance
 from tiny import B, N, act, chosen, images, vit
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.theory import Theory
 
 L = ((1, -2, 1), (-2, 4, -2), (1, -2, 1))

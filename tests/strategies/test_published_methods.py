@@ -19,7 +19,7 @@ from sparsebench.counts import solve, stages
 from sparsebench.measure.cost import VitCost
 from sparsebench.models.anatomy import vit_cost
 from sparsebench.plugin.registry import Registry
-from sparsebench.plugin.spec import fill
+from sparsebench.spec import fill
 from sparsebench.strategy import Strategy
 from sparsebench.sweep.budgets import BUDGET_KEYS
 from sparsebench.sweep.contenders import Request

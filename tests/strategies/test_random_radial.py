@@ -8,7 +8,7 @@ from sparsebench_plugins.random import Random
 from tiny import B, N, act, chosen, images, vit
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.theory import Theory
 
 BIG = {"img_size": 64, "depth": 1}  # 8 x 8 patches

@@ -15,9 +15,10 @@ from sparsebench_plugins.random import Random
 from timm.models.deit import VisionTransformerDistilled
 from tiny import ENTRIES, ROOT, SHIPPED, B, N, act, images, vit
 
+from sparsebench.contract import complaint
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.base import Shallow
-from sparsebench.strategy import KINDS, complaint
+from sparsebench.models.shipped import Shallow
+from sparsebench.strategy import KINDS
 from sparsebench.tasks.images import Composite
 from sparsebench.tasks.theory import Theory
 

@@ -17,7 +17,7 @@ from sparsebench_plugins.value_norm import ValueNorm
 from tiny import B, N, act, chosen, images, inside, vit
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.theory import Theory
 
 CLASS = partial(vit, reg_tokens=2)

@@ -9,7 +9,7 @@ import torch
 from sparsebench_plugins.zero_tprune import ZeroTPrune
 from tiny import B, N, act, chosen, images, inside, vit
 
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.theory import Theory
 
 ITERATIONS = (30, 5, 5, 1)  # of the four blocks

@@ -7,7 +7,7 @@ import pytest
 
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
-from sparsebench.plugin.spec import parse
+from sparsebench.spec import parse
 from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.expand import expand
 

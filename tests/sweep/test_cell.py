@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.sweep.cell import Cell, Part, canonical
 from sparsebench.tasks.theory import Theory
 

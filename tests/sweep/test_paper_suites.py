@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from sparsebench.models.base import TwoLayer
+from sparsebench.models.shipped import TwoLayer
 from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce import overfitting, spatial
 from sparsebench.reproduce.paper import Paper

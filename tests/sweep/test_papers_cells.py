@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sparsebench.models.base import Positional, TwoLayer
+from sparsebench.models.shipped import Positional, TwoLayer
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep import store
 from sparsebench.sweep.contenders import Request

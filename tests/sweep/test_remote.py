@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sparsebench import __version__
 from sparsebench.errors import UserError
 from sparsebench.plugin.origin import Origin
 from sparsebench.plugin.registry import Registry
@@ -14,6 +13,7 @@ from sparsebench.sweep.contenders import Request
 from sparsebench.sweep.engine import remote
 from sparsebench.sweep.expand import expand
 from sparsebench.sweep.job import Job
+from sparsebench.version import __version__
 
 TEXT = "# a plugin\n"
 

@@ -10,7 +10,7 @@ from records import COMPOSITE, VIT, Measure, reason, value
 
 from sparsebench.measure.cost import Step
 from sparsebench.plugin.registry import Registry
-from sparsebench.plugin.spec import fill
+from sparsebench.spec import fill
 from sparsebench.sweep import engine
 from sparsebench.sweep.record import Outcomes, Record, unpack, unpack_reals
 

@@ -7,7 +7,7 @@ import pytest
 
 from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.theory import PAPER
 from sparsebench.sweep import suite as suites

@@ -22,8 +22,8 @@ from sparsebench_plugins.random import Random
 from sparsebench.budget import FULL, Budget
 from sparsebench.errors import DivergedError
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Shallow
 from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.shipped import Shallow
 from sparsebench.plans import Keep
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep.cell import Cell, Part

@@ -11,7 +11,7 @@ from sparsebench_plugins.random import Random
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import TwoLayer
+from sparsebench.models.shipped import TwoLayer
 from sparsebench.tasks.overfitting import Overfitting
 from sparsebench.training.gram import InSpan, Member, Span
 from sparsebench.training.loop import Course, steps_for, train

@@ -7,7 +7,7 @@ from sparsebench_plugins.random import Random
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.models.vits import Vit
 from sparsebench.tasks.images import Spurious
 from sparsebench.tasks.theory import Theory

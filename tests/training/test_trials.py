@@ -10,7 +10,7 @@ from sparsebench_plugins.random import Random
 
 from sparsebench.budget import Budget
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.theory import Theory
 from sparsebench.training import trials
 from sparsebench.training.loop import Course, steps_for, train

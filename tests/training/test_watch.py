@@ -11,7 +11,7 @@ from sparsebench_plugins.random import Random
 
 from sparsebench.budget import FULL, Budget
 from sparsebench.models.acting import Actor
-from sparsebench.models.base import Shallow
+from sparsebench.models.shipped import Shallow
 from sparsebench.plugin.registry import Registry
 from sparsebench.sweep.cell import Cell, Part
 from sparsebench.sweep.engine import inline
@@ -208,7 +208,8 @@ def test_an_unwatched_record_is_the_same_without_what_is_watched(tmp_path, plugi
 
 STRANGER = """
 import sparsebench
-from sparsebench.models.base import Model, Shallow
+from sparsebench.models.base import Model
+from sparsebench.models.shipped import Shallow
 
 class Network:
     grid, attention_source = None, "received"

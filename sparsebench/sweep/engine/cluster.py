@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparsebench import __version__
 from sparsebench.errors import UserError
 from sparsebench.sweep import environment, store
 from sparsebench.sweep.engine import batch_system, remote
@@ -26,6 +25,7 @@ from sparsebench.sweep.engine.stop import Stop
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Failure, Record
 from sparsebench.tasks.base import Locations
+from sparsebench.version import __version__
 
 log = logging.getLogger(__name__)
 

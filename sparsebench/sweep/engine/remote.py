@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from sparsebench import __version__
 from sparsebench.errors import UserError
 from sparsebench.plugin.origin import Origin
 from sparsebench.plugin.registry import PROJECT
@@ -29,6 +28,7 @@ from sparsebench.sweep.engine.slots import slots
 from sparsebench.sweep.engine.workers import LOOK, Supervisor, log_of, setting_of
 from sparsebench.sweep.job import Job
 from sparsebench.sweep.record import Record
+from sparsebench.version import __version__
 
 GPU = "GPU"
 """What a Dask worker's resources call its GPUs: `dask worker --resources GPU=1`."""

@@ -1,0 +1,3 @@
+"""The version of sparsebench, which pyproject.toml reads."""
+
+__version__ = "0.1.0"
