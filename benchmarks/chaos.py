@@ -23,9 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sparsebench.sweep import store
-from sparsebench.sweep.keeper import descendants
-from sparsebench.sweep.record import Record
+from sparsebench.contain.keeper import descendants
+from sparsebench.records import store
+from sparsebench.records.record import Record
 
 SUITE = """
 name = "chaos"

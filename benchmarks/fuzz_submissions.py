@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparsebench.contain.memory import forget_peak, peak
 from sparsebench.publish.verify import BADGES, Badge, verify
-from sparsebench.sweep.cell import canonical
-from sparsebench.sweep.engine.memory import forget_peak, peak
+from sparsebench.records.cell import canonical
 
 MANIFEST, RECORDS = "manifest.json", "records/records.jsonl"
 REPORTED, RESCORED = "reported", "rescored"

@@ -24,11 +24,11 @@ from sparsebench_plugins.oracle import Oracle
 from timing import AGAIN, Run, Seconds, ratio, settled, table
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.engine.worker import one_thread
+from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT, small_vit
-from sparsebench.models.named import named_vit
+from sparsebench.models.timm_models import named_vit
 from sparsebench.models.vits import Vit
-from sparsebench.sweep.worker import one_thread
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
 from sparsebench.training.loop import train

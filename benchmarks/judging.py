@@ -17,12 +17,12 @@ import numpy as np
 from scipy.special import expit, stdtrit
 from tabulate import tabulate
 
-from sparsebench.board import flat
+from sparsebench.board import reading
 from sparsebench.board.build import judge
 from sparsebench.board.entries import frame_of, settings_of
-from sparsebench.board.marks import NOT_TOLD, marks
-from sparsebench.board.paired import Contender, Pairs, compare, holm, student
-from sparsebench.board.statistics import LEVEL
+from sparsebench.stats.intervals import LEVEL
+from sparsebench.stats.marks import NOT_TOLD, marks
+from sparsebench.stats.paired import Contender, Pairs, compare, holm, student
 
 BOARDS = Path(__file__).resolve().parents[1] / "leaderboard"
 KINDS = ("no seed noise", "one seed noise", "five unsteady", "unequal seed noise", "families")
@@ -198,7 +198,7 @@ def settings() -> Iterator[World]:
 def published() -> Iterator[tuple[object, ...]]:
     """Yield of each task of each published board how many pairs the items alone, the former rule and this one tell."""
     for folder in sorted(path.parent for path in BOARDS.glob("*/leaderboard.csv")):
-        frame = frame_of(flat.frame(folder))
+        frame = frame_of(reading.read(folder))
         for contest, setting in zip(judge(frame, "task").contests, settings_of(frame), strict=True):
             keys = [(row["strategy"], row["kind"], row["budget"]) for row in contest.rows]
             contenders, upper = [setting.tested[key].contender for key in keys], np.triu_indices(len(keys), 1)

@@ -25,9 +25,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from sparsebench.board.compact import path_of
-from sparsebench.sweep import store
-from sparsebench.sweep.cell import canonical
+from sparsebench.records import store
+from sparsebench.records.cell import canonical
+from sparsebench.records.parquet import path_of
 
 REAL = Path(__file__).resolve().parents[1] / "leaderboard" / "quick"
 BUDGETS, VARIANTS = (0.3, 0.4, 0.5, 0.6, 0.7), 20

@@ -20,13 +20,13 @@ from images import SHARES, network, samples, shares, test_pass
 from timing import AGAIN, Run, ratio, settled, table
 
 from sparsebench.budget import Budget
-from sparsebench.models import shown
-from sparsebench.models.acting import Actor
+from sparsebench.engine.worker import one_thread
+from sparsebench.models import attention_fields
+from sparsebench.models.actor import Actor
 from sparsebench.models.attention import qkv
 from sparsebench.models.deep import DeepViT
 from sparsebench.spec import fill, parse
 from sparsebench.strategy import Strategy
-from sparsebench.sweep.worker import one_thread
 
 MODEL, TARGETS = "DeiT-S", (0.87, 0.65, 0.5, 0.37)
 BATCH = {"cpu": 8, "cuda": 64}
@@ -79,7 +79,7 @@ def scoring(device: str, rounds: int, times: int = 50) -> str:
     for T in (197, 138, 99, 50):
         with torch.inference_mode():
             q, k, v = qkv(attn, torch.randn(B, T, 384, device=device, generator=torch.Generator(device).manual_seed(0)))
-        fields = shown.given(attn, q, k, v, net.prefix, net.class_rows)
+        fields = attention_fields.given(attn, q, k, v, net.prefix, net.class_rows)
         fused = repeated(partial(F.scaled_dot_product_attention, q, k, v), times)
         runs = {"fused": fused, "fused" + AGAIN: fused}
         for field in ("class_attention", "mean_query_attention", "received_attention"):

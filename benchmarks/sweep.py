@@ -26,15 +26,16 @@ from pathlib import Path
 
 from timing import ratio, table, turns
 
+from sparsebench import engine
+from sparsebench.contain.keeper import descendants
+from sparsebench.engine import run as runs
+from sparsebench.engine.dask import Cluster, connected
+from sparsebench.planning import planner
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.expand import expand
+from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
-from sparsebench.sweep import engine
-from sparsebench.sweep import run as runs
-from sparsebench.sweep.contenders import Request
-from sparsebench.sweep.engine.cluster import Cluster, connected
-from sparsebench.sweep.expand import expand
-from sparsebench.sweep.job import Job
-from sparsebench.sweep.keeper import descendants
-from sparsebench.sweep.record import Record
+from sparsebench.records.record import Record
 
 TRIVIAL = "theory:steps=1,test=1,tokens=5"
 BUSY = "theory:steps={steps},test=20,tokens=20,lr=1e-9"
@@ -60,7 +61,7 @@ def overhead(number: int) -> str:
                 marks.append((*now, time.process_time(), cpu_seconds_of_workers()))
 
             request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
-            plan = runs.plan(request, runs.Files(), Registry(), Path(folder), "missing")
+            plan = planner.plan(request, planner.Files(), Registry(), Path(folder), "missing")
             runs.execute(plan, Registry(), Path(folder), "cpu", workers, note)
         pairs = list(zip(marks[WARM:-1], marks[WARM + 1 :], strict=True))
         here = statistics.median(then[2] - before[2] for before, then in pairs)
@@ -82,9 +83,9 @@ def overhead(number: int) -> str:
 
 def bare(number: int) -> tuple[int, str, str]:
     """Return how many trivial cells were run, without engine and store, and the median of their CPU-ms."""
-    from sparsebench.sweep.prepare import Context
-    from sparsebench.sweep.run_cell import run_cell
-    from sparsebench.sweep.worker import one_thread
+    from sparsebench.cells.prepare import Context
+    from sparsebench.cells.run_cell import run_cell
+    from sparsebench.engine.worker import one_thread
 
     jobs = expand(Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4), Registry())
     registry, used = Registry(), list[float]()
@@ -101,7 +102,7 @@ def cpu_seconds_of_workers() -> float:
     ticks = 0
     for pid in descendants(os.getpid()):
         try:
-            if b"sparsebench.sweep.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"sparsebench.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
         except OSError:
             continue
@@ -179,10 +180,10 @@ KINDS = (
 
 def grouped(rounds: int) -> str:
     """Compare cells that have the data of the one before with cells that draw for themselves, in one process."""
-    from sparsebench.sweep.drawn import Drawn
-    from sparsebench.sweep.prepare import Context
-    from sparsebench.sweep.run_cell import run_cell
-    from sparsebench.sweep.worker import one_thread
+    from sparsebench.cells.data_cache import Drawn
+    from sparsebench.cells.prepare import Context
+    from sparsebench.cells.run_cell import run_cell
+    from sparsebench.engine.worker import one_thread
 
     rows: list[tuple[object, ...]] = []
     for name, task, n_train, seeds in KINDS:
@@ -247,7 +248,7 @@ def drive(number: int, address: str) -> None:
     """Run so many trivial cells and print the seconds, and the resident MiB after planning and at some tenths."""
     with tempfile.TemporaryDirectory() as folder, connected(address, None, None, "cpu") as cluster:
         request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
-        plan = runs.plan(request, runs.Files(), Registry(), Path(folder), "missing")
+        plan = planner.plan(request, planner.Files(), Registry(), Path(folder), "missing")
         seen, marks, at, start = 0, [resident()], {number * tenth // 10 for tenth in TENTHS}, time.monotonic()
 
         def note(record: Record) -> None:

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from timing import Row, Run, ratio, table, turns
 
+from sparsebench.engine import THREADS
+from sparsebench.engine.worker import one_thread
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.shipped import Shallow, TwoLayer
 from sparsebench.models.two_layer import TwoLayerViT
-from sparsebench.sweep.engine import THREADS
-from sparsebench.sweep.worker import one_thread
 from sparsebench.tasks.base import Data, Recipe
 from sparsebench.tasks.overfitting import Overfitting
 from sparsebench.tasks.theory import Theory

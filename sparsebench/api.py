@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sparsebench.engine.options import Engine
+    from sparsebench.planning.planner import Plan, Rerun
     from sparsebench.plugin.registry import Registry
-    from sparsebench.sweep.cell import Where
-    from sparsebench.sweep.engine.choice import Engine
-    from sparsebench.sweep.record import Record
-    from sparsebench.sweep.run import Plan, Rerun
+    from sparsebench.records.cell import Where
+    from sparsebench.records.record import Record
 
 OUT = "sparsebench-out"
 
@@ -122,12 +122,13 @@ def execute(
     Ctrl-C.
     """
     from sparsebench.board.publish import publish
+    from sparsebench.engine import Limits, devices
+    from sparsebench.engine import run as runs
+    from sparsebench.engine.options import Choice
     from sparsebench.observe.observers import Observers
+    from sparsebench.planning import planner
     from sparsebench.plugin.registry import Registry
-    from sparsebench.sweep import described, store
-    from sparsebench.sweep import run as runs
-    from sparsebench.sweep.engine import Limits
-    from sparsebench.sweep.engine.choice import Choice
+    from sparsebench.records import store
 
     folder, registry = Path(out), Registry()
     choice = Choice.given(engine, address, cluster, jobs)
@@ -140,12 +141,12 @@ def execute(
     )  # fmt: skip
     limits = Limits.given(timeout, memory_limit, choice.in_processes, exclusive)
     store.check_writable(folder)
-    described.keep_suite(folder, plan.suite, plan.whole)
+    planner.keep_suite(folder, plan.suite, plan.whole)
     observers = Observers(registry)
     observers.attach(_several(observe), folder)
     with choice.connected(device) if plan.todo else nullcontext() as there:
         workers = (
-            runs.workers_for(plan, device, choice.jobs, exclusive)
+            devices.workers_for(plan, device, choice.jobs, exclusive)
             if there is None
             else there.slots(exclusive) or jobs or 1
         )  # none may have come yet
@@ -184,37 +185,37 @@ def plan_of(
     shard: str | None,
 ) -> Plan:
     """Return what `run` would do; nothing is run and nothing written."""
-    from sparsebench.sweep import run as runs
-    from sparsebench.sweep.contenders import Request
-    from sparsebench.sweep.shard import Shard
+    from sparsebench.planning import planner
+    from sparsebench.planning.contenders import Request
+    from sparsebench.planning.shard import Shard
 
     request = Request(
         plugins=_several(plugins), suite=suite, tasks=_several(tasks), model=model, pretrained=pretrained, seeds=seeds,
         keep=tuple(keep), macs=tuple(macs), n_train=tuple(n_train), where=where,
     )  # fmt: skip
     root, file, folder = (None if path is None else Path(path) for path in (data_root, weights, networks))
-    files = runs.Files(images, backgrounds, pretrain_images, root, download, file, folder)
-    return runs.plan(request, files, registry, Path(out), rerun, None if shard is None else Shard.parse(shard))
+    files = planner.Files(images, backgrounds, pretrain_images, root, download, file, folder)
+    return planner.plan(request, files, registry, Path(out), rerun, None if shard is None else Shard.parse(shard))
 
 
 def refresh(folder: Path) -> bool:
     """Write the leaderboard of a run's folder again, from all its records, where it has one; return whether it has."""
-    from sparsebench.board import flat
+    from sparsebench.board import reading
     from sparsebench.board.gather import WANTED
     from sparsebench.board.publish import publish
 
     if there := (folder / "leaderboard.csv").exists():
-        publish(flat.frame(folder, WANTED), folder)
+        publish(reading.read(folder, WANTED), folder)
     return there
 
 
 def _finished(folder: Path, plan: Plan) -> pd.DataFrame:
     """Return the flat records of a plan's cells: of all that were to be run, and of others that are there."""
-    from sparsebench.board import flat
+    from sparsebench.board import reading
     from sparsebench.board.gather import WANTED
     from sparsebench.errors import UserError
 
-    known = flat.frame(folder, WANTED)
+    known = reading.read(folder, WANTED)
     known = known[known["cell_id"].isin([job.cell.id for job in plan.whole])]
     if lost := {job.cell.id for job in plan.jobs} - set(known["cell_id"]):
         raise UserError(
@@ -230,9 +231,9 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         UserError: the folder holds no records.
     """
-    from sparsebench.board import flat
+    from sparsebench.board import reading
 
-    return flat.frame(Path(path))
+    return reading.read(Path(path))
 
 
 def leaderboard(records: pd.DataFrame, by: str | None = None) -> pd.DataFrame:

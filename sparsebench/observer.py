@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench.errors import UserError
 
 if TYPE_CHECKING:
-    from sparsebench.sweep.record import Record
+    from sparsebench.records.record import Record
 
 See = Callable[["Record"], None]
 

@@ -10,7 +10,7 @@ from pandas.testing import assert_frame_equal
 import sparsebench
 from sparsebench.board.columns import BY_TASK, COLUMNS, keys_of
 from sparsebench.cli.run import run as command
-from sparsebench.sweep.record import Record
+from sparsebench.records.record import Record
 
 GOOD = str(Path(__file__).resolve().parent / "plugins" / "good.py")
 THEORY, SCRATCH = "theory:steps=40,test=20,tokens=20", "quick-scratch"

@@ -9,11 +9,21 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from sparsebench.budget import FULL, Budget, amount_of
-from sparsebench.counts import capped, check_fits, counts_at, ramped, rate_of, scaled_at, shares_of, solve, stages
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import BlockCost, ShallowCost, VitCost
+from sparsebench.measure.counts import (
+    capped,
+    check_fits,
+    counts_at,
+    ramped,
+    rate_of,
+    scaled_at,
+    shares_of,
+    solve,
+    stages,
+)
+from sparsebench.records import store
 from sparsebench.strategy import Habits
-from sparsebench.sweep import store
 
 BLOCK = BlockCost(qkv=3 * 64**2, proj=64**2, mlp=8 * 64**2, width=64)
 VIT = VitCost(tokens=64, prefix=1, class_rows=1, embed=48 * 64, head=640, blocks=(BLOCK,) * 4)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsebench.board import columns, gaps, over_budgets, paired, references
-from sparsebench.board.badges import CHECKS, SEVERAL, UNCHECKED
+from sparsebench.board import columns, gaps, over_budgets, references
 from sparsebench.board.board import BudgetBoard, Row, Table
 from sparsebench.board.columns import NOT_RANKED, NOT_REACHED
 from sparsebench.board.entries import (
@@ -28,8 +27,10 @@ from sparsebench.board.entries import (
     settings_of,
     titled,
 )
-from sparsebench.board.statistics import Interval, mean_interval, n50_ratio, sample_complexity
 from sparsebench.errors import UserError
+from sparsebench.records.badges import CHECKS, SEVERAL, UNCHECKED
+from sparsebench.stats import paired
+from sparsebench.stats.intervals import Interval, mean_interval, n50_ratio, sample_complexity
 
 Flats = Iterable[Mapping[str, Any]]
 """Flat records, a mapping each, or a table of pandas."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsebench.board.build import Contest
-from sparsebench.board.statistics import LEVEL
+from sparsebench.stats.intervals import LEVEL
 
 FEWEST = 3
 """Tasks and strategies below which mean ranks say nothing."""

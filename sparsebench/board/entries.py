@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsebench.board.badges import CHECKS, UNCHECKED
-from sparsebench.board.paired import Contender
-from sparsebench.board.rows import FOREGROUNDS, GROUPS, OUTCOMES, PREDICTIONS
-from sparsebench.board.statistics import Successes
+from sparsebench.records.badges import CHECKS, UNCHECKED
+from sparsebench.records.cell import canonical
+from sparsebench.records.record import unpack
+from sparsebench.records.row import FOREGROUNDS, GROUPS, OUTCOMES, PREDICTIONS
 from sparsebench.spec import label
-from sparsebench.sweep.cell import canonical
-from sparsebench.sweep.record import unpack
+from sparsebench.stats.intervals import Successes
+from sparsebench.stats.paired import Contender
 
 DENSE = "dense"
 PRETRAINING = "plain"

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sparsebench.board.paired import Contender
-from sparsebench.board.statistics import Interval
-from sparsebench.board.variance import half_width
+from sparsebench.stats.intervals import Interval
+from sparsebench.stats.paired import Contender
+from sparsebench.stats.variance import half_width
 
 TASKS = ("spurious", "waterbirds")
 """Those whose four test groups are numbered 2 class + background, which fit each other where they are the same."""

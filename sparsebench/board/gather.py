@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sparsebench.board import critical, flat, notes
+from sparsebench.board import critical, notes, reading
 from sparsebench.board.board import Board, Curve, Group
 from sparsebench.board.build import Flats, judge
 from sparsebench.board.entries import METRICS, Entry, Setting, frame_of, settings_of, titled
-from sparsebench.board.statistics import mean_interval, wilson
-from sparsebench.sweep import described, environment
+from sparsebench.records import environment, manifests
+from sparsebench.stats.intervals import mean_interval, wilson
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def gather(folder: Path) -> Board:
     Raises:
         UserError: the folder holds no records, or some by a later sparsebench.
     """
-    return board_of(flat.frame(folder, WANTED), folder)
+    return board_of(reading.read(folder, WANTED), folder)
 
 
 def board_of(records: Flats, folder: Path) -> Board:
@@ -63,14 +63,14 @@ def board_of(records: Flats, folder: Path) -> Board:
         groups=[group for each in _entries(_largest(settings)) for group in _groups(*each)],
         bibtex=bibtex(folder, frame),
         environments=_environments(folder, set(frame["environment"])),
-        suites=[f"{suite.name}, version {suite.version}" for suite in described.suites(folder)],
+        suites=[f"{suite.name}, version {suite.version}" for suite in manifests.suites(folder)],
         pictures=pictures,
     )
 
 
 def bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
     """Return the entries of what the strategies of a board cite."""
-    known = described.strategies(folder)
+    known = manifests.strategies(folder)
     pairs = frame[["strategy", "sha256"]].drop_duplicates().itertuples(index=False)
     there = {(label.partition("(")[0], sha256) for label, sha256 in pairs}
     return sorted({known[key].bibtex.strip() for key in there if key in known} - {""})

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from sparsebench.board import paired
-from sparsebench.board.badges import REMARK
 from sparsebench.board.build import Contest, Flats
 from sparsebench.board.entries import PRETRAINING, frame_of, settings_of
+from sparsebench.records.badges import REMARK
+from sparsebench.stats import paired
 
 TOLERANCE = 0.02
 """How far realised MACs may be from those asked for, and from planned ones, before the board says so."""

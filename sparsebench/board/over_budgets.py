@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsebench.board import curves, paired, references
+from sparsebench.board import references
 from sparsebench.board.board import BudgetBoard, BudgetCurve, Row
 from sparsebench.board.columns import (
     BY_KEY,
@@ -27,8 +27,9 @@ from sparsebench.board.columns import (
     text_of,
 )
 from sparsebench.board.entries import DENSE, Entry, Key, Setting
-from sparsebench.board.paired import Contender, Pairs
-from sparsebench.board.statistics import Interval
+from sparsebench.stats import curves, paired
+from sparsebench.stats.intervals import Interval
+from sparsebench.stats.paired import Contender, Pairs
 
 MISSED = 0.02
 """How far what was spent may be from a budget, as a share of it, before the table says so."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from sparsebench.board.gather import gather
 from sparsebench.board.publish import files
 from sparsebench.errors import UserError
-from sparsebench.sweep import store
+from sparsebench.records import store
 
 SAME = (".md", ".csv", ".json", ".html")
 """Files that are the same bytes anywhere; pictures hang on the version of what draws them."""

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sparsebench.board.board import Row
 from sparsebench.board.entries import DENSE
-from sparsebench.board.marks import marks
-from sparsebench.board.paired import Pairs
 from sparsebench.budget import amount_of
+from sparsebench.stats.marks import marks
+from sparsebench.stats.paired import Pairs
 
 RANDOM = "random_inside"
 """The strategy that every other is marked against at its own budget, as it is against dense."""

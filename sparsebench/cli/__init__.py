@@ -27,8 +27,8 @@ from sparsebench.cli import (
     submit,
     verify,
 )
+from sparsebench.contain.thread import leave_in_time
 from sparsebench.errors import UserError
-from sparsebench.observe.aside import leave_in_time
 from sparsebench.version import __version__
 
 

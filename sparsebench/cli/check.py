@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from sparsebench.testing.report import HARMLESS
+from sparsebench.records.report import HARMLESS
 
 SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "CRASHED"}
 

@@ -44,16 +44,18 @@ def compare(
     """
     if picture is not None and picture.suffix.lower() != ".png":
         raise UserError("--picture", got=str(picture), allowed="a name that ends with .png")
-    from sparsebench.board import agreement, overlap
-    from sparsebench.sweep import compare as comparing
-    from sparsebench.sweep.contenders import Request
-    from sparsebench.sweep.store import write_whole
+    from sparsebench.look import agreement_picture, agreement_table
+    from sparsebench.look import compare as comparing
+    from sparsebench.planning.contenders import Request
+    from sparsebench.records.store import write_whole
 
     with Progress(out) as progress:
         trainer = trainer_of(options, out, progress)
         request = Request(tasks=(task,), seeds=1, single=True, **options)
         found = comparing.compare((a, b), request, trainer, samples if picture else 0)
     if picture is not None:
-        write_whole(picture, overlap.draw(found))
+        write_whole(picture, agreement_picture.draw(found))
         click.echo(f"written: {picture}", err=True)
-    click.echo(agreement.as_json(found) if as_json else agreement.as_text(found, markdown=markdown), nl=False)
+    click.echo(
+        agreement_table.as_json(found) if as_json else agreement_table.as_text(found, markdown=markdown), nl=False
+    )

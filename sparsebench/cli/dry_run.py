@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sparsebench.sweep.expected import Expected
-    from sparsebench.sweep.job import Job
+    from sparsebench.planning.expected import Expected
+    from sparsebench.planning.job import Job
 
 HERE = (
     "device",

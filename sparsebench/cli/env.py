@@ -10,8 +10,8 @@ def env() -> None:
     """Show the machine and the libraries that records are made with."""
     from tabulate import tabulate
 
-    from sparsebench.sweep.cell import digest
-    from sparsebench.sweep.environment import describe, gpus
+    from sparsebench.records.cell import digest
+    from sparsebench.records.environment import describe, gpus
 
     found = describe()
     rows = [*found.items(), ("CUDA devices", ", ".join(gpus()) or "none"), ("hash", digest(found))]

@@ -20,8 +20,8 @@ def export(folder: Path, form: str, out: Path | None) -> None:
     csv and parquet have flat columns, docs/records.md says which; jsonl the whole records. parquet needs pyarrow:
     pip install 'sparsebench[scale]'.
     """
-    from sparsebench.board.export import write
-    from sparsebench.sweep.store import whole_file
+    from sparsebench.records.export import write
+    from sparsebench.records.store import whole_file
 
     if out is None:
         if form == "parquet":

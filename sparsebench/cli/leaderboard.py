@@ -45,7 +45,7 @@ def leaderboard(
     html is one page with all of it, charts included, that any browser opens without a network; bibtex what the
     strategies in it cite. --check leaves with 1 if files differ.
     """
-    from sparsebench.sweep.store import write_whole
+    from sparsebench.records.store import write_whole
 
     if check or update:
         sys.exit(_published(folder, update))
@@ -85,13 +85,13 @@ def _page(folder: Path) -> bytes:
 
 
 def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice) -> bytes:
-    from sparsebench.board import budget_table, flat, views
+    from sparsebench.board import budget_table, reading, views
     from sparsebench.board.build import judge
     from sparsebench.board.entries import METRICS
     from sparsebench.board.gather import bibtex
     from sparsebench.board.notes import notes_on
 
-    records = flat.frame(folder, METRICS)
+    records = reading.read(folder, METRICS)
     if form == BIBTEX:
         return "\n\n".join([*bibtex(folder, records), ""]).encode()
     judged, chosen = judge(records, by), budget_table.chosen

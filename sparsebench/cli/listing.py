@@ -118,6 +118,6 @@ def _observers(registry: Any) -> list[dict[str, str]]:
 
 
 def _suites(_registry: Any) -> list[dict[str, str]]:
-    from sparsebench.sweep.suite import load, names
+    from sparsebench.planning.suite import load, names
 
     return [{"name": suite.name, "version": str(suite.version), "what": suite.title} for suite in map(load, names())]

@@ -15,6 +15,6 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
 
     Of a cell that several have, the newest success counts.
     """
-    from sparsebench.sweep.merge import merge as merged
+    from sparsebench.records.merge import merge as merged
 
     click.echo(f"written: {out}, {merged(folders, out)} records", err=True)

@@ -13,7 +13,7 @@ from sparsebench.api import OUT
 from sparsebench.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from sparsebench.sweep.trained import Trainer
+    from sparsebench.look.training import Trainer
 
 
 class _Numbers(click.ParamType):
@@ -179,8 +179,8 @@ def _given(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -
 
 def trainer_of(options: dict[str, Any], out: Path, progress: Progress) -> Trainer:
     """Return what trains for a command; takes what says how out of its options, so that those of a request are left."""
-    from sparsebench.sweep.run import Files
-    from sparsebench.sweep.trained import Trainer
+    from sparsebench.look.training import Trainer
+    from sparsebench.planning.planner import Files
 
     files = Files(**{field.name: options.pop(field.name) for field in fields(Files) if field.init})
     own = ("device", "jobs", "rerun", "checkpoint", "timeout", "memory_limit")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from sparsebench.sweep.record import Record
-    from sparsebench.sweep.run import Plan
+    from sparsebench.planning.planner import Plan
+    from sparsebench.records.record import Record
 
 
 class Took:

@@ -14,7 +14,7 @@ from sparsebench.cli.options import checkpointed, limited, with_pictures
 from sparsebench.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from sparsebench.sweep.run import Rerun
+    from sparsebench.planning.planner import Rerun
 
 PAPERS = {
     "theory": (
@@ -99,8 +99,8 @@ def _make(
     memory_limit: str | None,
     **pictures: Any,
 ) -> None:
+    from sparsebench.planning.planner import Files
     from sparsebench.reproduce.run import reproduce as make
-    from sparsebench.sweep.run import Files
 
     module = importlib.import_module(f"sparsebench.reproduce.{paper}")
     folder = out or Path(f"sparsebench-{paper}-{preset}")

@@ -16,8 +16,8 @@ from sparsebench.errors import UserError, unknown
 @click.option("--bibtex", is_flag=True, help="Only where the strategy was published, as BibTeX.")
 def show(name: str, bibtex: bool) -> None:
     """Show what is known of a strategy, task, model, observer or suite NAME, or of the strategies of a FILE.py."""
+    from sparsebench.planning import suite as suites
     from sparsebench.plugin.registry import Registry
-    from sparsebench.sweep import suite as suites
 
     registry = Registry()
     if name.endswith(".py"):

@@ -34,10 +34,10 @@ def show_tokens(
     file = file or out / "tokens.png"
     if file.suffix.lower() != ".png":
         raise UserError("--file", got=str(file), allowed="a name that ends with .png")
-    from sparsebench.board.tokens import draw
-    from sparsebench.sweep.contenders import Request
-    from sparsebench.sweep.show_tokens import show
-    from sparsebench.sweep.store import write_whole
+    from sparsebench.look.show_tokens import show
+    from sparsebench.look.tokens_picture import draw
+    from sparsebench.planning.contenders import Request
+    from sparsebench.records.store import write_whole
 
     with Progress(out) as progress:
         trainer = trainer_of(options, out, progress)

@@ -13,8 +13,8 @@ import click
 from sparsebench.cli.progress import Progress, Took
 
 if TYPE_CHECKING:
-    from sparsebench.sweep.beat import Underway
-    from sparsebench.sweep.record import Record
+    from sparsebench.engine.underway import Underway
+    from sparsebench.records.record import Record
 
 
 @click.command()
@@ -23,9 +23,9 @@ def status(folder: Path) -> None:
     """Say how far the runs of a FOLDER are: cells done, failed, running and left, by strategy, and the time left."""
     from tabulate import tabulate
 
+    from sparsebench.engine.underway import underway
     from sparsebench.errors import UserError
-    from sparsebench.sweep import store
-    from sparsebench.sweep.beat import underway
+    from sparsebench.records import store
 
     records, runs = list(store.read(folder).values()), underway(folder)
     if not records and not runs:
@@ -55,7 +55,7 @@ def _rows(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[str,
 
 
 def _about(run: Underway, records: Sequence[Record]) -> str:
-    from sparsebench.sweep.beat import apart
+    from sparsebench.planning.planner import apart
 
     where = f"the run on {run.host} (process {run.pid})"
     left = sum(cells.n for cells in run.left)

@@ -59,8 +59,8 @@ def verify(
 def _replay(
     folder: Path, verdict: Verdict, number: int, plugin: Path | None, device: str, files: dict[str, Any]
 ) -> None:
+    from sparsebench.planning.planner import Files
     from sparsebench.publish.replay import Here, replay
-    from sparsebench.sweep.run import Files
 
     replay(folder, verdict, number, Here(plugin, Files(**files), device))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsebench import tokens
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.acting import Pass
+from sparsebench.models.actor import Pass
 
 
 class Positions:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sparsebench.measure.cost import CostModel
-    from sparsebench.models.acting import Look, Pass
+    from sparsebench.models.actor import Look, Pass
 
 HEADS = ("head.", "head_dist.")
 """How the names of the weights of output layers begin."""

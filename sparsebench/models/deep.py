@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from sparsebench import seeds, tokens
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.neighbours import neighbour_agreement
-from sparsebench.models import shown
-from sparsebench.models.acting import Given, Look, Pass, in_chunks
-from sparsebench.models.anatomy import refuse, vit_cost
+from sparsebench.models import attention_fields
+from sparsebench.models.actor import Given, Look, Pass, in_chunks
 from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, is_plain, qkv
 from sparsebench.models.stem import ConvStem
+from sparsebench.models.timm_parts import refuse, vit_cost
 from sparsebench.plans import Keep, Plan
 from sparsebench.strategy import Told
 from sparsebench.view import RESULTS
@@ -116,7 +116,9 @@ class DeepViT:
         """Put in the class and register tokens that the head is to read."""
         (x,) = args
         with self._in_full(x.device.type):
-            prefix = acting.read_out(shown.full(x[:, : self.prefix]), shown.full(x[:, self.prefix :]))
+            prefix = acting.read_out(
+                attention_fields.full(x[:, : self.prefix]), attention_fields.full(x[:, self.prefix :])
+            )
         return (torch.cat([prefix.to(x.dtype), x[:, self.prefix :]], dim=1),)
 
     def normed(self, images: Tensor) -> Tensor:
@@ -157,7 +159,9 @@ class DeepViT:
     def _decide(self, acting: Pass, number: int, given: Given, device: str) -> Plan | None:
         """Ask the strategy, see `Pass.decide`; what it sees has the precision of the weights."""
         with self._in_full(device):
-            return acting.decide(number, {name: partial(shown.in_full, make) for name, make in given.items()})
+            return acting.decide(
+                number, {name: partial(attention_fields.in_full, make) for name, make in given.items()}
+            )
 
     def _applied(self, plan: Plan, x: Tensor, sizes: Tensor) -> Tensor:
         """Return what the plan makes of the tokens x, see `tokens.apply`."""
@@ -183,7 +187,7 @@ class DeepViT:
         given = {
             **self._tokens(x),
             "pixels": lambda: self._patches(self._real(images)),
-            "outputs": lambda: in_chunks(partial(self._whole, shown.full(x[:, : self.prefix])), len(x)),
+            "outputs": lambda: in_chunks(partial(self._whole, attention_fields.full(x[:, : self.prefix])), len(x)),
         }
         plan = self._decide(acting, 0, given, x.device.type)
         return x if plan is None else self._applied(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
@@ -256,7 +260,7 @@ class DeepViT:
         if plain:
             q, k, v = qkv(block.attn, normed)
             there = acting.sizes > 0 if acting.ragged else None
-            given = shown.given(block.attn, q, k, v, self.prefix, self.class_rows, **keys, there=there)
+            given = attention_fields.given(block.attn, q, k, v, self.prefix, self.class_rows, **keys, there=there)
         if plain and not RESULTS & acting.requires:
             rows = None
             plan = self._decide(acting, number, given, x.device.type)
@@ -271,7 +275,7 @@ class DeepViT:
         if plain:
             branch = attend(block.attn, q, k, v, **keys)
         else:
-            branch, given = shown.observed(block.attn, normed, self.prefix, self.class_rows)
+            branch, given = attention_fields.observed(block.attn, normed, self.prefix, self.class_rows)
         branch = block.drop_path1(block.ls1(branch))
         x = x + branch
         given = {**given, **self._tokens(x), "branch": lambda: branch[:, self.prefix :]}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import PositionalCost
-from sparsebench.models.acting import Look, Pass, finite, in_chunks, kept_only
+from sparsebench.models.actor import Look, Pass, finite, in_chunks, kept_only
 from sparsebench.models.base import Attention
 from sparsebench.tokens import gather
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsebench import tokens
-from sparsebench.models.acting import Given, Pass
+from sparsebench.models.actor import Given, Pass
 from sparsebench.plans import Keep, Plan
 from sparsebench.strategy import Site
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import ShallowCost
-from sparsebench.models.acting import Look, Pass, finite, in_chunks, kept_only
+from sparsebench.models.actor import Look, Pass, finite, in_chunks, kept_only
 from sparsebench.models.base import PRUNED, Attention, Init
 from sparsebench.tokens import gather
 

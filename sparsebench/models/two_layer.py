@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import TwoLayerCost
-from sparsebench.models.acting import Look, Pass, finite, in_chunks, kept_only
+from sparsebench.models.actor import Look, Pass, finite, in_chunks, kept_only
 from sparsebench.tokens import gather
 
 

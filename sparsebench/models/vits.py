@@ -133,13 +133,13 @@ class Timm(_Deep):
 
     def cut(self) -> Mapping[str, Any]:
         """See `Model.cut`: as timm has it for the name, whose weights they are or not."""
-        from sparsebench.models.named import cut_of
+        from sparsebench.models.timm_models import cut_of
 
         return cut_of(self.arch)
 
     def check_weights(self, task: Task, locations: Locations) -> None:
         """See `Model.check_weights`. What timm has to fetch is fetched here, once for all cells."""
-        from sparsebench.models.named import check_head, matched, named_vit
+        from sparsebench.models.timm_models import check_head, matched, named_vit
 
         classes = task.known_classes(locations)
         vit = self.empty(task, 2 if classes is None else len(classes))
@@ -152,7 +152,7 @@ class Timm(_Deep):
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """See `Model.start`. What timm fetches is in the built network already."""
-        from sparsebench.models.named import check_head, load_weights
+        from sparsebench.models.timm_models import check_head, load_weights
 
         vit = network.module
         if self.weights:
@@ -177,7 +177,7 @@ class Timm(_Deep):
         import torch
 
         from sparsebench.models.deep import DeepViT
-        from sparsebench.models.named import named_vit
+        from sparsebench.models.timm_models import named_vit
 
         try:
             with torch.device("meta"):
@@ -186,7 +186,7 @@ class Timm(_Deep):
             raise UserError(f"model 'timm:{self.arch}' is not supported: {error}") from error
 
     def _vit(self, canvas: int, classes: int) -> Any:
-        from sparsebench.models.named import named_vit
+        from sparsebench.models.timm_models import named_vit
 
         return named_vit(self.arch, canvas, classes, pretrained=self.pretrained)
 

@@ -16,7 +16,7 @@ from sparsebench.plugin.hooks import hookimpl
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from sparsebench.sweep.record import Record
+    from sparsebench.records.record import Record
 
 T = TypeVar("T")
 CELL = "sparsebench.cell"

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sparsebench.sweep.cell import Part, canonical
-from sparsebench.sweep.record import Record
+from sparsebench.records.cell import Part, canonical
+from sparsebench.records.record import Record
 
 STEPS, SERIES = "watched_steps", "watched_"
 

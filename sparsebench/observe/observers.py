@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sparsebench.contain.thread import Aside
 from sparsebench.errors import UserError, one_line
-from sparsebench.observe.aside import Aside
 from sparsebench.observer import Observer, See
 from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
 from sparsebench.spec import fill, parse
-from sparsebench.sweep import store
-from sparsebench.sweep.record import Record
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from sparsebench.observer import Observer, See, not_installed, usable
 from sparsebench.plugin.hooks import hookimpl
 
 if TYPE_CHECKING:
-    from sparsebench.sweep.record import Record
+    from sparsebench.records.record import Record
 
 
 class TensorBoard(Observer):

@@ -9,8 +9,8 @@ import pluggy
 if TYPE_CHECKING:
     from sparsebench.models.base import Model
     from sparsebench.observer import Observer
+    from sparsebench.records.record import Record
     from sparsebench.strategy import Strategy
-    from sparsebench.sweep.record import Record
     from sparsebench.tasks.base import Task
 
 PROJECT = "sparsebench"

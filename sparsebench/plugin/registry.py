@@ -23,7 +23,7 @@ from sparsebench.models.base import Model
 from sparsebench.models.shipped import SHIPPED as MODELS
 from sparsebench.observer import Observer
 from sparsebench.plugin.hooks import PROJECT, Hooks
-from sparsebench.plugin.origin import Origin
+from sparsebench.records.origin import Origin
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.folder import Folder

@@ -21,12 +21,12 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sparsebench.plugin.origin import Origin
-from sparsebench.sweep import described, environment
-from sparsebench.sweep.cell import digest
+from sparsebench.records import environment, manifests
+from sparsebench.records.cell import digest
+from sparsebench.records.origin import Origin
 
 MANIFEST, RECORDS = "manifest.json", "records/records.jsonl"
-BESIDE = (environment.FOLDER, described.STRATEGIES, described.SUITES)
+BESIDE = (environment.FOLDER, manifests.STRATEGIES, manifests.SUITES)
 """Folders whose files are named after what they say."""
 _NAMED = re.compile(rf"({'|'.join(BESIDE)})/([0-9a-f]{{16}})\.json")
 MOST_FILES = 1000
@@ -48,7 +48,7 @@ class _Model(BaseModel):
 
 
 class Answered(_Model):
-    """The suite that a submission answers; its settings are in the file of that hash, see `described.Asked`."""
+    """The suite that a submission answers; its settings are in the file of that hash, see `manifests.Asked`."""
 
     name: str
     version: int

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from sparsebench.errors import UserError
 from sparsebench.publish.folder import Unfit, plain
+from sparsebench.records.cell import canonical, digest
+from sparsebench.records.record import Record, upgraded
 from sparsebench.strategy import KINDS
-from sparsebench.sweep.cell import canonical, digest
-from sparsebench.sweep.record import Record, upgraded
 
 LARGEST_REAL, LARGEST_WHOLE = 1e300, 2**63
 MOST_ITEMS = 200_000

@@ -11,12 +11,12 @@ import numpy as np
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel, Step, VitCost
 from sparsebench.models.base import Model
-from sparsebench.models.closed import cost_of
+from sparsebench.models.costs import cost_of
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.publish.classes import classes_of
 from sparsebench.publish.folder import plain
 from sparsebench.publish.rescore import same
-from sparsebench.sweep.record import Metric, Record, TokenStep
+from sparsebench.records.record import Metric, Record, TokenStep
 from sparsebench.tasks.base import Task
 
 COUNTED = ("macs", "macs_dense", "macs_ratio", "macs_ratio_planned")

@@ -10,23 +10,24 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import binomtest
 
-from sparsebench import seeds
+from sparsebench import engine, seeds
+from sparsebench.engine import devices
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items
+from sparsebench.planning import planner
+from sparsebench.planning.expand import ImageUse, training_of
+from sparsebench.planning.job import Job
+from sparsebench.planning.networks import Networks
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import folder as folders
 from sparsebench.publish import rescore
 from sparsebench.publish.folder import Manifest, plain
 from sparsebench.publish.lines import record_of
 from sparsebench.publish.verify import Verdict
+from sparsebench.records import store
+from sparsebench.records.cell import Cell
+from sparsebench.records.record import Record
 from sparsebench.spec import fill
-from sparsebench.sweep import engine, store
-from sparsebench.sweep import run as runs
-from sparsebench.sweep.cell import Cell
-from sparsebench.sweep.expand import ImageUse, training_of
-from sparsebench.sweep.job import Job
-from sparsebench.sweep.networks import Networks
-from sparsebench.sweep.record import Record
 
 LEVEL = 0.01
 """Chance that a cell which was trained on another machine, and is sound, is found to disagree."""
@@ -47,7 +48,7 @@ class Here:
     """
 
     plugin: Path | None
-    files: runs.Files
+    files: planner.Files
     device: str
 
 
@@ -105,7 +106,7 @@ def _drawn(folder: Path, manifest: Manifest, number: int) -> list[Record]:
 
 def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str, Record]:
     """Return the records of cells that are run again, by their ids, with those that they start from."""
-    device = runs.resolve_device(here.device)
+    device = devices.resolve_device(here.device)
     jobs: dict[str, Job] = {}
     for record in records:
         job = _job(record.cell, registry)
@@ -118,7 +119,7 @@ def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str,
     with tempfile.TemporaryDirectory(prefix="sparsebench-replay-") as out:
         networks = Networks(Path(out), {}, here.files.networks)
         asked = {record.cell_id for record in records}
-        needed = runs.needed_by(asked, list(jobs.values()), lambda first: not networks.has(first))
+        needed = planner.needed_by(asked, list(jobs.values()), lambda first: not networks.has(first))
         ordered = sorted((job for cell_id, job in jobs.items() if cell_id in asked | needed), key=lambda job: job.order)
         uses: set[ImageUse] = {
             "images" if registry.task(job.cell.task.name).trains else "tested_images" for job in ordered

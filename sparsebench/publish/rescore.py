@@ -12,7 +12,7 @@ from sparsebench.errors import UserError
 from sparsebench.measure.scores import TOP_5_FROM, Items, Score, scores, share
 from sparsebench.publish.classes import classes_of
 from sparsebench.publish.folder import Unfit, plain
-from sparsebench.sweep.record import Metric, Record, unpack, unpack_reals
+from sparsebench.records.record import Metric, Record, unpack, unpack_reals
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.images import ImageTask
 

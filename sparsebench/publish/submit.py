@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparsebench.errors import UserError, unknown
-from sparsebench.plugin.origin import Origin
 from sparsebench.publish.folder import MANIFEST, RECORDS, Answered, Manifest, version_of
 from sparsebench.publish.verify import Verdict, verify
+from sparsebench.records import environment, manifests, store
+from sparsebench.records.cell import canonical, digest
+from sparsebench.records.manifests import Asked, setting_of
+from sparsebench.records.merge import Place, lines
+from sparsebench.records.origin import Origin
+from sparsebench.records.record import Record
 from sparsebench.strategy import Kind
-from sparsebench.sweep import described, environment, store
-from sparsebench.sweep.cell import canonical, digest
-from sparsebench.sweep.described import Asked, setting_of
-from sparsebench.sweep.merge import Place, lines
-from sparsebench.sweep.record import Record
 
 TO = "leaderboard/submissions"
 AGAIN = "give the command of the run again: what is there is not run again, and the folder then says it"
@@ -65,9 +65,9 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     name = _strategy(known, strategy)
     mine = [one for one in known if one.strategy == name]
     origin = _origin(mine, name)
-    if (name, origin.sha256) not in described.strategies(out):
+    if (name, origin.sha256) not in manifests.strategies(out):
         raise UserError(f"{out} does not say what strategy '{name}' is", next_step=AGAIN)
-    suite = _suite(described.suites(out), {one.setting for one in mine}, out)
+    suite = _suite(manifests.suites(out), {one.setting for one in mine}, out)
     chosen = _chosen(known, name, suite)
     answered = Answered(name=suite.name, version=suite.version, sha256=suite.sha256)
     folder = to / name / version_of(answered, origin)
@@ -167,10 +167,10 @@ def _write(part: Path, out: Path, chosen: list[_Known], own: tuple[str, str], su
     with store.whole_file(part / RECORDS) as file:
         file.writelines(lines(one.place for one in chosen))
     _copy(out, part, environment.FOLDER, {one.machine for one in chosen} - {""})
-    there, sources = described.strategies(out), {(one.strategy, one.origin.sha256) for one in chosen} | {own}
+    there, sources = manifests.strategies(out), {(one.strategy, one.origin.sha256) for one in chosen} | {own}
     named = (digest(there[key].model_dump(mode="json")) for key in sources & set(there))
-    _copy(out, part, described.STRATEGIES, named)
-    _copy(out, part, described.SUITES, {suite.sha256})
+    _copy(out, part, manifests.STRATEGIES, named)
+    _copy(out, part, manifests.SUITES, {suite.sha256})
 
 
 def _copy(out: Path, part: Path, folder: str, hashes: Iterable[str]) -> None:

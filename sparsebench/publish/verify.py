@@ -24,11 +24,11 @@ from sparsebench.publish import folder as folders
 from sparsebench.publish import recount, rescore
 from sparsebench.publish.folder import MANIFEST, Manifest, Unfit, plain
 from sparsebench.publish.lines import record_of
+from sparsebench.records import environment, manifests
+from sparsebench.records.cell import Part, canonical, digest
+from sparsebench.records.manifests import Asked, Described, setting_of
+from sparsebench.records.record import Record
 from sparsebench.spec import fill
-from sparsebench.sweep import described, environment
-from sparsebench.sweep.cell import Part, canonical, digest
-from sparsebench.sweep.described import Asked, Described, setting_of
-from sparsebench.sweep.record import Record
 from sparsebench.tasks.base import Task
 
 Badge = Literal["rejected", "reported", "rescored", "recounted", "replayed"]
@@ -142,7 +142,7 @@ def verify(folder: Path, board: Sequence[Asked] | None = None) -> Verdict:
 
 def verify_each(folders_: Iterable[Path], board: Path | None = None) -> Iterator[Verdict]:
     """Yield the verdict on each submission; see `verify`. `board` is a run's folder, whose suites are compared."""
-    asked = None if board is None else described.suites(board)
+    asked = None if board is None else manifests.suites(board)
     for folder in folders_:
         yield verify(folder, asked)
 
@@ -196,7 +196,7 @@ class _Examined:
         self.records, self.as_reported, self.notes = 0, set[str](), list[str]()
         self.suite = self._suite()
         self.asked = set(self.suite.settings)
-        known = folders.beside(folder, manifest, described.STRATEGIES, Described)
+        known = folders.beside(folder, manifest, manifests.STRATEGIES, Described)
         self.described = {(one.name, one.sha256): one for one in known}
         own = manifest.strategy, manifest.plugin.sha256
         if own not in self.described:
@@ -210,7 +210,7 @@ class _Examined:
 
     def _suite(self) -> Asked:
         """Return the suite that it answers."""
-        found, said = folders.beside(self.folder, self.manifest, described.SUITES, Asked), self.manifest.suite
+        found, said = folders.beside(self.folder, self.manifest, manifests.SUITES, Asked), self.manifest.suite
         if [(one.name, one.version, one.sha256) for one in found] != [(said.name, said.version, said.sha256)]:
             raise Unfit(f"its suite is not the one that {MANIFEST} names")
         return found[0]

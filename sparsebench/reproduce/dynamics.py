@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from sparsebench.board.statistics import RESAMPLES
 from sparsebench.measure import theory
 from sparsebench.reproduce import published
 from sparsebench.reproduce.result import COLOURS, PUBLISHED, Panel, Result, band, dashed, legend
 from sparsebench.reproduce.samples import tau
 from sparsebench.reproduce.trials import ENOUGH, Trial, compete, grouped, mean, measured
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
+from sparsebench.stats.intervals import RESAMPLES
 
 Shares = tuple[float, float, float]
 LITTLE = 0.01

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsebench.planning.job import Job
 from sparsebench.reproduce import published
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.result import COLOURS, PUBLISHED, Panel, Result, heat_map, legend, points
@@ -27,7 +28,6 @@ from sparsebench.reproduce.trials import (
     slopes,
 )
 from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge
-from sparsebench.sweep.job import Job
 
 GAIN = 0.10
 """The gain in accuracy that full removal should bring; the paper's are 0.122 and 0.147."""

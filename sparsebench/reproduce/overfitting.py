@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from sparsebench.models.shipped import TwoLayer
+from sparsebench.planning.job import Job
 from sparsebench.reproduce.boundary import Boundary, cells, fitted, loss_of
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
 from sparsebench.reproduce.trials import Interval, Trial, grouped, mean, watched
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
-from sparsebench.sweep.job import Job
 from sparsebench.tasks.overfitting import Overfitting
 
 PUBLISHED = 1000

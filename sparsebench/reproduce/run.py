@@ -6,16 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sparsebench import engine
+from sparsebench.engine import devices
+from sparsebench.engine import run as runs
 from sparsebench.errors import unknown
+from sparsebench.planning import planner
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.expand import expand
 from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
 from sparsebench.reproduce.paper import Paper, publish
 from sparsebench.reproduce.trials import has_no_answer
 from sparsebench.reproduce.verdicts import Verdict
-from sparsebench.sweep import engine, store
-from sparsebench.sweep import run as runs
-from sparsebench.sweep.contenders import Request
-from sparsebench.sweep.expand import expand
-from sparsebench.sweep.record import Record
 
 START = 8.0
 """Seconds until the first worker has loaded."""
@@ -28,10 +31,10 @@ def reproduce(
     out: Path,
     device: str,
     jobs: int | None,
-    rerun: runs.Rerun = "missing",
-    on_plan: Callable[[runs.Plan, int, float], None] | None = None,
+    rerun: planner.Rerun = "missing",
+    on_plan: Callable[[planner.Plan, int, float], None] | None = None,
     on_record: Callable[[Record], None] | None = None,
-    pictures: runs.Files | None = None,
+    pictures: planner.Files | None = None,
     checkpoint: float = engine.CHECKPOINT,
     timeout: str | None = None,
     memory_limit: str | None = None,
@@ -61,11 +64,11 @@ def reproduce(
     for figure in figures:
         if figure not in paper.figures:
             raise unknown("figure", figure, paper.figures)
-    pictures = pictures or runs.Files()
+    pictures = pictures or planner.Files()
     registry, request = Registry(), Request(suite=paper.suites[preset], **pictures.locate()[0])
-    device = runs.resolve_device(device)
-    plan = runs.plan(replace(request, figures=tuple(figures)), pictures, registry, out, rerun)
-    workers = runs.workers_for(plan, device, jobs)
+    device = devices.resolve_device(device)
+    plan = planner.plan(replace(request, figures=tuple(figures)), pictures, registry, out, rerun)
+    workers = devices.workers_for(plan, device, jobs)
     limits = engine.Limits.given(timeout, memory_limit, workers)
     store.check_writable(out)
     if on_plan is not None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from sparsebench.planning.job import Job
 from sparsebench.reproduce import positional
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.positional import put_right
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
 from sparsebench.reproduce.trials import Interval, Trial, grouped, mean, measured, paired, watched
 from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge
-from sparsebench.sweep.job import Job
 from sparsebench.tasks.spatial import Spatial
 
 WATCHED = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sparsebench.planning.job import Job
 from sparsebench.reproduce import dynamics, removal, samples, weights
 from sparsebench.reproduce.paper import Paper
-from sparsebench.sweep.job import Job
 from sparsebench.tasks.theory import Theory
 
 RATE = 40e9

@@ -10,16 +10,10 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from sparsebench.board.statistics import (
-    LEVEL,
-    RESAMPLES,
-    Successes,
-    half_success,
-    mean_interval,
-)
 from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Record
 from sparsebench.reproduce.verdicts import interval
-from sparsebench.sweep.record import Record
+from sparsebench.stats.intervals import LEVEL, RESAMPLES, Successes, half_success, mean_interval
 
 K = TypeVar(
     "K", str, float, bool, tuple[int, int], tuple[int, float], tuple[str, str, float], tuple[float, float, float]

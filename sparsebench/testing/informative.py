@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.plans import Plan
 from sparsebench.strategy import Strategy
 from sparsebench.testing.networks import Case, build, images_for, tiny

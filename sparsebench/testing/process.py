@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sparsebench.engine.slots import THREADS
 from sparsebench.errors import UserError
-from sparsebench.plugin.origin import Origin
+from sparsebench.records.origin import Origin
+from sparsebench.records.report import Outcome, Report, Status
+from sparsebench.records.store import content_hash
 from sparsebench.spec import parse
-from sparsebench.sweep.engine.slots import THREADS
-from sparsebench.sweep.store import content_hash
-from sparsebench.testing.report import Outcome, Report, Status
 from sparsebench.version import __version__
 
 LIMIT = 60.0

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from sparsebench.errors import UserError
+from sparsebench.records import checks, store
+from sparsebench.records.record import Record
+from sparsebench.records.report import Report
 from sparsebench.spec import parse
-from sparsebench.sweep import store
-from sparsebench.sweep.record import Record
-from sparsebench.testing import process, stored
-from sparsebench.testing.report import Report
+from sparsebench.testing import process
 
 Given = dict[str, list[dict[str, Any]]]
 
@@ -36,7 +36,7 @@ def check(out: Path, target: str | None, limit: float, on_report: Callable[[Repo
 
     def keep(reports: Iterable[Report]) -> None:
         for report in reports:
-            stored.write(report, out)
+            checks.write(report, out)
             on_report(report)
 
     if target is not None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import timm
 import torch
 
+from sparsebench.engine.worker import one_thread
 from sparsebench.errors import UnsupportedError, unknown
-from sparsebench.plugin.origin import Origin
+from sparsebench.records.origin import Origin
+from sparsebench.records.report import Group, Outcome, Report
 from sparsebench.strategy import Strategy
-from sparsebench.sweep.worker import one_thread
 from sparsebench.testing import informative, recommended, required, state
-from sparsebench.testing.report import Group, Outcome, Report
 from sparsebench.testing.trial import RuleError
 from sparsebench.version import __version__
 

@@ -16,7 +16,7 @@ import timm.models.vision_transformer  # noqa: F401  # this and run_cell: what i
 import torch
 from torch import nn
 
-import sparsebench.sweep.run_cell  # noqa: F401
+import sparsebench.cells.run_cell  # noqa: F401
 
 _ROOTS = (
     "torch", "torch.Tensor", "torch.autograd", "torch.fft", "torch.linalg", "torch.nn", "torch.nn.functional",

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sparsebench.budget import Budget
 from sparsebench.errors import StrategyError, UnsupportedError
-from sparsebench.models.acting import Actor, Pass
-from sparsebench.models.legal import check_plan, went_on
+from sparsebench.models.actor import Actor, Pass
+from sparsebench.models.plan_checks import check_plan, went_on
 from sparsebench.plans import Plan
 from sparsebench.strategy import Strategy
 from sparsebench.testing import audit, state

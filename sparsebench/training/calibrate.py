@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sparsebench.budget import AMOUNTS, Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
 from sparsebench.training.evaluate import first_batch, halving
 from sparsebench.training.steps import Samples

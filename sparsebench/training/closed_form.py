@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.tasks.base import Recipe
 from sparsebench.tokens import gather

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
-from sparsebench.models.legal import only_removes
+from sparsebench.models.plan_checks import only_removes
 from sparsebench.models.replay import Replay
 from sparsebench.strategy import Site
 from sparsebench.tokens import Padded

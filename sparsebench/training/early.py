@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparsebench.measure.groups import group_accuracies
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.evaluate import evaluate

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsebench.measure.cost import Step, mean_step
 from sparsebench.measure.scores import mean_loss
-from sparsebench.models.acting import Actor, Pass
+from sparsebench.models.actor import Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.steps import Samples, losses, predictions

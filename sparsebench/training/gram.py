@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.tasks.base import Recipe
 from sparsebench.tokens import gather

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsebench import seeds
 from sparsebench.errors import DivergedError
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsebench.models.acting import LEARNED, Actor, Pass
+from sparsebench.models.actor import LEARNED, Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.strategy import Told
 from sparsebench.tasks.base import Recipe

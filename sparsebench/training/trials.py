@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sparsebench.errors import DivergedError
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.tasks.base import Recipe

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.acting import Actor, Look
+from sparsebench.models.actor import Actor, Look
 from sparsebench.models.base import Network, Watchable
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.tasks.base import Recipe

@@ -12,14 +12,14 @@ from sparsebench.board.board import Row
 from sparsebench.board.build import build, columns_of, judge
 from sparsebench.board.columns import keys_of
 from sparsebench.board.notes import cautions, detectable, failures, inactive, notes_on, other_settings
-from sparsebench.board.rows import flatten
-from sparsebench.board.statistics import Successes, sample_complexity
 from sparsebench.board.tables import render
 from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError
-from sparsebench.plugin.origin import Origin
-from sparsebench.sweep.cell import Cell, Part, canonical
-from sparsebench.sweep.record import Failure, Metric, Record, pack
+from sparsebench.records.cell import Cell, Part, canonical
+from sparsebench.records.origin import Origin
+from sparsebench.records.record import Failure, Metric, Record, pack
+from sparsebench.records.row import flatten
+from sparsebench.stats.intervals import Successes, sample_complexity
 
 COLUMNS, BY_TASK = keys_of(columns.COLUMNS), keys_of(columns.BY_TASK)
 KINDS = {"dense": "baseline", "random": "baseline", "oracle": "oracle", "anti_oracle": "oracle"}

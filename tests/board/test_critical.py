@@ -7,7 +7,7 @@ from scipy.stats import friedmanchisquare
 
 from sparsebench.board.build import Contest
 from sparsebench.board.critical import Critical, critical, draw
-from sparsebench.board.paired import compare
+from sparsebench.stats.paired import compare
 
 
 def contest(task: str, **accuracies: float) -> Contest:

@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from sparsebench.board.gaps import _clustered, aligned_gap, gap_reduction, worst_group
-from sparsebench.board.paired import Contender
-from sparsebench.board.statistics import Interval
+from sparsebench.stats.intervals import Interval
+from sparsebench.stats.paired import Contender
 
 RNG = np.random.default_rng
 GROUPS = np.arange(80) % 4

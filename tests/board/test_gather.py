@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from sparsebench.board import flat, gather
+from sparsebench.board import gather, reading
 from sparsebench.board.board import Board
 from sparsebench.board.build import build
 from sparsebench.board.gather import WANTED, board_of, wilson
 from sparsebench.board.notes import notes_on
-from sparsebench.sweep import store
+from sparsebench.records import flat, store
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 GROUPS = {"accuracy: 3 on china": None, "accuracy: 8 on flower": None}
@@ -93,7 +93,7 @@ def test_strategies_say_whether_they_are_trained_and_what_to_cite(tmp_path: Path
     described(tmp_path, "third", sha256="of another source")
     names = ("mine(power=2)", "other", "third")
     records = pd.DataFrame([record(name, accuracy=0.5) for name in names])
-    board = board_of(flat.marked(records, tmp_path), tmp_path)
+    board = board_of(reading.describe(records, tmp_path), tmp_path)
     assert marked(board) == {"mine(power=2)": "yes", "other": "no", "third": ""}
     assert board.bibtex == ["@article{mine}"]
 

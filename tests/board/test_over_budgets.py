@@ -13,14 +13,14 @@ from sparsebench.board import budget_table, columns, figures
 from sparsebench.board.board import BudgetBoard, Row
 from sparsebench.board.build import Judged, build, judge
 from sparsebench.board.columns import keys_of
-from sparsebench.board.curves import area
 from sparsebench.board.fit import WIDTH, Choice
 from sparsebench.board.gather import board_of
 from sparsebench.board.notes import notes_on
-from sparsebench.board.paired import Contender, compare
 from sparsebench.board.publish import files
 from sparsebench.errors import UserError
-from sparsebench.sweep.record import pack
+from sparsebench.records.record import pack
+from sparsebench.stats.curves import area
+from sparsebench.stats.paired import Contender, compare
 
 KINDS = {"dense": "baseline", "random_inside": "baseline", "oracle": "oracle"}
 BUDGETS = (0.7, 0.5, 0.3)

@@ -69,7 +69,7 @@ def test_update_makes_a_board_where_there_was_none(tmp_path: Path) -> None:
 
 
 def test_bibtex_of_what_is_in_a_board(board: Path) -> None:
-    from sparsebench.sweep import store
+    from sparsebench.records import store
 
     sha = next(iter(store.read(board).values())).origin.sha256
     name = next(record.cell.strategy.name for record in store.read(board).values() if record.origin.sha256 == sha)

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from sparsebench.board import compact, flat
 from sparsebench.board.publish import publish
 from sparsebench.cli import main
-from sparsebench.sweep import store
-from sparsebench.sweep.record import SCHEMA
+from sparsebench.records import flat, parquet, store
+from sparsebench.records.record import SCHEMA
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 
@@ -44,7 +43,7 @@ import sys
 from sparsebench.board import compact, flat
 from sparsebench.board.publish import publish
 from sparsebench.cli import main
-compact.UNREAD = 1
+parquet.UNREAD = 1
 try:
     main({given!r})
 except SystemExit as leave:
@@ -53,7 +52,7 @@ assert not {{'torch', 'timm', 'torchvision', 'matplotlib'}} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert compact.path_of(out).exists() == (arguments[0] != "merge")
+    assert parquet.path_of(out).exists() == (arguments[0] != "merge")
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
@@ -128,7 +127,7 @@ def test_the_page_beside_the_records_is_the_one_of_the_command(out: Path) -> Non
 def test_boards_of_a_cache_and_of_records_are_the_same(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     expected = [call("leaderboard", out, "--format", form).stdout for form in ("md", "json")]
-    monkeypatch.setattr(compact, "UNREAD", 1)
+    monkeypatch.setattr(parquet, "UNREAD", 1)
     for _ in range(2):
         assert [call("leaderboard", out, "--format", form).stdout for form in ("md", "json")] == expected
-    assert compact.path_of(out).exists() and "dense" in expected[0]
+    assert parquet.path_of(out).exists() and "dense" in expected[0]

@@ -10,14 +10,14 @@ from click.testing import CliRunner, Result
 
 from sparsebench.cli import main
 from sparsebench.cli import reproduce as command
+from sparsebench.engine import run as runs
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.expand import expand
 from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Failure, Metric, Record
 from sparsebench.reproduce import images, overfitting, spatial, theory
 from sparsebench.reproduce.paper import Paper
-from sparsebench.sweep import run as runs
-from sparsebench.sweep import store
-from sparsebench.sweep.contenders import Request
-from sparsebench.sweep.expand import expand
-from sparsebench.sweep.record import Failure, Metric, Record
 
 FIGURE = ["--preset", "quick", "--figure", "4", "--device", "cpu", "--jobs", "0"]
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sparsebench.cli import main
-from sparsebench.sweep import store
+from sparsebench.records import store
 
 SMALL = ("--task", "theory:steps=40,test=20,tokens=20", "--n-train", "4", "--seeds", "1", "--suite", "quick-scratch")
 

@@ -6,7 +6,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from sparsebench.cli import main
-from sparsebench.sweep import store
+from sparsebench.records import store
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SMALL = [

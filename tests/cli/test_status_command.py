@@ -9,11 +9,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sparsebench.cli import main
+from sparsebench.engine import run as runs
+from sparsebench.engine import underway
+from sparsebench.planning import planner
+from sparsebench.planning.contenders import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.sweep import beat, store
-from sparsebench.sweep import run as runs
-from sparsebench.sweep.contenders import Request
-from sparsebench.sweep.record import Failure, Record
+from sparsebench.records import store
+from sparsebench.records.record import Failure, Record
 
 
 def status(out: Path) -> Result:
@@ -27,12 +29,12 @@ def row(result: Result, label: str) -> list[str]:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> runs.Plan:
+def plan(tmp_path: Path) -> planner.Plan:
     request = Request(tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4, 8), seeds=1, suite="quick-scratch")
-    return runs.plan(request, runs.Files(), Registry(), tmp_path, "missing")
+    return planner.plan(request, planner.Files(), Registry(), tmp_path, "missing")
 
 
-def test_what_is_done_and_failed_is_counted_by_strategy(tmp_path: Path, plan: runs.Plan) -> None:
+def test_what_is_done_and_failed_is_counted_by_strategy(tmp_path: Path, plan: planner.Plan) -> None:
     writer = store.Writer(tmp_path)
     for job in plan.jobs:
         kind = "ok" if job.label == "dense" else "timeout" if job.label == "random" else "unsupported"
@@ -45,12 +47,12 @@ def test_what_is_done_and_failed_is_counted_by_strategy(tmp_path: Path, plan: ru
     assert row(result, "oracle") == ["2", "0", "0", "0"]
 
 
-def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, plan: runs.Plan) -> None:
+def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, plan: planner.Plan) -> None:
     seen: list[Result] = []
 
     def look(record: Record) -> None:
         if not seen:
-            soon(lambda: sum(cells.n for one in beat.underway(tmp_path) for cells in one.left) == 7)
+            soon(lambda: sum(cells.n for one in underway.underway(tmp_path) for cells in one.left) == 7)
             seen.append(status(tmp_path))
 
     runs.execute(plan, Registry(), tmp_path, "cpu", 0, look)
@@ -61,26 +63,26 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
     assert not (tmp_path / "underway").exists()
 
 
-def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: runs.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    with beat.Beat(tmp_path, plan.jobs, 2) as mine:
+def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    with underway.Beat(tmp_path, plan.jobs, 2) as mine:
         monkeypatch.setattr(mine, "running", {plan.jobs[0].cell.id: time.time() - 100})
-        soon(lambda: any(one.running for one in beat.underway(tmp_path)))
+        soon(lambda: any(one.running for one in underway.underway(tmp_path)))
         result = status(tmp_path)
     assert row(result, plan.jobs[0].label) == ["0", "0", "1", "1"]
     assert "8 cells without a record, over 0:00; the longest at work so far: 1:4" in result.output
 
 
 def test_a_run_that_was_killed_is_told_from_one_under_way(
-    tmp_path: Path, plan: runs.Plan, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, plan: planner.Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = (beat.Cells(label="dense", task="theory", n_train=4, n=5),)
-    file = beat.Underway(host="there", pid=7, workers=2, updated=time.time() - 300, left=left, running=left)
+    left = (underway.Cells(label="dense", task="theory", n_train=4, n=5),)
+    file = underway.Underway(host="there", pid=7, workers=2, updated=time.time() - 300, left=left, running=left)
     store.write_whole(tmp_path / "underway" / "there-7.json", file.model_dump_json().encode())
     (tmp_path / "underway" / "torn.json").write_text("{")
     result = status(tmp_path)
     assert "on there (process 7) was stopped with 5 cells left" in result.output and "goes on" in result.output
     assert "dense" not in result.output
-    with beat.Beat(tmp_path, plan.jobs, 2):
+    with underway.Beat(tmp_path, plan.jobs, 2):
         assert not (tmp_path / "underway" / "there-7.json").exists()
 
 
@@ -89,7 +91,7 @@ def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "no records in" in result.output
 
 
-def test_torch_is_not_loaded(tmp_path: Path, plan: runs.Plan) -> None:
+def test_torch_is_not_loaded(tmp_path: Path, plan: planner.Plan) -> None:
     writer = store.Writer(tmp_path)
     writer.append(plan.jobs[0].record_of_failure("crashed", Failure(reason="as it came")))
     writer.close()
@@ -111,7 +113,9 @@ def soon(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("first", [4, 8])
-def test_the_time_left_does_not_hang_on_which_cells_were_run_first(tmp_path: Path, plan: runs.Plan, first: int) -> None:
+def test_the_time_left_does_not_hang_on_which_cells_were_run_first(
+    tmp_path: Path, plan: planner.Plan, first: int
+) -> None:
     took = {4: 60.0, 8: 600.0}
     writer = store.Writer(tmp_path)
     of_each = [next(job for job in plan.jobs if job.cell.n_train == n) for n in took]
@@ -121,8 +125,8 @@ def test_the_time_left_does_not_hang_on_which_cells_were_run_first(tmp_path: Pat
         writer.append(record.model_copy(update={"status": "ok"}))
     writer.close()
     left = [job for job in plan.jobs if job.cell.n_train != first][1:]
-    with beat.Beat(tmp_path, left, 2):
-        soon(lambda: bool(beat.underway(tmp_path)))
+    with underway.Beat(tmp_path, left, 2):
+        soon(lambda: bool(underway.underway(tmp_path)))
         result = status(tmp_path)
     minutes = int(len(left) * took[12 - first] / 2 / 60)
     assert f"{len(left)} cells without a record, about {minutes}:" in result.output
@@ -130,9 +134,9 @@ def test_the_time_left_does_not_hang_on_which_cells_were_run_first(tmp_path: Pat
 
 def test_trainings_and_tests_of_trained_networks_are_counted_apart(tmp_path: Path) -> None:
     left = tuple(
-        beat.Cells(label="random", task=task, n_train=4, n=3, tests_only=True, network=network)
+        underway.Cells(label="random", task=task, n_train=4, n=3, tests_only=True, network=network)
         for task, network in (("theory", False), ("composite", True))
     )
-    run = beat.Underway(host="here", pid=7, workers=1, updated=time.time(), left=left, running=())
+    run = underway.Underway(host="here", pid=7, workers=1, updated=time.time(), left=left, running=())
     store.write_whole(tmp_path / "underway" / "here-7.json", run.model_dump_json().encode())
     assert "6 cells without a record (3 trainings, 3 tests of trained networks)" in status(tmp_path).output

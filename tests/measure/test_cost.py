@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import BlockCost, PositionalCost, ShallowCost, Step, TwoLayerCost, VitCost, scoring_of
-from sparsebench.models.acting import Actor
-from sparsebench.models.anatomy import vit_cost
+from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.timm_parts import vit_cost
 from sparsebench.plans import Keep
 from sparsebench.strategy import Habits
 

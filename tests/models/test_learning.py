@@ -11,7 +11,7 @@ from vits import B, N, begin, close, images, vit
 from sparsebench.budget import Budget
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.measure.cost import ShallowCost
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.plans import Keep, Mask
 from sparsebench.strategy import Strategy

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsebench.models.acting import Look
+from sparsebench.models.actor import Look
 from sparsebench.models.base import PRUNED
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.shipped import Shallow

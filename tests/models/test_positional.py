@@ -11,7 +11,7 @@ from sparsebench_plugins.random import Random
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
-from sparsebench.models.acting import Actor, Look
+from sparsebench.models.actor import Actor, Look
 from sparsebench.models.positional import association
 from sparsebench.models.shipped import Positional
 from sparsebench.plans import Keep, Merge, Mix

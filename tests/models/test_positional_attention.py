@@ -13,18 +13,18 @@ from sparsebench_plugins.random import Random
 from sparsebench_plugins.random_inside import RandomInside
 from torch.utils.flop_counter import FlopCounterMode
 
+from sparsebench import engine
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.neighbours import neighbour_agreement
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
 from sparsebench.models.vits import Timm, Vit
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.expand import expand
 from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy import SITES
-from sparsebench.sweep import engine
-from sparsebench.sweep.contenders import Request
-from sparsebench.sweep.expand import expand
 from sparsebench.tasks.images import Plain
 
 B, N, DEPTH, HEADS = 3, 16, 4, 4

@@ -8,7 +8,7 @@ import torch
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.shallow import ShallowViT, complete
 from sparsebench.models.shipped import Shallow
 from sparsebench.plans import Keep, Merge, Mix

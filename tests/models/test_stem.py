@@ -8,8 +8,8 @@ import sparsebench
 from sparsebench.errors import UserError
 from sparsebench.models.base import Model
 from sparsebench.models.vits import Vit
-from sparsebench.sweep import store
-from sparsebench.sweep.cell import Part
+from sparsebench.records import store
+from sparsebench.records.cell import Part
 from sparsebench.tasks.images import Composite
 
 SIZES = {"dim": 32, "depth": 3, "heads": 2, "patch": 8}

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
-from sparsebench.models.acting import Actor, Look
+from sparsebench.models.actor import Actor, Look
 from sparsebench.models.shipped import TwoLayer
 from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.strategy import Habits

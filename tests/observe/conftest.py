@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from sparsebench.budget import Budget
-from sparsebench.plugin.origin import Origin
-from sparsebench.sweep.cell import Cell, Part
-from sparsebench.sweep.record import Failure, Metric, Record
+from sparsebench.records.cell import Cell, Part
+from sparsebench.records.origin import Origin
+from sparsebench.records.record import Failure, Metric, Record
 
 HOSTILE = {
     "slashes": "../../a/b\\c:d",

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from sparsebench.contain import thread
+from sparsebench.contain.thread import Aside
 from sparsebench.errors import UserError
-from sparsebench.observe import aside
-from sparsebench.observe.aside import Aside
 from sparsebench.observe.observers import show_folder
-from sparsebench.sweep import store
-from sparsebench.sweep.record import Record
+from sparsebench.records import store
+from sparsebench.records.record import Record
 
 HANGS = """
 import atexit
@@ -68,8 +68,8 @@ RUN = [
 IMPATIENT = """
 import sys
 from sparsebench.cli import run_cli
-from sparsebench.observe import aside
-aside.PATIENCE = 1.5
+from sparsebench.contain import thread
+thread.PATIENCE = 1.5
 run_cli()
 """
 
@@ -108,7 +108,7 @@ def test_a_run_ends_and_stores_all_records_whatever_hangs(file: Path, tmp_path: 
 def test_the_observer_that_hangs_is_named_and_the_others_go_on(
     file: Path, stored: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(aside, "PATIENCE", 0.3)
+    monkeypatch.setattr(thread, "PATIENCE", 0.3)
     with caplog.at_level(logging.WARNING):
         assert show_folder([f"{file}:at=record", f"{file}:at=good"], stored) == (3, ["observe:hangs"])
     seen = [line.split() for line in (stored / "good").read_text().splitlines()]
@@ -121,17 +121,17 @@ def test_the_observer_that_hangs_is_named_and_the_others_go_on(
 def test_one_that_does_not_open_stops_the_run_before_it_begins(
     file: Path, stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aside, "PATIENCE", 0.3)
+    monkeypatch.setattr(thread, "PATIENCE", 0.3)
     with pytest.raises(UserError, match=r"observer 'hangs' cannot be opened: TimeoutError: no answer in 0.3 s"):
         show_folder([f"{file}:at=open"], stored)
 
 
 def test_a_late_answer_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Any = Aside()
-    monkeypatch.setattr(aside, "PATIENCE", 0.1)
+    monkeypatch.setattr(thread, "PATIENCE", 0.1)
     with pytest.raises(TimeoutError):
         calls.call(lambda: time.sleep(0.3))
-    monkeypatch.setattr(aside, "PATIENCE", 5.0)
+    monkeypatch.setattr(thread, "PATIENCE", 5.0)
     assert calls.call(lambda: "mine") == "mine"
     with pytest.raises(ZeroDivisionError):
         calls.call(lambda: 1 / 0)

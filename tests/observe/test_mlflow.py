@@ -8,7 +8,7 @@ import pytest
 
 from sparsebench.observe.mlflow import MLflow
 from sparsebench.observe.naming import key
-from sparsebench.sweep.record import Record
+from sparsebench.records.record import Record
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # is read when mlflow is imported
 pytest.importorskip("mlflow", reason="needs the extra: pip install 'sparsebench[mlflow]'")

@@ -7,7 +7,7 @@ import pytest
 
 from sparsebench.observe.naming import key
 from sparsebench.observe.tensorboard import TensorBoard
-from sparsebench.sweep.record import Record
+from sparsebench.records.record import Record
 
 pytest.importorskip("tensorboard", reason="needs the extra: pip install 'sparsebench[tensorboard]'")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -14,7 +14,7 @@ from forging import PLUGIN, Tamper, sealed
 from sparsebench import api
 from sparsebench.publish.folder import RECORDS
 from sparsebench.publish.submit import submit
-from sparsebench.sweep.cell import canonical
+from sparsebench.records.cell import canonical
 
 SUITE = """
 name = "tiny"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sparsebench.publish.folder import MANIFEST
-from sparsebench.sweep.cell import canonical
-from sparsebench.sweep.record import pack, unpack, unpack_reals
+from sparsebench.records.cell import canonical
+from sparsebench.records.record import pack, unpack, unpack_reals
 
 PLUGIN = Path(__file__).resolve().parents[1] / "plugins" / "good.py"
 Raw = dict[str, Any]

@@ -9,9 +9,9 @@ from sparsebench.models.base import Model
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.publish.classes import classes_of
 from sparsebench.publish.recount import MOST_NETWORKS, Networks, differences
-from sparsebench.sweep import store
-from sparsebench.sweep.cell import Part
-from sparsebench.sweep.record import Metric, Record, TokenStep
+from sparsebench.records import store
+from sparsebench.records.cell import Part
+from sparsebench.records.record import Metric, Record, TokenStep
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.folder import Folder
 from sparsebench.tasks.groups import Waterbirds

@@ -10,18 +10,18 @@ from forging import PLUGIN, Tamper, sealed
 from sparsebench import api
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items, scores
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.expand import expand
+from sparsebench.planning.job import Job
+from sparsebench.planning.planner import Files
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import replay as module
 from sparsebench.publish.folder import MANIFEST, RECORDS
 from sparsebench.publish.replay import Here, replay
 from sparsebench.publish.submit import submit
 from sparsebench.publish.verify import Verdict, verify
-from sparsebench.sweep.cell import canonical
-from sparsebench.sweep.contenders import Request
-from sparsebench.sweep.expand import expand
-from sparsebench.sweep.job import Job
-from sparsebench.sweep.record import Failure, pack, pack_reals, unpack, unpack_reals
-from sparsebench.sweep.run import Files
+from sparsebench.records.cell import canonical
+from sparsebench.records.record import Failure, pack, pack_reals, unpack, unpack_reals
 
 
 def replayed(folder: Path, number: int = 100, plugin: Path | None = PLUGIN) -> Verdict:

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from sparsebench import api
-from sparsebench.board import flat
 from sparsebench.errors import UserError
 from sparsebench.publish.folder import MANIFEST, RECORDS
 from sparsebench.publish.submit import git_steps, submit
-from sparsebench.sweep import described, store
-from sparsebench.sweep.record import Failure, Record
+from sparsebench.records import flat, manifests, store
+from sparsebench.records.record import Failure, Record
 
 Raw = dict[str, object]
 
@@ -31,7 +30,7 @@ def test_it_has_the_strategy_and_the_baselines_and_what_they_start_from(out: Pat
     assert records == store.read(out)  # the run has no more
     assert {record.cell.strategy.name for record in records.values()} == {"norm", "dense", "random", "oracle"}
     assert {record.cell.task.name for record in records.values()} == {"theory", "composite", "plain"}
-    assert described.suites(sound) == described.suites(out) and described.strategies(sound) == described.strategies(out)
+    assert manifests.suites(sound) == manifests.suites(out) and manifests.strategies(sound) == manifests.strategies(out)
     manifest = json.loads((sound / MANIFEST).read_bytes())
     assert manifest["plugin"]["plugin"] == "file:good.py" and manifest["suite"]["version"] == 3
     assert sound.name == f"tiny-3-{manifest['plugin']['sha256'][:12]}" and sound.parent.name == "norm"
@@ -92,7 +91,7 @@ def test_what_lacks_settings_of_its_suite_is_refused(out: Path, tmp_path: Path) 
         submit(again, tmp_path / "to")
 
 
-@pytest.mark.parametrize("folder", [described.SUITES, described.STRATEGIES])
+@pytest.mark.parametrize("folder", [manifests.SUITES, manifests.STRATEGIES])
 def test_a_folder_that_does_not_say_what_it_is_about_is_refused(out: Path, tmp_path: Path, folder: str) -> None:
     again = copied(out, tmp_path)
     shutil.rmtree(again / folder)

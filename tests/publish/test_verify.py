@@ -12,8 +12,8 @@ from forging import Tamper, flip, put, sealed
 from sparsebench.errors import UserError
 from sparsebench.publish.folder import MANIFEST, RECORDS
 from sparsebench.publish.verify import badge_of, submissions_in, verify, verify_each
-from sparsebench.sweep.described import Asked
-from sparsebench.sweep.record import pack, pack_reals, unpack, unpack_reals
+from sparsebench.records.manifests import Asked
+from sparsebench.records.record import pack, pack_reals, unpack, unpack_reals
 
 Raw = dict[str, Any]
 

@@ -12,13 +12,13 @@ from PIL import Image
 
 from sparsebench.models.base import Model
 from sparsebench.models.shipped import Shallow
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.expand import expand
+from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.result import Result
 from sparsebench.reproduce.trials import Trial
 from sparsebench.reproduce.verdicts import as_csv, as_json
-from sparsebench.sweep.contenders import Request
-from sparsebench.sweep.expand import expand
-from sparsebench.sweep.job import Job
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.theory import Theory
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from sparsebench.errors import UserError
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.expand import expand
+from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Failure, Metric, Record
 from sparsebench.reproduce import theory
 from sparsebench.reproduce.paper import Paper, publish
 from sparsebench.reproduce.run import reproduce
 from sparsebench.reproduce.theory import seconds
 from sparsebench.reproduce.verdicts import Verdict
-from sparsebench.sweep import store
-from sparsebench.sweep.contenders import Request
-from sparsebench.sweep.expand import expand
-from sparsebench.sweep.job import Job
-from sparsebench.sweep.record import Failure, Metric, Record
 
 TINY = """
 name = "tiny"

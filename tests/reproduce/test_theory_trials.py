@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebench.board.statistics import RESAMPLES
 from sparsebench.budget import FULL, Budget
 from sparsebench.models.shipped import Shallow
-from sparsebench.plugin.origin import Origin
+from sparsebench.records.cell import Cell, Part
+from sparsebench.records.origin import Origin
+from sparsebench.records.record import Failure, Metric, Record
 from sparsebench.reproduce.trials import (
     Grid,
     Trial,
@@ -27,8 +28,7 @@ from sparsebench.reproduce.trials import (
     trials_of,
 )
 from sparsebench.reproduce.verdicts import as_csv
-from sparsebench.sweep.cell import Cell, Part
-from sparsebench.sweep.record import Failure, Metric, Record
+from sparsebench.stats.intervals import RESAMPLES
 from sparsebench.tasks.theory import Theory
 
 NAN, INFINITY = float("nan"), float("inf")

@@ -5,7 +5,7 @@ import math
 import torch
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.plans import Place
 from sparsebench.tokens import apply
 from sparsebench.view import TokenView

@@ -10,9 +10,9 @@ from sparsebench_plugins.a_vit import AViT
 from tiny import B, N, act, images, vit
 
 from sparsebench.budget import Budget
-from sparsebench.counts import solve
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.models.acting import Actor
+from sparsebench.measure.counts import solve
+from sparsebench.models.actor import Actor
 from sparsebench.spec import fill
 from sparsebench.strategy import Lesson
 from sparsebench.testing.networks import build

@@ -10,8 +10,8 @@ from sparsebench_plugins.ats import ATS
 from tiny import B, N, act, images, vit
 
 from sparsebench.budget import FULL, Budget
-from sparsebench.counts import stages
-from sparsebench.models.acting import Actor
+from sparsebench.measure.counts import stages
+from sparsebench.models.actor import Actor
 from sparsebench.tokens import Padded
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.steps import Samples

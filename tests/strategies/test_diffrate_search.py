@@ -11,7 +11,7 @@ from sparsebench_plugins.diffrate_search import DiffRateSearch
 from tiny import B, images, vit
 
 from sparsebench.budget import FULL, Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.steps import Samples
 

@@ -12,7 +12,7 @@ from tiny import B, N, act, images, vit
 from sparsebench.budget import Budget
 from sparsebench.disposal import dispose, squeezed
 from sparsebench.errors import UserError
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.plans import Keep
 from sparsebench.strategy import Lesson, Told
 

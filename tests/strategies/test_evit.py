@@ -10,7 +10,7 @@ from sparsebench_plugins.evit import EViT
 from tiny import B, N, act, images, inside, vit
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.testing.networks import build
 from sparsebench.tokens import apply
 from sparsebench.training.steps import Autograd, Samples

@@ -20,9 +20,9 @@ from tiny import SHIPPED, B, N, images, vit
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench.budget import Budget
-from sparsebench.counts import solve
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.acting import Actor
+from sparsebench.measure.counts import solve
+from sparsebench.models.actor import Actor
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.plans import Mix

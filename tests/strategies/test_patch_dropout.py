@@ -6,7 +6,7 @@ from sparsebench_plugins.random import Random
 from tiny import B, N, act, images, vit
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 
 
 def trained(network, visit=0, rate=0.5):

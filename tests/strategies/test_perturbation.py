@@ -11,7 +11,7 @@ from timm.models.deit import VisionTransformerDistilled
 from tiny import B, N, images, vit
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
 from sparsebench.models.shipped import Positional, Shallow, TwoLayer
 from sparsebench.plans import Keep

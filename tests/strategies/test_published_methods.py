@@ -1,7 +1,6 @@
 """What strategies say of the methods that they are: words that can be typed, counts and MACs as published, names."""
 
 import re
-import tomllib
 from dataclasses import replace
 from functools import cache
 from inspect import isfunction
@@ -11,19 +10,19 @@ import pytest
 import timm
 import torch
 from click.testing import CliRunner
-from tiny import ROOT, SHIPPED
+from tiny import ENTRIES, SHIPPED
 
 from sparsebench.budget import AMOUNTS
 from sparsebench.cli import main
-from sparsebench.counts import solve, stages
 from sparsebench.measure.cost import VitCost
-from sparsebench.models.anatomy import vit_cost
+from sparsebench.measure.counts import solve, stages
+from sparsebench.models.timm_parts import vit_cost
+from sparsebench.planning.budgets import BUDGET_KEYS
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.expand import expand
 from sparsebench.plugin.registry import Registry
 from sparsebench.spec import fill
 from sparsebench.strategy import Strategy
-from sparsebench.sweep.budgets import BUDGET_KEYS
-from sparsebench.sweep.contenders import Request
-from sparsebench.sweep.expand import expand
 from sparsebench.tasks.base import Task
 from sparsebench.view import NEEDS
 
@@ -190,5 +189,4 @@ def test_every_option_and_parameter_that_a_docstring_names_is_there(name):
 
 
 def test_what_this_file_knows_of_entry_points_is_what_is_installed():
-    entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sparsebench"]
-    assert set(entries) == set(SHIPPED)
+    assert set(ENTRIES) == set(SHIPPED)

@@ -12,7 +12,7 @@ from tiny import B, N, images, vit
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 
 STRATEGIES = [PatchMerger(), SiT(), Sinkhorn(), Sinkhorn(epsilon=0.1, iterations=7)]
 each = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)

@@ -9,13 +9,13 @@ import torch
 from tiny import SHIPPED, B, N, act, images, vit
 
 from sparsebench.budget import FULL, Budget
-from sparsebench.counts import counted, schedule_of, solve, stages
 from sparsebench.disposal import DISPOSALS
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import VitCost
-from sparsebench.models.acting import Actor
-from sparsebench.models.anatomy import vit_cost
+from sparsebench.measure.counts import counted, schedule_of, solve, stages
+from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
+from sparsebench.models.timm_parts import vit_cost
 from sparsebench.training.evaluate import patches_in
 
 SCHEDULES = ("stages", "every", "late")

@@ -11,7 +11,7 @@ from tiny import B, N, act, chosen, images, vit
 
 from sparsebench.budget import Budget
 from sparsebench.measure.cost import Step
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.testing.networks import build
 from sparsebench.training.steps import Autograd, Samples
 

@@ -9,8 +9,8 @@ from merging import cosine, mean, mean_keys, merged, view
 from sparsebench_plugins.tome import ToMe
 
 from sparsebench.budget import Budget
-from sparsebench.counts import solve, stages
-from sparsebench.models.anatomy import vit_cost
+from sparsebench.measure.counts import solve, stages
+from sparsebench.models.timm_parts import vit_cost
 from sparsebench.tokens import sizes_after
 
 

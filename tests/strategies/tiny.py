@@ -10,12 +10,13 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 
 B, N = 4, 16
 ROOT = Path(__file__).resolve().parents[2]
-ENTRIES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sparsebench"]
+EVERY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sparsebench"]
+ENTRIES = {name: module for name, module in EVERY.items() if module.startswith("sparsebench_plugins.")}
 SHIPPED = {name: importlib.import_module(module).sparsebench_strategies()[0] for name, module in ENTRIES.items()}
 
 

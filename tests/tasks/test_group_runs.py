@@ -5,12 +5,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from sparsebench.cells import prepare
 from sparsebench.cli import main
 from sparsebench.models.vits import Vit
+from sparsebench.planning import planner
+from sparsebench.planning.contenders import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.sweep import prepare, store
-from sparsebench.sweep import run as runs
-from sparsebench.sweep.contenders import Request
+from sparsebench.records import store
 from sparsebench.tasks import sources
 from sparsebench.tasks.base import Split
 from sparsebench.tasks.groups import Waterbirds
@@ -166,9 +167,9 @@ def test_images_of_the_host_give_what_images_on_the_device_give(waterbirds, monk
 def test_a_plan_reads_the_images_once(waterbirds, monkeypatch, tmp_path):
     seen, real = [], sources.files.read_bytes
     monkeypatch.setattr(sources.files, "read_bytes", lambda path: seen.append(path) or real(path))
-    images = runs.Files(f"folder:{waterbirds.root}")
+    images = planner.Files(f"folder:{waterbirds.root}")
     request = Request(
         tasks=("waterbirds:canvas=8",), n_train=(28,), model="vit:dim=16,heads=2", images=images.locate()[0]["images"]
     )
-    plan = runs.plan(request, images, Registry(), tmp_path / "out", "missing")
+    plan = planner.plan(request, images, Registry(), tmp_path / "out", "missing")
     assert len(plan.todo) > 0 and len(seen) == len(waterbirds.rows) + 1

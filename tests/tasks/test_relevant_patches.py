@@ -12,7 +12,7 @@ from sparsebench_plugins.random import Random
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError
 from sparsebench.measure.selection import auroc
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.tasks import sources
 from sparsebench.tasks.base import relevant

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sparsebench
-from sparsebench.plugin.origin import Origin
+from sparsebench.records.origin import Origin
 from sparsebench.strategy import SITES, Strategy
 from sparsebench.testing import run
 from sparsebench.view import NEEDS, TokenView

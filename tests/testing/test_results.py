@@ -10,8 +10,9 @@ from click.testing import CliRunner
 
 from sparsebench import UserError
 from sparsebench.cli import main
-from sparsebench.plugin.origin import Origin
-from sparsebench.testing import Report, process, results, stored
+from sparsebench.records import checks
+from sparsebench.records.origin import Origin
+from sparsebench.testing import Report, process, results
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SUITE = ["--suite", "quick-scratch"]
@@ -86,7 +87,7 @@ def test_without_a_name_all_installed_strategies_are_checked_and_files_are_named
     assert done.exit_code == 1
     assert [name for name, _ in asked] == ["anti_oracle", "dense", "noise", "oracle", "random"]
     assert "not checked: norm: it comes from a file, own.py; give that too" in done.stderr
-    assert len(stored.read(folder)) == 5
+    assert len(checks.read(folder)) == 5
     assert dict(asked)["random"] == {"random": [{"cell": 2, "disposal": "drop", "stratified": False}]}
 
 

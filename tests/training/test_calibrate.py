@@ -5,7 +5,7 @@ import torch
 from sparsebench_plugins.ats import ATS
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
 from sparsebench.plans import Mask
 from sparsebench.tasks.images import Composite

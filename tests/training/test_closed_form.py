@@ -20,17 +20,17 @@ from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.random import Random
 
 from sparsebench.budget import FULL, Budget
+from sparsebench.engine import inline, local
 from sparsebench.errors import DivergedError
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.shipped import Shallow
+from sparsebench.planning.job import Job
 from sparsebench.plans import Keep
 from sparsebench.plugin.registry import Registry
-from sparsebench.sweep.cell import Cell, Part
-from sparsebench.sweep.engine import inline, local
-from sparsebench.sweep.job import Job
-from sparsebench.sweep.record import Record
-from sparsebench.sweep.store import weights_path
+from sparsebench.records.cell import Cell, Part
+from sparsebench.records.record import Record
+from sparsebench.records.store import weights_path
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.theory import Theory
 from sparsebench.training import closed_form, kernels

@@ -9,7 +9,7 @@ from sparsebench_plugins.random_inside import RandomInside
 from timm.layers import Attention
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
 from sparsebench.plans import Keep, Merge
 from sparsebench.tasks.images import Composite

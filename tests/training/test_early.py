@@ -8,7 +8,7 @@ from torch import nn
 
 from sparsebench.budget import Budget
 from sparsebench.measure.cost import TwoLayerCost
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.vits import Vit
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Spurious

@@ -6,10 +6,10 @@ from sparsebench_plugins.random import Random
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import Step
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.named import named_vit
 from sparsebench.models.shipped import Shallow
+from sparsebench.models.timm_models import named_vit
 from sparsebench.models.vits import Vit
 from sparsebench.plans import Keep, Merge
 from sparsebench.tasks.base import Recipe

@@ -10,7 +10,7 @@ from sparsebench_plugins.perturbation import Perturbation
 from sparsebench_plugins.random import Random
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.shipped import TwoLayer
 from sparsebench.tasks.overfitting import Overfitting
 from sparsebench.training.gram import InSpan, Member, Span

@@ -13,7 +13,7 @@ from torch import nn
 
 from sparsebench.budget import Budget
 from sparsebench.errors import DivergedError
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.shipped import Shallow
 from sparsebench.models.vits import Vit
 from sparsebench.plans import Keep

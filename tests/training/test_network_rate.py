@@ -9,7 +9,7 @@ import torch
 from sparsebench_plugins.dynamic_vit import DynamicViT
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import LEARNED, Actor
+from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.vits import Vit
 from sparsebench.plans import Keep, Mask
 from sparsebench.strategy import Strategy

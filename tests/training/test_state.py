@@ -6,7 +6,7 @@ from safetensors.torch import load, save
 from sparsebench_plugins.random import Random
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.shipped import Shallow
 from sparsebench.models.vits import Vit
 from sparsebench.tasks.images import Spurious

@@ -9,7 +9,7 @@ from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.random import Random
 
 from sparsebench.budget import Budget
-from sparsebench.models.acting import Actor
+from sparsebench.models.actor import Actor
 from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.theory import Theory
 from sparsebench.training import trials

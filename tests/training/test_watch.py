@@ -10,12 +10,12 @@ from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.random import Random
 
 from sparsebench.budget import FULL, Budget
-from sparsebench.models.acting import Actor
+from sparsebench.engine import inline
+from sparsebench.models.actor import Actor
 from sparsebench.models.shipped import Shallow
+from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
-from sparsebench.sweep.cell import Cell, Part
-from sparsebench.sweep.engine import inline
-from sparsebench.sweep.job import Job
+from sparsebench.records.cell import Cell, Part
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.closed_form import ClosedForm
 from sparsebench.training.evaluate import evaluate

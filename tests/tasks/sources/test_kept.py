@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.sweep.run import Files
+from sparsebench.planning.planner import Files
 from sparsebench.tasks import sources
 from sparsebench.tasks.sources import classes, files, scenes
 

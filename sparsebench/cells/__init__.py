@@ -1,0 +1,1 @@
+"""One cell: its data, its network, its training, its test and its results."""

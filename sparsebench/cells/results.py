@@ -1,0 +1,211 @@
+"""From a trained cell to what its record says of it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+
+from sparsebench.cells.prepare import Prepared
+from sparsebench.errors import DivergedError
+from sparsebench.measure import groups, selection
+from sparsebench.measure.scores import Items, Score, scores, share
+from sparsebench.measure.spuriosity import token_spuriosity
+from sparsebench.models.actor import Actor
+from sparsebench.models.base import Network, Watchable
+from sparsebench.records.record import Metric, Outcomes, TokenStep, pack, pack_foregrounds, pack_reals
+from sparsebench.tasks.base import Data, Mask, Task, relevant
+from sparsebench.tasks.pictures import PictureTask
+from sparsebench.training.calibrate import calibrate
+from sparsebench.training.discard import influences
+from sparsebench.training.evaluate import Evaluation, evaluate, first_batch, seconds_per_batch
+from sparsebench.training.steps import Samples
+from sparsebench.training.watch import Watch
+
+SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
+
+
+class Result:
+    """What is filled in while a cell runs."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, Metric] = {}
+        self.trajectory: tuple[TokenStep, ...] = ()
+        self.samples: dict[str, tuple[float | None, ...]] = {}
+        self.outcomes: Outcomes | None = None
+        self.notes: dict[str, str] = {}
+
+    def add(self, name: str, value: float | None, unit: str, n: int) -> None:
+        """Add one metric; NaN becomes None."""
+        value = None if value is None or np.isnan(value) else float(value)
+        self.metrics[name] = Metric(value=value, unit=unit, n=n)
+
+    def add_score(self, score: Score) -> None:
+        """Add what is known from outcomes."""
+        name, *own = score
+        self.metrics[name] = Metric(**dict(zip(Score._fields[1:], own, strict=True)))
+
+
+def measure(result: Result, cell: Prepared, trained: dict[str, float]) -> None:
+    """Add all that is measured on the trained network.
+
+    Raises:
+        DivergedError: its weights or its test loss are not finite.
+    """
+    network, actor, recipe = cell.network, cell.actor, cell.recipe
+    if not all(bool(p.isfinite().all()) for p in network.module.parameters()):
+        raise DivergedError("training diverged: the weights after the last step are not finite")
+    _calibrate(result, cell)
+    evaluation = evaluate(network, cell.in_test, cell.test, recipe)
+    if not np.isfinite(evaluation.loss):
+        raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
+    _add_training(result, trained, len(cell.train.labels))
+    _add_validation(result, cell)
+    _add_outcomes(result, cell.task, cell.data, evaluation)
+    _add_selection(result, evaluation, cell.test, cell.data.test.mask, network.cost.depth)
+    if isinstance(cell.task, PictureTask) and cell.task.spuriosity and cell.test.relevance is not None:
+        _add_spuriosity(result, network, cell.in_test, cell.test, cell.test.relevance[: cell.task.spuriosity])
+    _add_cost(result, network, cell.in_test, evaluation)
+    if cell.task.inputs == "images":
+        _add_timing(result, network, cell.in_test, cell.test, evaluation.batch)
+    if (first := first_batch(network, cell.test)) > evaluation.batch:
+        result.notes["test_batch"] = f"{evaluation.batch}; the device had no memory for {first}"
+    if 0 < (n := len(cell.train.labels)) < recipe.batch:
+        result.notes["batch"] = f"all {n} samples; the task's batch of {recipe.batch} is larger"
+    if cell.initial:
+        result.notes["initial_weights"] = cell.initial
+    if actor is not None and (scoring := network.cost.scoring(actor.requires)):
+        result.notes["attention"] = "received" if scoring == "received" else network.attention_source
+
+
+def _calibrate(result: Result, cell: Prepared) -> None:
+    """Let an adaptive strategy spend what was asked for, as far as training images can tell."""
+    actor = cell.in_test
+    if actor is None or not actor.strategy.adaptive:
+        return
+    if not len(cell.train.labels):
+        result.notes["calibration"] = "none: there are no training images"
+        return
+    if actor.budget.counts is not None:
+        result.notes["calibration"] = "none: the budget's counts are upper bounds"
+        return
+    found = calibrate(cell.network, actor, cell.train)
+    result.notes["calibration"] = (
+        f"counts of {found.budget.label}: {found.ratio:.4f} of the dense MACs on {found.images} training images"
+    )
+
+
+def add_watched(result: Result, watch: Watch, steps: int, task: Task) -> None:
+    """Add what was seen while training, to the last step."""
+    watch.look(steps)
+    n = len(watch.test[0].labels)
+    result.samples["watched_steps"] = tuple(map(float, watch.at))
+    result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
+    result.samples |= {f"trained_{name}": values for name, values in watch.portrait().items()}
+    for name, unit in cast(Watchable, watch.network).shows.items():
+        result.add(name, watch.seen[name][-1], unit, n)
+    result.add("iterations", watch.iterations(task.success), "steps", n)
+
+
+def _add_training(result: Result, trained: dict[str, float], n: int) -> None:
+    units = {"train_loss": "loss", "fitted": "0 or 1", "kept_epoch": "epochs"}
+    for name, value in trained.items():
+        result.add(name, value, units.get(name, name), n)
+
+
+def _add_validation(result: Result, cell: Prepared) -> None:
+    """Add the validation accuracy of the weights that are tested."""
+    split = cell.data.validation
+    if split is None or cell.validation is None:
+        return
+    correct = evaluate(cell.network, cell.in_test, cell.validation, cell.recipe).predicted == split.labels
+    result.add_score(share("validation_accuracy", correct))
+    if len(cell.data.group_names) > 1:
+        worst = np.nanmin(groups.group_accuracies(correct, split.groups, len(cell.data.group_names)))
+        result.add("validation_worst_group_accuracy", float(worst), "fraction", len(correct))
+
+
+def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation) -> None:
+    """Add accuracy, loss, success and group metrics, and each item's outcome."""
+    test, groups_ = data.test, data.group_names
+    items = Items(evaluation.predicted, test.labels, test.groups, evaluation.rank, evaluation.losses, test.foregrounds)
+    sizes = np.bincount(data.train.groups, minlength=len(groups_))
+    for score in scores(items, len(data.classes), groups_, sizes.tolist()):
+        result.add_score(score)
+    if task.recipe().loss == "cross-entropy":
+        result.add_score(items.p_label)
+    for name, success in task.successes(items.loss, items.accuracy).items():
+        result.add(name, float(success), "0 or 1", 1)
+    result.outcomes = Outcomes(
+        n=len(test.labels), predicted=pack(items.predicted), label=pack(items.labels), group=pack(items.groups),
+        rank=pack(items.ranks), loss=pack_reals(items.losses), foreground=pack_foregrounds(items.foregrounds),
+    )  # fmt: skip
+
+
+def _add_selection(result: Result, evaluation: Evaluation, samples: Samples, mask: Mask, depth: int) -> None:
+    """Add how well the tokens that matter were found: at the end, and by block where there is more than one.
+
+    It is not measured where nobody knows which those are.
+    """
+    if samples.relevance is None:
+        for name in SELECTION:
+            result.add(name, None, "fraction", 0)
+        return
+    matter = relevant(samples.relevance.cpu().numpy(), mask)
+    precision, recall = selection.precision_recall(evaluation.kept, matter)
+    auroc = selection.auroc(evaluation.scores, matter)
+    for name, value in zip(SELECTION, (precision, recall, auroc), strict=True):
+        result.add(name, value, "fraction", len(matter))
+    if depth == 1 or not evaluation.choices:
+        return
+    rows = [
+        (float(choice.block), *selection.precision_recall(choice.kept, matter), selection.auroc(choice.scores, matter))
+        for choice in evaluation.choices
+    ]
+    names = ("blocks", "precision_by_block", "recall_by_block", "auroc_by_block")
+    for name, values in zip(names, zip(*rows, strict=True), strict=True):
+        result.samples[f"selection_{name}"] = tuple(None if np.isnan(value) else value for value in values)
+
+
+def _add_spuriosity(
+    result: Result, network: Network, actor: Actor | None, samples: Samples, relevance: torch.Tensor
+) -> None:
+    """Add the token spuriosity indices over those of the first images that are classified rightly.
+
+    With the strategy they are those that the network gets right as it is tested, with nothing acting (`_dense`) those
+    that it gets right so: the two may be others. There is no value where it gets none right.
+    """
+    n, inside, labels = len(relevance), relevance.cpu().numpy() > 0, samples.labels[: len(relevance)].cpu().numpy()
+    dense = influences(network, None, samples, n)
+    acted = dense if actor is None else influences(network, actor, samples, n)
+    if acted is None:
+        result.notes["spuriosity"] = "not measured: tokens are fused, merged, mixed or of a number of each image's own"
+    for end, found in (("", acted), ("_dense", dense)):
+        right = np.zeros(n, dtype=bool) if found is None else found.predicted == labels
+        indices = (None, None) if found is None else token_spuriosity(found.z[right], inside[right])
+        for name, value in zip(("a_tsi", "m_tsi"), indices, strict=True):
+            result.add(name + end, value, "ratio", int(right.sum()))
+
+
+def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:
+    """Add the MACs of the realised trajectory, of the dense model, and of what was asked for in the test."""
+    cost, n = network.cost, len(evaluation.predicted)
+    full = cost.dense()
+    steps = evaluation.steps or full
+    result.trajectory = tuple(TokenStep(**vars(step)) for step in steps)
+    dense, macs = cost.macs(full), cost.macs(steps)
+    planned = dense if actor is None else cost.macs(actor.planned)
+    bounds = actor is not None and actor.strategy.adaptive and actor.budget.counts is not None
+    result.add("macs", macs, "MACs", n)
+    result.add("macs_dense", dense, "MACs", n)
+    result.add("macs_ratio", macs / dense, "fraction", n)
+    if len(evaluation.macs) and np.ptp(evaluation.macs):
+        result.add("macs_p95", float(np.quantile(evaluation.macs, 0.95)), "MACs", n)
+    result.add("macs_ratio_planned", None if bounds else planned / dense, "fraction", n)
+
+
+def _add_timing(result: Result, network: Network, actor: Actor | None, samples: Samples, batch: int) -> None:
+    batch, seconds = seconds_per_batch(network, actor, samples, batch)
+    result.samples["seconds_per_batch"] = tuple(round(s, 6) for s in seconds)
+    result.add("images_per_s", batch / float(np.median(seconds)), "images/s", len(seconds))

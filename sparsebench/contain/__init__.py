@@ -1,0 +1,1 @@
+"""Strangers' code in processes and threads that end with it. Knows no cells."""

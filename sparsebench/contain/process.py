@@ -1,0 +1,143 @@
+"""One worker process, as its run sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from sparsebench.contain import keeper
+from sparsebench.contain.messages import LINE_IS_CUT
+
+M = TypeVar("M", bound=BaseModel)
+LONGEST_LINE = 2**26
+"""Bytes of the longest message: a strategy that finds the descriptor may write to it without end."""
+
+
+class Worker:
+    """A worker process and its keeper, which ends it with all that it has started.
+
+    Args:
+        command: the worker's.
+        environment: its variables.
+        log: where what it prints is added.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path):
+        self.log, self._line, self._lock = log, bytearray(), threading.Lock()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        lifeline, self._lifeline = os.pipe()
+        try:
+            with log.open("ab") as file:
+                self.keeper = subprocess.Popen(
+                    [sys.executable, "-I", "-S", keeper.__file__, str(lifeline), *command],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment, pass_fds=[lifeline],
+                    start_new_session=True,
+                )  # fmt: skip
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(lifeline)
+        self._heard = self._size()
+
+    def ask(self, line: bytes) -> None:
+        """Give it a line to work on. If it is gone, `answer` will say so."""
+        assert self.keeper.stdin is not None
+        self._heard = self._size()
+        with contextlib.suppress(OSError):
+            self.keeper.stdin.write(line + b"\n")
+            self.keeper.stdin.flush()
+
+    def answer(self, seconds: float, kind: type[M]) -> M | None:
+        """Return its next message, of that kind, or None if there is none in that time.
+
+        Raises:
+            EOFError: it is gone.
+            ValueError: what came is no message.
+        """
+        assert self.keeper.stdout is not None
+        pipe, end = self.keeper.stdout.fileno(), time.monotonic() + seconds
+        length = self._line.find(b"\n")
+        while length < 0:
+            if not select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+                return None
+            if not (read := os.read(pipe, 2**16)):
+                raise EOFError
+            before = len(self._line)
+            self._line += read
+            length = self._line.find(b"\n", before)
+            if len(self._line) > LONGEST_LINE:
+                raise ValueError("a line without end")
+        line = bytes(self._line[:length])
+        del self._line[: length + 1]
+        try:
+            return kind.model_validate_json(line)
+        except ValueError:
+            raise ValueError(f"{line[:60]!r}") from None
+
+    def processes(self) -> list[int]:
+        """Return the numbers of the processes that run for it, its keeper left out."""
+        return keeper.descendants(self.keeper.pid)
+
+    def last_words(self) -> str:
+        """Return the end of what it printed since it was last given something."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(self._heard, self._size() - 4000))
+                return file.read(4000).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def _size(self) -> int:
+        try:
+            return self.log.stat().st_size
+        except OSError:
+            return 0
+
+    def end(self, patience: float = 0.0) -> int:
+        """End it, with all that it has started, unless it ends by itself in time; return how it left."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if patience:
+                self.keeper.wait(patience)
+        self.cut()
+        assert self.keeper.stdin is not None and self.keeper.stdout is not None
+        try:
+            code = self.keeper.wait(keeper.PATIENCE + 5)
+        except subprocess.TimeoutExpired:  # the keeper was stopped, say; its worker ends with it
+            self.keeper.kill()
+            code = self.keeper.wait()
+        with contextlib.suppress(OSError):  # a last flush finds nobody
+            self.keeper.stdin.close()
+        self.keeper.stdout.close()
+        return code
+
+    def cut(self) -> None:
+        """Tell the keeper to end everything, and do not wait."""
+        with self._lock:
+            lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)
+
+
+def how_it_left(code: int) -> str:
+    """Return an exit code in words."""
+    if code == 0:
+        return "the worker left with 0, or closed the line to its run"
+    if code == LINE_IS_CUT:
+        return f"the worker left with {code}: perhaps the descriptor of its answers was closed or replaced"
+    if code > 0:
+        return f"the worker left with {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = " (perhaps the machine was out of memory)" if code == -signal.SIGKILL else ""
+    return f"the worker was ended by {name}{hint}"

@@ -1,0 +1,132 @@
+"""Which jobs come next, and which go together."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, groupby
+
+from sparsebench.planning.job import Job
+
+TOGETHER = 1000
+"""Cells given to a worker on a GPU at once; it trains as many at a time as its memory holds."""
+
+
+def most_together(device: str) -> int:
+    """Return how many cells a worker is given at once, if they can be trained in one program."""
+    return 1 if device == "cpu" else TOGETHER
+
+
+def batches(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
+    """Yield the jobs in their order: neighbours that may go together in lists of at most `most`, others alone."""
+    batch: list[Job] = []
+    for job in jobs:
+        if batch and not (job.together and batch[-1].together and len(batch) < most):
+            yield batch
+            batch = []
+        batch.append(job)
+    if batch:
+        yield batch
+
+
+Seconds = Callable[[Job], float | None]
+"""What a job is expected to take, or None if nobody knows."""
+
+
+def unknown(job: Job) -> None:
+    """Know of no job what it will take."""
+
+
+class Queue:
+    """Jobs in order, each handed out once those it waits for are done; some several at a time.
+
+    Who asks is given data that it has already, if it can be, and else data that nobody else is at. That is only a
+    choice among jobs that are expected to take as long as the next one in order: longer ones never come later for it.
+
+    Args:
+        jobs: in the order in which they are begun.
+        most: how many are handed out at once, see `batches`.
+        seconds: what each is expected to take.
+    """
+
+    def __init__(self, jobs: Sequence[Job], most: int, seconds: Seconds = unknown):
+        def length(job: Job) -> tuple[object, float | None]:
+            return job.order, seconds(job)
+
+        ordered = [job for _, equals in groupby(jobs, length) for job in _neighbours(list(equals))]
+        parts = groupby(batches(ordered, most), lambda batch: length(batch[0]))
+        self.equals = [_by_draw(equals) for _, equals in parts]
+        self.open = {job.cell.id for job in jobs}
+        self.at: dict[object, str] = {}
+        self.changed = threading.Condition()
+
+    def take(self, who: object = None, wait: bool = True) -> list[Job] | None:
+        """Return the next batch; None when there is none left, or, unless one is waited for, none that may start.
+
+        Args:
+            who: asks, and has the data of what it was given last; None has none.
+            wait: whether one that waits for others is waited for.
+        """
+        with self.changed:
+            while self.equals:
+                if (batch := self._next(who)) is not None:
+                    return batch
+                if not wait:
+                    return None
+                self.changed.wait()
+            return None
+
+    def _next(self, who: object) -> list[Job] | None:
+        """Take out the next batch for somebody, if any may start."""
+        own, others = self.at.get(who, ""), {draw for one, draw in self.at.items() if one != who}
+        for equals in self.equals:
+            ready = ((draw, at) for draw, some in equals.items() if (at := self._first(some)) is not None)
+            if (first := next(ready, None)) is None:
+                continue
+            if own in equals and (at := self._first(equals[own])) is not None:
+                draw = own
+            else:
+                draw, at = next((found for found in chain([first], ready) if found[0] not in others), first)
+            batch = equals[draw][at]
+            del equals[draw][at]
+            if not equals[draw]:
+                del equals[draw]
+            if not equals:
+                self.equals.remove(equals)
+            if who is not None:
+                self.at[who] = batch[-1].cell.draw
+            return batch
+        return None
+
+    def _first(self, some: Iterable[list[Job]]) -> int | None:
+        """Return which of the batches is the first that waits for nothing, or None."""
+        return next((at for at, batch in enumerate(some) if not any(job.after in self.open for job in batch)), None)
+
+    def done(self, job: Job) -> None:
+        """Take note that a job has its record."""
+        with self.changed:
+            self.open.discard(job.cell.id)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Hand out no more."""
+        with self.changed:
+            self.equals.clear()
+            self.changed.notify_all()
+
+
+def _neighbours(jobs: list[Job]) -> list[Job]:
+    """Return the jobs with those that have the same data side by side, the first ones of all in their order."""
+    first: dict[str, int] = {}
+    for job in jobs:
+        first.setdefault(job.cell.draw, len(first))
+    return sorted(jobs, key=lambda job: first[job.cell.draw])
+
+
+def _by_draw(some: Iterable[list[Job]]) -> OrderedDict[str, deque[list[Job]]]:
+    """Return batches by the data of the first in each."""
+    found: OrderedDict[str, deque[list[Job]]] = OrderedDict()  # a dict passes by all that was taken out, each time
+    for batch in some:
+        found.setdefault(batch[0].cell.draw, deque()).append(batch)
+    return found

@@ -1,0 +1,115 @@
+"""A worker process: reads a list of jobs a line, answers one record a line, leaves when its input ends."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from sparsebench.contain.exclusive import turn
+from sparsebench.contain.keeper import end_with_parent
+from sparsebench.contain.messages import Line
+from sparsebench.engine.messages import JOBS, Message
+from sparsebench.planning.job import Job
+from sparsebench.plugin.registry import Registry
+
+LONGEST = 1e8
+"""Seconds; timers take no more than some hundred years."""
+
+
+THREAD_LIMIT = 1
+"""Sums of floating-point numbers depend on how they are split over threads, so a cell has one."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Make torch deterministic for a while: one thread, no TF32, deterministic kernels where there are any."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+
+    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    # cuDNN's convolutions are the one place where TF32 is on unless told otherwise.
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    precision = convolutions.fp32_precision
+    torch.set_num_threads(THREAD_LIMIT)
+    # The same as use_deterministic_algorithms(True, warn_only=True), which first imports torch's compiler for seconds.
+    torch.set_deterministic_debug_mode("warn")
+    convolutions.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_deterministic_debug_mode(deterministic)
+        convolutions.fp32_precision = precision
+
+
+def main(setting: dict[str, Any]) -> None:
+    """Answer jobs until the input ends, or a cell leaves the process in a state that the next must not meet."""
+    end_with_parent()
+    _end_before_others()
+    faulthandler.enable()  # a crash says in the log where it was
+    line = Line()
+
+    from sparsebench.cells.prepare import Context
+    from sparsebench.cells.run_cell import run_cells
+    from sparsebench.contain.health import Health, device_is_lost
+    from sparsebench.contain.memory import forget_peak, peak
+
+    locations = {name: Path(path) for name, path in setting["locations"].items()}
+    registry = Registry()
+    context = Context(
+        Path(setting["out"]), setting["device"], locations, setting["checkpoint"], alone=True,
+        exclusive=setting["exclusive"],
+    )  # fmt: skip
+
+    def begin(jobs: Sequence[Job]) -> None:
+        forget_peak()
+        _say_where_it_hangs(setting["timeout"])
+        line.say(Message(at=tuple(job.cell.id for job in jobs)))
+
+    with one_thread(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        health = Health(line.descriptors, context.device, os.getppid())
+        line.say(Message())
+
+        def turns() -> Iterator[list[Job]]:
+            for asked in line.jobs:
+                # Who waits says so: no second of it is a cell's.
+                with turn(context.device, lambda: line.say(Message())) if context.exclusive else nullcontext():
+                    yield JOBS.validate_json(asked)
+
+        for jobs in turns():
+            unfit = ""
+            for done, record in enumerate(run_cells(jobs, registry, context, begin), 1):
+                faulthandler.cancel_dump_traceback_later()
+                record = record.model_copy(update={"memory": peak()})
+                unfit = unfit or health.trouble(record.failure.kind if record.failure else None)
+                # Cells that were trained together are all trained by now: what one has left cannot meet another's.
+                now = unfit and (done == len(jobs) or device_is_lost(context.device))
+                line.say(Message(record=record, unfit=unfit if now else ""))
+                if now:
+                    sys.stderr.write(f"this worker takes no more cells: {unfit}\n")
+                    os._exit(0)
+    os._exit(0)
+
+
+def _end_before_others() -> None:
+    """Have Linux choose this process if the machine is out of memory, and not the run or somebody else's."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("900")
+
+
+def _say_where_it_hangs(timeout: float) -> None:
+    """Print what the process is at shortly before it is killed, even if it holds the interpreter's lock."""
+    if timeout:
+        faulthandler.dump_traceback_later(min(timeout - min(1.0, timeout / 4), LONGEST))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

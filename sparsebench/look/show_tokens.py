@@ -1,0 +1,140 @@
+"""What strategies do to single test pictures: what became of their patches, choice by choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsebench.budget import FULL
+from sparsebench.cells.prepare import Context, Prepared
+from sparsebench.cells.run_cell import failure_of
+from sparsebench.engine.worker import one_thread
+from sparsebench.errors import UserError
+from sparsebench.look.pictures import Scene, check_pictures, scene, spread
+from sparsebench.look.training import Trainer, trained
+from sparsebench.models.actor import Pass
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.job import Job
+from sparsebench.plans import Keep, Merge
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+from sparsebench.tokens import membership_after
+from sparsebench.training.steps import predictions
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The tokens after one choice, of n pictures of N patches.
+
+    Attributes:
+        place: "input", "block 1", "before block 1".
+        count: tokens that went on.
+        token: (n, N) which of them each patch is in, -1 for none; None where patches are mixed.
+    """
+
+    place: str
+    count: int
+    token: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one strategy did.
+
+    Attributes:
+        stages: each choice; none where all tokens stayed.
+        predicted: (n,) class numbers at the end; empty where it has no result.
+        why: why not.
+    """
+
+    label: str
+    budget: str
+    stages: list[Stage]
+    predicted: np.ndarray
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Pictures(Scene):
+    """Test pictures, and what each strategy did to them."""
+
+    shown: list[Shown]
+
+
+def show(request: Request, trainer: Trainer, n: int) -> Pictures:
+    """Train what a request lacks for its pictures, and return what its strategies do to n of them; see `look`.
+
+    Args:
+        request: of one task and one repetition.
+        trainer: trains it.
+        n: the most pictures.
+
+    Raises:
+        UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
+    """
+    registry = Registry()
+    plan = trainer.plan(request, registry)
+    check_pictures(plan, registry)
+    context = trainer.train(plan, registry)
+    return look(plan.jobs, store.read(trainer.out), registry, context, n)
+
+
+def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry, context: Context, n: int) -> Pictures:
+    """Return what the trained cells do to n pictures of the test split, spread over its groups or else its classes.
+
+    Args:
+        jobs: from `trained.narrowed`; what only others start from is not shown.
+        records: at least theirs, by cell.
+        registry: where their strategies are.
+        context: where their weights are, and where to run them.
+        n: the most pictures.
+
+    Raises:
+        UserError: none of them has a result.
+    """
+    shown, seen = [], None
+    with one_thread():
+        for job in (job for job in jobs if job.asked):
+            failure = records[job.cell.id].failure
+            if failure is None:
+                try:
+                    prepared = trained(job, registry, context)
+                    seen = seen or (prepared, spread(prepared.data, n))
+                    shown.append(_shown(job, prepared, seen[1]))
+                except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
+                    failure = failure_of(error)
+            if failure is not None:
+                shown.append(Shown(job.label, _budget(job), [], np.empty(0, int), failure.reason))
+    if seen is None:
+        raise UserError(f"no strategy has a result; {shown[0].label}: {shown[0].why}")
+    return Pictures(**vars(scene(*seen)), shown=shown)
+
+
+@torch.no_grad()
+def _shown(job: Job, cell: Prepared, rows: np.ndarray) -> Shown:
+    items = torch.from_numpy(rows).to(cell.test.items.device)
+    outputs, acting = cell.test.forward(cell.network, cell.in_test, items, visit=0, training=False)
+    stages = [] if acting is None else list(_stages(acting))
+    return Shown(job.label, _budget(job), stages, predictions(cell.recipe, outputs).cpu().numpy())
+
+
+def _budget(job: Job) -> str:
+    return "" if job.cell.budget == FULL else job.cell.budget.label
+
+
+def _stages(acting: Pass) -> Iterator[Stage]:
+    """Yield what became of the patches at each choice."""
+    place = {"input": "the input", "attention": "block {}", "block": "before block {}"}[acting.site]
+    token: Tensor | None = torch.arange(acting.count, device=acting.index.device).expand(len(acting.index), -1)
+    for decision in acting.decisions:
+        if token is not None and isinstance(decision.plan, Keep | Merge):
+            token = membership_after(decision.plan, token, decision.before.shape[1])
+        else:
+            token = None
+        shown = None if token is None else token.cpu().numpy()
+        yield Stage(place.format(decision.block), decision.after.shape[1], shown)

@@ -1,0 +1,400 @@
+"""One strategy's way through one forward pass: what it sees, what it decides, what really happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsebench import seeds, tokens
+from sparsebench.budget import Budget
+from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
+from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
+from sparsebench.measure.counts import counted, counts_of, ramped, rate_of, scaled_at, shares_of, stages
+from sparsebench.models.plan_checks import check_only_removes, check_plan, only_removes
+from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
+from sparsebench.strategy import Lesson, Site, Strategy, Told
+from sparsebench.tokens import Padded
+from sparsebench.view import Outputs, TokenView
+
+Given = Mapping[str, Callable[[], Any]]
+LEARNED = "strategy"
+"""The name under which what a strategy learns is part of the network's module."""
+
+
+class Actor:
+    """A strategy with its token counts for one network.
+
+    Attributes:
+        keep: how many tokens are to go on after each block in which it acts.
+        scaled: the blocks of these in which one token alone is fused, see `counts.scaled_at`.
+        shares: for each of these blocks the share of the first tokens that was asked for.
+        planned: the steps that the budget comes to.
+        bounds: whether counts are upper bounds of an adaptive strategy, which acts even where they are all tokens.
+        more: the blocks in which it acts in training, see `Strategy.training_blocks`.
+        learned: the modules that it learns, by block; they are the network's to train, see `Strategy.module`.
+
+    Args:
+        strategy: the strategy.
+        budget: what it may spend.
+        cost: the network's closed form, which turns the budget into counts.
+        grid: (rows, columns) of the network's patches, or None.
+        stream: the seed of its random numbers.
+    """
+
+    def __init__(self, strategy: Strategy, budget: Budget, cost: CostModel, grid: tuple[int, int] | None, stream: int):
+        self.strategy, self.grid, self.stream = strategy, grid, stream
+        self.budget, self.cost, self.depth, self.tokens = budget, cost, cost.depth, cost.tokens
+        self.prefix = cost.place(0, self.tokens, self.tokens).prefix
+        self.requires, self.habits = strategy.reads(), strategy.habits()
+        if (strategy.trained or strategy.adaptive or strategy.ramps) and cost.alike:
+            raise UnsupportedError(
+                f"'{strategy.name}' is learned, keeps another number of tokens of each sample, or changes the number "
+                "while training: this model's training takes steps in which none of these has a place"
+            )
+        if "relevance" in self.requires and strategy.kind != "oracle":
+            raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
+        self.spend(budget)
+        self.bounds = strategy.adaptive and (budget.counts is not None or min(self.keep.values()) < self.tokens)
+        habits = counted(budget, cost, self.habits)._replace(scaled=self.scaled)
+        self.planned = cost.steps(habits, tuple(self.keep), tuple(self.keep.values()))
+        self.more = strategy.training_blocks(self.depth)
+        if not set(self.more) <= set(range(self.depth)):
+            raise StrategyError(f"'{strategy.name}' is to train in blocks {self.more}, of {self.depth} from 0")
+        blocks = sorted({*self.keep, *self.more})
+        self.learned = {block: module for block in blocks if (module := self._module(block)) is not None}
+
+    def spend(self, budget: Budget) -> None:
+        """Take the counts of that budget; what is asked for and planned stays as it was."""
+        given = budget, rate_of(budget, self.cost, self.habits), self.cost, self.habits
+        blocks, self._asked = stages(budget, self.habits, self.depth), given
+        self.keep = dict(zip(blocks, counts_of(*given), strict=True))
+        self.shares = dict(zip(blocks, shares_of(*given), strict=True))
+        self.scaled = scaled_at(budget, self.habits, given[1], self.tokens, blocks)
+
+    def counts(self, done: float) -> tuple[dict[int, int], frozenset[int]]:
+        """Return `keep` and `scaled` as they are in training when the share `done` of it is done."""
+        if not self.strategy.ramps or (way := self.strategy.ramp(done)) == 1:
+            return self.keep, self.scaled
+        if not 0 <= way <= 1:
+            raise StrategyError(f"'{self.strategy.name}': ramp must lie in [0, 1], got {way}")
+        counts, rate = ramped(way, *self._asked)
+        blocks = tuple(self.keep)
+        return dict(zip(blocks, counts, strict=True)), scaled_at(self.budget, self.habits, rate, self.tokens, blocks)
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything is to happen: tokens leave, or an adaptive strategy was given counts as upper bounds."""
+        return min(self.keep.values()) < self.tokens or bool(self.scaled) or self.bounds
+
+    def share_of(self, steps: Sequence[Step]) -> Any:
+        """Return the MACs of these steps as a fraction of the dense ones."""
+        return self.cost.macs(steps) / self.cost.macs(self.cost.dense())
+
+    def spent(self, counts: Sequence[Any]) -> Any:
+        """Return the fraction of the dense MACs when so many tokens go on at the places where it acts; any numbers."""
+        return self.share_of(self.cost.steps(self.habits, tuple(self.keep), counts))
+
+    def _module(self, block: int) -> torch.nn.Module | None:
+        came = [self.tokens, *(count for at, count in self.keep.items() if at < block)][-1]
+        place = self.cost.place(block, came, self.keep.get(block, came))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeds.seed_of("learned", self.strategy.name, self.stream, block))
+            return self.strategy.module(place)
+
+    def begin(
+        self,
+        items: Tensor,
+        visit: int,
+        relevance: Tensor | None,
+        *,
+        tokens: int,
+        training: bool,
+        done: float = 1.0,
+    ) -> Pass:
+        """Start a forward pass over the (B,) items, seen for the `visit`-th time; relevance is (B, N) or None.
+
+        The pass has the relevance only where the strategy reads it. `done` is the share of the training that is done.
+        """
+        relevance = relevance if "relevance" in self.requires else None
+        keep, scaled = self.counts(done) if training else (self.keep, self.scaled)
+        return Pass(self, items, visit, relevance, tokens, training, keep, scaled)
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """One choice of a strategy.
+
+    Attributes:
+        block: where it was made.
+        before, after: (B, N) and (B, M) of the tokens there, see `TokenView.index`.
+        plan: what it was; the positions of a `Keep` in the order in which the tokens go on, rising unless `ordered`.
+    """
+
+    block: int
+    before: Tensor
+    after: Tensor
+    plan: Plan
+
+
+@dataclass(eq=False)
+class Pass:
+    """The state of one forward pass. Networks call `acts` and `decide`; the rest is its record.
+
+    Attributes:
+        keep, scaled: as in `Actor`, in this pass.
+        index, sizes: (B, N) of the tokens that are there now, see `TokenView`.
+        weights: (B, N) how much each counts as a key, see `Mask`.
+        ragged: whether images kept different numbers of tokens; what fills up their rows has size 0 and index -1.
+        masked: whether some tokens count less than others.
+        decisions: what the strategy chose so far, in order.
+        steps: the token counts so far, block by block; of each image where they differ.
+        memory: what the strategy wants to know again.
+        student, teacher: what came out, where the strategy learns from it.
+    """
+
+    actor: Actor
+    items: Tensor
+    visit: int
+    relevance: Tensor | None
+    count: int
+    training: bool
+    keep: dict[int, int]
+    scaled: frozenset[int]
+    index: Tensor = field(init=False)
+    sizes: Tensor = field(init=False)
+    weights: Tensor = field(init=False)
+    ragged: bool = False
+    masked: bool = False
+    decisions: list[Decision] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    memory: dict[str, Any] = field(default_factory=dict)
+    student: Told | None = None
+    teacher: Told | None = None
+    own: float = 0.0
+
+    def __post_init__(self) -> None:
+        B, device = len(self.items), self.items.device
+        self.index = torch.arange(self.count, device=device).expand(B, self.count)
+        self.sizes = self.weights = torch.ones(B, self.count, device=device)
+
+    @property
+    def scores(self) -> Tensor | None:
+        """(B, N) of the strategy's first decision, or None."""
+        return self.decisions[0].plan.scores if self.decisions else None
+
+    @property
+    def site(self) -> Site:
+        """Where the strategy acts."""
+        return self.actor.strategy.site
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """The fields of the view that the strategy reads."""
+        return self.actor.requires
+
+    def acts(self, block: int) -> bool:
+        """Say whether fewer tokens are to leave this block than are there now; how many an adaptive one decides.
+
+        In training it may act in more blocks.
+        """
+        if self.training and block in self.actor.more:
+            return self.actor.acts
+        if self.actor.strategy.adaptive:
+            return block in self.keep and self.actor.acts
+        return block in self.scaled or self.keep.get(block, self.index.shape[1]) < self.index.shape[1]
+
+    @property
+    def present(self) -> Any:
+        """How many tokens are there: a number, or (B,) float64 where images differ."""
+        return self.sizes.count_nonzero(1).double().cpu().numpy() if self.ragged else self.index.shape[1]
+
+    @property
+    def weighs_sizes(self) -> bool:
+        """Whether attention is to weigh tokens by their sizes: where the strategy asks for it, and some are merged."""
+        return self.actor.strategy.weighs_sizes and any(_merges(d.plan) for d in self.decisions)
+
+    @property
+    def even(self) -> bool:
+        """Whether attention is the ordinary one, in which every token counts alike."""
+        return not (self.ragged or self.masked or self.weighs_sizes)
+
+    def bias(self) -> Tensor | None:
+        """Return (B, N), what is added to what tokens are weighed by as keys: log sizes, -inf for padding, or None."""
+        if self.weighs_sizes:
+            return self.sizes.log()
+        return torch.zeros_like(self.sizes).masked_fill(self.sizes == 0, -torch.inf) if self.ragged else None
+
+    @property
+    def learns(self) -> bool:
+        """Whether the strategy acts in this pass and has a loss of its own, and it is training."""
+        return self.training and self.actor.acts and self.actor.strategy.has_loss
+
+    def loss(self) -> Tensor:
+        """Return the strategy's own loss, when the network has run; see `Strategy.loss`."""
+        assert self.student is not None
+        macs, shares = self.actor.share_of(self.actor.planned), self.actor.shares
+        lesson = Lesson(self.student, self.teacher, self.memory, self.weights, shares, macs, self.actor.spent)
+        return self.actor.strategy.loss(lesson)
+
+    def read_out(self, prefix: Tensor, tokens: Tensor) -> Tensor:
+        """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
+        return self.actor.strategy.read_out(self.memory, prefix, tokens)
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether the strategy acts in this pass and has a say in what the head reads."""
+        return self.actor.acts and self.actor.strategy.reads_out
+
+    def acts_at(self, site: Site, block: int) -> bool:
+        """Say whether fewer tokens are to leave this site of this block than come to it."""
+        return site == self.site and self.acts(block)
+
+    def went(self, came: Any, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
+        """Record one block, to whose attention so many tokens `came`; call it once a block, when its choice is made."""
+        self.steps.append(Step(came, self.present, early, scoring, projected, self.own))
+        self.own = 0.0
+
+    def decide(self, block: int, given: Given) -> Plan | None:
+        """Ask the strategy, check its plan, and remember what became of the tokens.
+
+        Args:
+            block: where it acts.
+            given: how to compute each field of the view; only declared ones are handed on.
+
+        Raises:
+            StrategyError: the plan breaks the contract.
+            UnsupportedError: this network cannot give a field that the strategy needs here.
+        """
+        if not self.acts(block):
+            return None
+        came, strategy = self.present, self.actor.strategy
+        keep = self.keep.get(block, self.index.shape[1])
+        plan = strategy.plan(self._view(block, given), keep)
+        if plan is not None:
+            check_plan(plan, strategy, self.index, keep, training=self.training, prefix=self.actor.prefix)
+            if self.site == "attention" and "tokens" not in self.requires and isinstance(plan, Keep | Merge | Mix):
+                check_only_removes(plan, strategy.name)
+            plan = self._follow(block, plan)
+        place = self.actor.cost.place(block, came, self.present if strategy.adaptive else keep)
+        self.own += self.actor.habits.own_macs(place)
+        return plan
+
+    def _follow(self, block: int, plan: Plan) -> Plan:
+        """Note what the plan makes of the tokens' names and sizes; return it as it is to be carried out."""
+        if isinstance(plan, Keep) and not plan.ordered:
+            plan = Keep(plan.index.sort(dim=1).values, plan.fuse, plan.scores)
+        elif isinstance(plan, Mask) and plan.keep.dtype == torch.bool:
+            padded = Padded.of(Mask(plan.keep & (self.sizes > 0), plan.scores))
+            self.ragged = bool((padded.index < 0).any())
+            plan = padded if self.ragged else Keep(padded.index, scores=plan.scores)
+        before = self.index
+        self.index, self.sizes = tokens.index_after(plan, before), tokens.sizes_after(plan, self.sizes)
+        if isinstance(plan, Mask):
+            self.weights, self.masked = self.weights * plan.keep, True
+        elif self.masked and only_removes(plan):
+            self.weights = tokens.sizes_after(plan, self.weights)
+        elif not isinstance(plan, Shift):
+            self.weights, self.masked = torch.ones_like(self.sizes), False
+        self.decisions.append(Decision(block, before, self.index, plan))
+        return plan
+
+    def _view(self, block: int, given: Given) -> TokenView:
+        fields = dict(given)
+        if "relevance" in self.requires:
+            if self.relevance is None:
+                raise UnsupportedError("the data of this cell has no relevance mask")
+            mask = self.relevance
+            fields["relevance"] = lambda: _current(mask, self.index)
+        if missing := sorted(self.requires - set(fields)):
+            raise UnsupportedError(
+                f"'{self.actor.strategy.name}' needs {', '.join(missing)}, which this model cannot give at the "
+                f"{self.site} site (it gives {', '.join(sorted(fields))})"
+            )
+        count = self.index.shape[1]
+
+        def random(draw: int, width: int | None) -> Tensor:
+            # Most strategies want none, and a draw of few numbers takes as long as of many.
+            keys = seeds.mix(seeds.mix(self.items, self.actor.stream), self.visit)
+            keys = seeds.mix(seeds.mix(keys, block + 1), draw + 1)
+            return seeds.uniform(keys, count * (width or 1)).reshape(-1, count, *([] if width is None else [width]))
+
+        return TokenView(
+            {need: fields[need] for need in self.requires},
+            index=self.index,
+            sizes=self.sizes,
+            weights=self.weights,
+            prefix_count=self.actor.prefix,
+            block=block,
+            depth=self.actor.depth,
+            training=self.training,
+            grid=self.actor.grid,
+            random=random,
+            learned=self.actor.learned.get(block),
+            memory=self.memory,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """A split as a network is shown it to tell of itself: inputs (n, ..), labels (n,), relevance (n, N), and the pass.
+
+    Attributes:
+        relevance: None where nobody knows it.
+        acting: a pass over the whole split of the strategy that acts on it, or None.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    relevance: Tensor | None
+    acting: Pass | None
+
+
+def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, because: str) -> Tensor | None:
+    """Return the (B, M) positions that stay before the one attention layer of a network, or None where all do.
+
+    Raises:
+        UnsupportedError: the strategy does more than remove tokens, with the network's reason against it.
+    """
+    acts = acting.acts(0)
+    scoring = cost.scoring(acting.requires) if acts else ""
+    projected = projected_for(acting.requires, scoring) if acts else ""
+    plan = acting.decide(0, given)
+    acting.went(tokens_in, early=plan is not None, scoring=scoring, projected=projected)
+    if plan is None:
+        return None
+    if not isinstance(plan, Keep) or not only_removes(plan):
+        raise UnsupportedError(f"{because}: tokens can be kept or removed, not fused, merged or mixed")
+    return plan.index
+
+
+def _merges(plan: Plan) -> bool:
+    """Say whether tokens come to stand for several patches by it, group for group."""
+    return isinstance(plan, Merge) or (isinstance(plan, Mask) and plan.sizes is not None)
+
+
+def in_chunks(answer: Callable[[Tensor, Tensor], Tensor], rows: int) -> Outputs:
+    """Return what the view has as `outputs`, from what answers so many rows at a time."""
+
+    @torch.no_grad()
+    def outputs(tokens: Tensor, sample: Tensor) -> Tensor:
+        pairs = zip(tokens.split(rows), sample.split(rows), strict=True)
+        logits = torch.cat([answer(*pair) for pair in pairs])
+        return logits if logits.ndim == 2 else logits[:, None]
+
+    return outputs
+
+
+def finite(seen: Tensor) -> Tensor:
+    """Return what a strategy is to see; DivergedError where it is not finite, which is not the strategy's doing."""
+    if not bool(seen.isfinite().all()):
+        raise DivergedError("training diverged: what the network shows a strategy is not finite")
+    return seen
+
+
+def _current(mask: Tensor, index: Tensor) -> Tensor:
+    """Return the mask's values for the tokens that are there; 0 for one that stands for no single patch."""
+    return mask.gather(1, index.clamp(min=0)) * (index >= 0)

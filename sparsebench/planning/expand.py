@@ -1,0 +1,344 @@
+"""How a run's request becomes cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from sparsebench.budget import FULL
+from sparsebench.errors import UserError, unknown
+from sparsebench.models.base import Model
+from sparsebench.planning.budgets import fit_budget, known_cost
+from sparsebench.planning.contenders import Contender, Request, contenders_of, named
+from sparsebench.planning.job import Job
+from sparsebench.planning.networks import training_entry
+from sparsebench.planning.suite import Suite, SuiteTask, load
+from sparsebench.plugin.registry import Found, Registry
+from sparsebench.records.cell import Cell, Part, Track, Where
+from sparsebench.spec import fill, label, parse
+from sparsebench.strategy import Strategy
+from sparsebench.tasks.base import Locations, Task
+
+WEIGHTS_SEED = 0
+NOWHERE: Locations = {}
+ImageUse = Literal["images", "tested_images"]
+"""The field of a request with the images of tasks that train, and of those that do not."""
+
+
+def image_uses(request: Request, registry: Registry) -> tuple[ImageUse, ...]:
+    """Return for what the tasks of a request take its images: to train on, or only to test on."""
+    for text in request.plugins:
+        named(text, registry)  # files may bring tasks
+    names = [parse(text).name for text in request.tasks] or [entry.name for entry in load(request.suite).task]
+    found = {_image_use(cls) for cls in map(registry.task, names) if "images" in cls.model_fields}
+    return tuple(sorted(found)) or ("images",)
+
+
+def _image_use(task: type[Task]) -> ImageUse:
+    return "images" if task.trains else "tested_images"
+
+
+def expand(request: Request, registry: Registry, locations: Locations = NOWHERE) -> list[Job]:
+    """Return the jobs of a request: initial models first, then repetition by repetition.
+
+    In that order the work left is always like the work done, and every strategy has a number after the first
+    repetition. What lies at the locations is looked at only to say whether trained weights fit.
+    """
+    if request.where not in get_args(Where):
+        raise UserError("where", got=f"'{request.where}'", allowed=get_args(Where))
+    if request.seeds is not None and request.seeds < 1:
+        raise UserError("--seeds", got=request.seeds, allowed="1 or more")
+    settings = list(_settings(load(request.suite), request, registry))
+    for setting in {repr((s.task, s.model)): s for s in settings}.values():
+        setting.model.check_weights(setting.task, locations)
+    jobs: dict[str, Job] = {}
+    for repetition in range(max(setting.seeds for setting in settings)):
+        for setting in settings:
+            if repetition >= setting.seeds:
+                continue
+            for contender in setting.contenders:
+                for n_train in setting.n_train:
+                    for job in _jobs(setting, contender, n_train, repetition, registry):
+                        jobs[job.cell.id] = _both(jobs.get(job.cell.id, job), job)
+    return sorted(jobs.values(), key=lambda job: job.order)
+
+
+def _both(one: Job, other: Job) -> Job:
+    """Return the job that is what two of the same cell are for."""
+    asked, keeps = one.asked or other.asked, one.keep_weights or other.keep_weights
+    same = (asked, keeps) == (one.asked, one.keep_weights)
+    return one if same else one.model_copy(update={"asked": asked, "keep_weights": keeps})
+
+
+def _jobs(setting: _Setting, contender: Contender, n_train: int, repetition: int, registry: Registry) -> Iterator[Job]:
+    """Yield the job of one cell, after those of the cells it starts from, if there are any."""
+    files = tuple(map(str, registry.files))
+    dense = registry.strategy("dense")
+
+    def job(cell: Cell, found: Found, strategy: Strategy, network: str = "", **more: Any) -> Job:
+        after = network or (cell.init.id if cell.init else "")
+        return Job(
+            cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), files=files,
+            failure=found.failure, after=after, network=network, together=setting.model.together and not after, **more,
+        )  # fmt: skip
+
+    def first(of: Cell) -> Job:
+        return job(of, dense, dense.cls(), asked=False, keep_weights=True)
+
+    strategy, found, budget, part = contender
+    init = _pretraining(setting.task, setting.model, dense, repetition)
+    if setting.training is not None:
+        init = _training(*setting.training, setting.model, dense, repetition)
+    cell = Cell(
+        task=setting.parts[0], model=setting.parts[1], strategy=part, budget=budget, n_train=n_train,
+        repetition=repetition, where=_where(setting, strategy), init=init, track=setting.track,
+    )  # fmt: skip
+    for before in cell.inits:
+        yield first(before)
+    training = init if setting.training else None
+    if training is None and strategy.distils and _can_learn(setting, cell):
+        teacher = cell.model_copy(update={"strategy": Part.of(dense.cls()), "budget": FULL, "where": "both"})
+        yield first(teacher)
+        cell = cell.model_copy(update={"init": teacher})
+    if training is None and not strategy.trained:
+        training = training_of(cell, setting.task, setting.model, registry)
+        if training is not None:
+            yield first(training)
+    tested = training if cell.tests_only else None
+    keeps = setting.keep_weights and tested is None
+    yield job(cell, found, strategy, network=tested.id if tested else "", keep_weights=keeps)
+
+
+def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cell | None:
+    """Return the cell whose trained network a cell tests that acts in the test only; None if it is trained itself.
+
+    Networks of tokens are trained in less time than their weights take to be kept and read. A training that is watched,
+    or ends by a validation result, is tested with the strategy on its way, and so is each strategy's own.
+    """
+    if cell.where != "test" or cell.track != "scratch" or not task.trains or model.inputs != "images":
+        return None
+    recipe = task.recipe()
+    if recipe.watch or recipe.patience:
+        return None
+    dense = Part.of(registry.strategy("dense").cls())
+    return cell.model_copy(update={"strategy": dense, "budget": FULL, "where": "both"})
+
+
+def _pretraining(task: Task, model: Model, dense: Found, repetition: int) -> Cell | None:
+    """Return the cell that is trained before those of a task, or None for random weights."""
+    if (start := task.initial()) is None:
+        return None
+    plain, samples = start
+    return Cell(
+        task=Part.of(plain), model=Part.of(model.first_model()), strategy=Part.of(dense.cls()), budget=FULL,
+        n_train=samples, repetition=repetition if getattr(task, "pretrain_each", False) else WEIGHTS_SEED,
+    )  # fmt: skip
+
+
+def _training(task: Task, n_train: int, model: Model, dense: Found, repetition: int) -> Cell:
+    """Return the cell of the network that a frozen or tuned cell of that repetition begins with."""
+    return Cell(
+        task=Part.of(task), model=Part.of(model), strategy=Part.of(dense.cls()), budget=FULL, n_train=n_train,
+        repetition=repetition, init=_pretraining(task, model, dense, repetition),
+    )  # fmt: skip
+
+
+def _can_learn(setting: _Setting, cell: Cell) -> bool:
+    """Say whether a strategy may be trained with the network; theory models, which read tokens, train none."""
+    return setting.task.trains and setting.model.inputs == "images" and cell.where != "test"
+
+
+def _where(setting: _Setting, strategy: Strategy) -> Where:
+    """Return where the strategy acts: as asked for, unless it leaves no choice."""
+    if setting.track == "frozen":
+        return "test"
+    if not strategy.budgeted:
+        return "both"
+    return "train" if strategy.trains_only else setting.where
+
+
+def _label(strategy: Strategy) -> str:
+    return label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A task with its model and strategies; `training` is the task and the n_train of the network they begin with."""
+
+    task: Task
+    model: Model
+    contenders: tuple[Contender, ...]
+    n_train: tuple[int, ...]
+    seeds: int
+    where: Where
+    track: Track = "scratch"
+    training: tuple[Task, int] | None = None
+    keep_weights: bool = False
+
+    @cached_property
+    def parts(self) -> tuple[Part, Part]:
+        """The task and the model, which all its cells share."""
+        return Part.of(self.task), Part.of(self.model)
+
+
+def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_Setting]:
+    """Yield every task with its model and strategies: the suite's, or those of the request."""
+    if any(n < 1 for n in request.n_train):
+        raise UserError("--n-train", got=list(request.n_train), allowed="1 or more")
+    plugins = [spec for text in request.plugins for spec in named(text, registry)]  # files may bring tasks
+    for entry, params in _entries(suite, request, registry):
+        contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
+        trained = training_entry(entry) if entry.network else None
+        for own in entry.task_params():
+            known = {} if trained is None else trained.params
+            _check_changed(entry, own | params, registry)
+            task = _task(entry.name, known | own | params, request, registry)
+            for model in _models(task, trained or entry, request, registry):
+                fitted = task.with_cut(model.cut())
+                model.check(fitted)
+                seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
+                cost = known_cost(fitted, model)
+                placed = tuple(
+                    (strategy, found, fit_budget(budget, strategy, None if request.model else blocks, cost), part)
+                    for strategy, found, budget, part in contenders
+                )
+                training = None
+                if trained is not None:
+                    first = _task(entry.name, trained.params, request, registry).with_cut(model.cut())
+                    training = first, trained.n_train[0]
+                yield _Setting(
+                    fitted, model, placed, _sizes(task, entry, request), seeds, _asked_where(task, entry, request),
+                    entry.track, training, suite.keep_weights,
+                )  # fmt: skip
+
+
+def _check_changed(entry: SuiteTask, params: dict[str, Any], registry: Registry) -> None:
+    """Raise UserError if parameters that a trained network has decided are to be others in its test."""
+    if entry.track != "frozen":
+        return
+    decided = {"canvas", "patch", "permuted", *getattr(registry.task(entry.name), "training", ())} - {"spuriosity"}
+    if wrong := sorted(decided & params.keys()):
+        raise UserError(
+            f"task '{entry.name}' tests networks that are trained", got=f"{', '.join(wrong)}, which training decides",
+            next_step="say on how many images it is to be trained anew with --n-train",
+        )  # fmt: skip
+
+
+def _asked_where(task: Task, entry: SuiteTask, request: Request) -> Where:
+    """Return where strategies act: as asked for, else as the suite has it.
+
+    Raises:
+        UserError: it cannot be there.
+    """
+    where = entry.where if request.where == "both" else request.where
+    if where == "train" and not task.trains:
+        raise UserError(f"task '{task.name}' trains nothing", got="where: train", allowed=("both", "test"))
+    if request.where != "both" and entry.track != "scratch" and (request.where, entry.track) != ("test", "frozen"):
+        acts = "in the test only" if entry.track == "frozen" else "in training and test"
+        raise UserError(
+            f"strategies of track {entry.track} act {acts}", got=f"--where {request.where}",
+            next_step="leave --where out, or name another suite",
+        )  # fmt: skip
+    return where
+
+
+def _sizes(task: Task, entry: SuiteTask, request: Request) -> tuple[int, ...]:
+    """Return the numbers of training samples: 0 where nothing is trained, else as asked, else the suite's."""
+    if not task.trains:
+        if request.n_train:
+            raise UserError(f"task '{task.name}' trains nothing", got="--n-train", next_step="leave --n-train out")
+        return (0,)
+    sizes = request.n_train or entry.n_train
+    if min(sizes) < 1:
+        raise UserError(f"n_train of task '{task.name}'", got=list(sizes), allowed="1 or more")
+    return sizes
+
+
+def _entries(suite: Suite, request: Request, registry: Registry) -> Iterator[tuple[SuiteTask, dict[str, Any]]]:
+    """Yield the suite's entries that were asked for, with the parameters that were."""
+    figures = sorted({entry.figure for entry in suite.task} - {""})
+    if strange := sorted(set(request.figures) - set(figures)):
+        raise unknown(f"figure of suite '{suite.name}'", strange[0], figures)
+    of_suite = [entry for entry in suite.task if not request.figures or entry.figure in request.figures]
+    if request.n_train or request.model:
+        changed = [entry for entry in of_suite if entry.network and _is_trained(entry, request, registry)]
+        _refuse_trained(suite, changed, request)
+        of_suite = [entry for entry in of_suite if entry not in changed]
+    if not request.tasks:
+        yield from ((entry, {}) for entry in of_suite)
+    for spec in map(parse, request.tasks):
+        needs = registry.task(spec.name).trains
+        entries = [entry for entry in of_suite if entry.name == spec.name]
+        if not entries and needs and not request.n_train:
+            tested = any(entry.name == spec.name and entry.network for entry in suite.task)
+            raise UserError(
+                f"task '{spec.name}' of suite '{suite.name}' tests trained networks, and another model is to be trained"
+                if tested else f"task '{spec.name}' is not in suite '{suite.name}'",
+                next_step="say on how many images with --n-train",
+            )  # fmt: skip
+        for entry in entries or [SuiteTask(name=spec.name, n_train=request.n_train or (0,))]:
+            yield from ((entry, params) for params in spec.combinations())
+
+
+def _is_trained(entry: SuiteTask, request: Request, registry: Registry) -> bool:
+    """Say whether a request trains a task for which its suite has networks: it says how much, or another model."""
+    if request.n_train or request.model is None:
+        return bool(request.n_train)
+    return registry.model(request.model.partition(":")[0]).inputs == registry.task(entry.name).inputs
+
+
+def _refuse_trained(suite: Suite, entries: list[SuiteTask], request: Request) -> None:
+    """Raise UserError if a whole suite is asked to train what it has trained networks for.
+
+    A task that is named is trained as asked: it is none of the suite's then.
+    """
+    names = [entry.name for entry in entries]
+    if names and not request.tasks:
+        raise UserError(
+            f"suite '{suite.name}' tests trained networks on {', '.join(names)}",
+            got="--n-train" if request.n_train else "--model", next_step="name what is to be trained with --task",
+        )  # fmt: skip
+
+
+def _task(name: str, params: dict[str, Any], request: Request, registry: Registry) -> Task:
+    cls = registry.task(name)
+    for key in ("images", "backgrounds", "pretrain_images"):
+        given = getattr(request, _image_use(cls) if key == "images" else key)
+        if given is not None and key in cls.model_fields:
+            params = params | {key: given}
+    task = fill(cls, params, f"task '{name}'")
+    task.check()
+    return task
+
+
+def _models(task: Task, entry: SuiteTask, request: Request, registry: Registry) -> Iterator[Model]:
+    """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own."""
+    started = {"pretrained": request.pretrained, "weights": request.weights} if task.inputs == "images" else {}
+    started = {key: value for key, value in started.items() if value}
+    if request.model is not None:
+        name = request.model.partition(":")[0]
+        cls = registry.model(name)
+        spec = parse(request.model, positional=cls.positional)
+        if cls.inputs == task.inputs:
+            (params, *more) = spec.combinations()
+            if more:
+                raise UserError("--model takes one value a parameter", got=request.model)
+            yield _model(cls, params | started)
+            return
+        if request.tasks:
+            raise UserError(f"model '{name}' takes {cls.inputs}, and task '{task.name}' gives {task.inputs}")
+    name = entry.model or task.default_model
+    for params in entry.all_model_params():
+        yield _model(registry.model(name), params | started)
+
+
+def _model(cls: type[Model], params: dict[str, Any]) -> Model:
+    for key in ("pretrained", "weights"):
+        if key in params and key not in cls.model_fields:
+            raise UserError(
+                f"--{key}: model '{cls.name}' has no trained weights",
+                next_step="name one that has, as --model timm:NAME",
+            )
+    return fill(cls, params, f"model '{cls.name}'")

@@ -1,0 +1,216 @@
+"""What a run is about to do: cells minus what the store has, in order, and the files that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from sparsebench.errors import UserError
+from sparsebench.planning import weights
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.expand import ImageUse, expand, image_uses
+from sparsebench.planning.expected import Expected
+from sparsebench.planning.job import Job
+from sparsebench.planning.networks import Networks
+from sparsebench.planning.shard import Shard
+from sparsebench.planning.suite import Suite, load
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import manifests, store
+from sparsebench.records.manifests import Asked, Described, how_of, setting_of
+from sparsebench.records.record import Head, Past
+from sparsebench.tasks import folder, sources
+from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.known import OFFICIAL
+
+Rerun = Literal["missing", "failed", "always"]
+HISTORY = 10_000
+"""Records that are looked at to tell how long cells will take: a large store is not read twice for that."""
+RERUN: tuple[Rerun, ...] = ("missing", "failed", "always")
+LOCATED = {
+    "images": sources.locate_images,
+    "backgrounds": sources.locate_backgrounds,
+    "pretrain_images": sources.locate_images,
+}
+"""The parameters of tasks that name pictures, and what finds those."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where pictures and trained weights come from, as a user says it; None leaves the suite's.
+
+    Attributes:
+        weights: a file that models begin with; `networks` a folder of networks that a suite's tracks begin with.
+    """
+
+    images: str | None = None
+    backgrounds: str | None = None
+    pretrain_images: str | None = None
+    data_root: Path | None = None
+    download: bool = False
+    weights: Path | None = None
+    networks: Path | None = None
+    _known: dict[str, tuple[str, Path | None]] = field(default_factory=dict, init=False, compare=False)
+
+    def locate(self, uses: Sequence[ImageUse] = ("images",)) -> tuple[dict[str, Any], dict[str, Path]]:
+        """Return the names for the cells by field of the request, and the places by name.
+
+        Files are read the first time only. A folder that is only tested on needs no part to train on, and that part
+        is not in its name: so the images of a request have two names if tasks of both kinds are in it.
+        """
+        found: dict[str, tuple[str, Path | None]] = {}
+        for use in uses:
+            if self.images is not None:
+                found[use] = self._once(use, self.images)
+        for other in ("backgrounds", "pretrain_images"):
+            if (spec := getattr(self, other)) is not None:
+                found[other] = self._once(other, spec)
+        if self.weights is not None:
+            if "weights" not in self._known:
+                self._known["weights"] = weights.locate(self.weights)
+            found["weights"] = self._known["weights"]
+        names = {parameter: name for parameter, (name, _) in found.items()}
+        return names, {name: place for name, place in found.values() if place is not None}
+
+    def _once(self, name: str, spec: str) -> tuple[str, Path | None]:
+        """Return name and place of pictures, looked at the first time only."""
+        if name not in self._known:
+            own = name == "tested_images"
+            self._known[name] = folder.locate(spec) if own else LOCATED[name](spec, self.data_root, self.download)
+        return self._known[name]
+
+    def places(self, jobs: Sequence[Job], named: Mapping[str, Path]) -> dict[str, Path]:
+        """Return where all files of the jobs lie: those that the user named, and official sets that suites name.
+
+        Raises:
+            UserError: an official set is not there.
+        """
+        places = dict(named)
+        named_in = ((key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED)
+        for parameter, name in sorted({(key, name) for key, name in named_in if isinstance(name, str)}):
+            if name in OFFICIAL and name not in places:
+                place = LOCATED[parameter](name, self.data_root, self.download)[1]
+                assert place is not None
+                places[name] = place
+        if places:
+            cache.check()
+        return places
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is about to do.
+
+    Attributes:
+        jobs: every cell of the request, or of its shard; `todo` those that have no answer yet, the longest first.
+        whole: every cell of the request and those that they begin with, except networks found in another folder and
+            what those began with.
+        known: what the store has of every cell.
+        expected: what the cells are expected to take.
+        suite: the request's.
+        anew: whether trainings that were cut short start again from their beginning.
+    """
+
+    jobs: list[Job]
+    todo: list[Job]
+    locations: Mapping[str, Path]
+    whole: list[Job]
+    known: Mapping[str, Head]
+    expected: Expected
+    suite: Suite
+    anew: bool = False
+
+    @property
+    def apart(self) -> str:
+        """How many of what is to do are trainings and how many tests, see `apart`."""
+        return apart(len(self.todo), sum(bool(job.network) for job in self.todo))
+
+
+def plan(
+    request: Request, files: Files, registry: Registry, out: Path, rerun: Rerun, shard: Shard | None = None
+) -> Plan:
+    """Return the plan of a request, or of a shard of it. Nothing is written and no network is built.
+
+    A cell that others of a shard start from, directly or by way of another, is run by that shard too if the folder has
+    no weights of it.
+    """
+    if rerun not in RERUN:
+        raise UserError("rerun", got=f"'{rerun}'", allowed=RERUN)
+    known = store.heads(out)
+    networks = Networks(out, known, files.networks)
+    whole, locations = jobs_of(request, files, registry)
+    networks.check({job.cell.init.id for job in whole if job.cell.track != "scratch" and job.cell.init})
+    asked = {job.cell.id for job in whole if job.asked}
+    before = needed_by(asked, whole, lambda first: networks.elsewhere(first) is None)
+    whole = [job for job in whole if job.cell.id in asked | before]
+    jobs = whole if shard is None else [job for job in whole if shard.has(job.cell.id)]
+    again = {job.cell.id for job in jobs if rerun == "always" or _is_missing(job, known, rerun)}
+    needed = needed_by(again, whole, lambda first: not networks.has(first))
+    mine = {job.cell.id for job in jobs} | needed
+    todo = [job for job in whole if job.cell.id in again | needed]
+    history = islice(store.scan_all(out, Past), HISTORY if todo else 0)
+    expected = Expected(found.item for found in history)
+    jobs = [job for job in whole if job.cell.id in mine]
+    places = files.places(todo, locations) | networks.places({job.after for job in todo} - {""})
+    ordered, suite = expected.longest_first(todo), load(request.suite)
+    return Plan(jobs, ordered, places, whole, known, expected, suite, anew=rerun == "always")
+
+
+def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
+    """Return the cells that must be run before others can: those they start from, as far as they lack weights.
+
+    Args:
+        cells: the ids of the others.
+        jobs: of all these cells.
+        lacks: says whether there are no weights of a cell; it is asked once of each.
+    """
+    after, seen, needed = {job.cell.id: job.after for job in jobs}, {""}, set()
+    left = list(cells)
+    while left:
+        if (first := after.get(left.pop(), "")) not in seen:
+            seen.add(first)
+            if lacks(first):
+                needed.add(first)
+                left.append(first)
+    return needed
+
+
+def jobs_of(request: Request, files: Files, registry: Registry) -> tuple[list[Job], dict[str, Path]]:
+    """Return every job of a request, and the places of the files that it names."""
+    names, locations = files.locate(image_uses(request, registry))
+    return expand(replace(request, **names), registry, locations), locations
+
+
+def _is_missing(job: Job, known: Mapping[str, Head], rerun: Rerun) -> bool:
+    """Say whether a cell has no answer: no record, or one by another version of the strategy's source."""
+    record = known.get(job.cell.id)
+    if record is None or record.origin.sha256 != job.origin.sha256:
+        return True
+    return rerun == "failed" and record.status not in ("ok", "unsupported")
+
+
+def keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
+    """Write what the strategies of jobs are, unless it is there; of those that could not be loaded nothing."""
+    there = {(job.cell.strategy.name, job.origin.sha256) for job in jobs if job.failure is None}
+    for name, sha256 in sorted(there):
+        with suppress(UserError):  # in a file that the workers load
+            cls = registry.strategy(name).cls
+            store.keep(out / manifests.STRATEGIES, Described(
+                name=name, sha256=sha256, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
+                citation=cls.citation, bibtex=cls.bibtex, how=how_of(cls),
+            ).model_dump(mode="json"))  # fmt: skip
+
+
+def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
+    """Write which suite was asked for, unless it is there."""
+    settings = {setting_of(job.cell) for job in jobs if job.asked}
+    asked = Asked(name=suite.name, version=suite.version, settings=tuple(sorted(settings)))
+    store.keep(out / manifests.SUITES, asked.model_dump(mode="json"))
+
+
+def apart(cells: int, tests: int) -> str:
+    """Return how many of some cells are trainings, and how many tests of trained networks; "" without any of these."""
+    return f" ({cells - tests} trainings, {tests} tests of trained networks)" if tests else ""

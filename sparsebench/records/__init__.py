@@ -1,0 +1,1 @@
+"""What is stored of cells, and read again. Imports no torch."""

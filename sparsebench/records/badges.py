@@ -1,0 +1,81 @@
+"""What the stored conformance checks say of a strategy, in a word for its row and a line for the foot of the board."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sparsebench.records.report import GROUPS, Outcome, Report
+from sparsebench.version import __version__
+
+CHECKS, REMARK = "checks", "checks_remark"
+"""The columns of a strategy's badge and of what there is to say of it; rows have them where an outcome is stored."""
+UNCHECKED = "unchecked"
+CHANGED = "unchecked (changed since)"
+SEVERAL = "unchecked (several versions)"
+BROKEN = frozenset({"failed", "timeout", "crashed"})
+
+
+class Badges:
+    """The badges of a results folder's strategies.
+
+    A report counts for records of the same source, made by a strategy of the same name and parameters, and only as
+    long as sparsebench, whose version the checks are of, is the same.
+    """
+
+    def __init__(self, reports: Iterable[Report] = ()):
+        self._reports: dict[str, list[Report]] = {}
+        for report in reports:
+            self._reports.setdefault(report.label, []).append(report)
+
+    def __bool__(self) -> bool:
+        return bool(self._reports)
+
+    def marked(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield flat records with the badge of their strategy, and what there is to say of that."""
+        found: dict[tuple[str, str], tuple[str, str]] = {}
+        for row in rows:
+            if self._reports:
+                key = row["strategy"], row["sha256"]
+                if key not in found:
+                    found[key] = self.of(*key)
+                row[CHECKS], row[REMARK] = found[key]
+            yield row
+
+    def of(self, label: str, sha256: str) -> tuple[str, str]:
+        """Return the badge of a strategy from source of that hash, and what the reader is to know besides, or ""."""
+        reports = self._reports.get(label, [])
+        own = [report for report in reports if report.origin.sha256 == sha256 != ""]
+        version = __version__
+        for report in own:
+            if report.versions.get("sparsebench") == version:
+                return _badge(report), _remark(report)
+        if own:
+            checked = ", ".join(sorted({report.versions.get("sparsebench", "?") for report in own}))
+            return CHANGED, f"checked by sparsebench {checked}, this is {version}"
+        return (CHANGED, "another version of its source was checked") if reports else (UNCHECKED, "")
+
+
+def _badge(report: Report) -> str:
+    required = [o for o in report.outcomes if o.group == "required"]
+    failed = sum(o.status in BROKEN for o in required)
+    expected = sum(o.status == "expected" for o in report.outcomes)
+    verdict = "passes" if report.conforms else f"fails {failed} of {len(required)} required"
+    return verdict + (f", expected failures: {expected}" if expected else "")
+
+
+def _remark(report: Report) -> str:
+    """Return which checks failed, by group, which were expected to, and how many were not run."""
+    remarks = []
+    for group in GROUPS[:2]:
+        if broken := [_named(o) for o in report.outcomes if o.group == group and o.status in BROKEN]:
+            remarks.append(f"fails {group} {', '.join(broken)}")
+    if expected := [o.check for o in report.outcomes if o.status == "expected"]:
+        remarks.append(f"fails, as it declares, {', '.join(expected)}")
+    if report.conforms is False and (left := sum(o.status == "not run" for o in report.outcomes)):
+        remarks.append(f"{left} not run for that")
+    return "; ".join(remarks)
+
+
+def _named(outcome: Outcome) -> str:
+    return outcome.check if outcome.status == "failed" else f"{outcome.check} ({outcome.status})"

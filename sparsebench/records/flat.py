@@ -1,0 +1,73 @@
+"""The flat rows of a run's folder: one by one, or as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sparsebench.errors import UserError
+from sparsebench.records import checks, parquet, store
+from sparsebench.records.badges import Badges
+from sparsebench.records.record import Record
+from sparsebench.records.row import Row, row_of
+
+
+def load(out: Path, metrics: Collection[str] | None = None) -> Iterator[Row]:
+    """Yield the records of a run's folder, flat, in the order of their cells' hashes.
+
+    All rows have the same keys: what `rows.row_of` says of a record, then the metrics by name, those of `metrics`
+    or all, None for what a record has not; then, where outcomes of checks are stored, its badge. Where pyarrow is
+    there, large stores are read from a cache of them.
+
+    Raises:
+        UserError: the folder holds no records, or some by a later sparsebench.
+    """
+    table = parquet.table(out, metrics) if parquet.worth(out) else None
+    rows = Badges(checks.read(out)).marked(_from_records(out, metrics) if table is None else parquet.rows(table))
+    first = next(rows, None)
+    if first is None:
+        raise nothing(out)
+    yield first
+    yield from rows
+
+
+def table(out: Path, metrics: Collection[str] | None = None) -> pd.DataFrame:
+    """Return the rows of `load` as a table, without badges.
+
+    Columns of texts that are all different, such as predictions, are read as they are looked at where there is a cache.
+
+    Raises:
+        UserError: as `load`.
+    """
+    cached = parquet.table(out, metrics) if parquet.worth(out) else None
+    rows = pd.DataFrame(list(_from_records(out, metrics))) if cached is None else parquet.frame(cached)
+    if rows.empty:
+        raise nothing(out)
+    return rows
+
+
+def nothing(out: Path) -> UserError:
+    """Return the error for a folder without records."""
+    return UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
+
+
+def _from_records(out: Path, metrics: Collection[str] | None) -> Iterator[Row]:
+    shared: dict[Any, Any] = {}
+    found = (
+        (found.claim, _slim(row_of(found.item), found.item, metrics, shared)) for found in store.scan_all(out, Record)
+    )
+    with store.uncollected():
+        newest = store.newest(found)
+    names = sorted({name for _, own in newest.values() for name in own})
+    empty = dict.fromkeys(names)
+    for _, (about, own) in sorted(newest.items()):
+        yield about | empty | own
+
+
+def _slim(row: Row, record: Record, metrics: Collection[str] | None, shared: dict[Any, Any]) -> tuple[Row, Row]:
+    """Return what a row is about and its wanted metrics, apart; equal texts share one object."""
+    about = {name: shared.setdefault(x, x) if type(x) is str else x for name, x in row.items()}
+    return about, {name: metric.value for name, metric in record.metrics.items() if metrics is None or name in metrics}

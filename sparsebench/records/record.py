@@ -1,0 +1,223 @@
+"""A record: what one cell produced. Everything downstream is computed from records alone."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from sparsebench.records.cell import Cell, Part, Where
+from sparsebench.records.origin import Origin
+
+Raw = dict[str, Any]
+
+
+def _with_ranks(raw: Raw) -> Raw:
+    """Schema 1 did not say what rank the own class had, nor the loss."""
+    outcomes = raw.get("outcomes")
+    return raw | {"outcomes": outcomes | {"rank": "", "loss": ""}} if isinstance(outcomes, dict) else raw
+
+
+def _with_foregrounds(raw: Raw) -> Raw:
+    """Schema 2 did not say which foreground an item shows."""
+    outcomes = raw.get("outcomes")
+    return raw | {"outcomes": outcomes | {"foreground": ""}} if isinstance(outcomes, dict) else raw
+
+
+UPGRADES: tuple[Callable[[Raw], Raw], ...] = (_with_ranks, _with_foregrounds)
+"""The function at i makes a raw record of schema i + 1 one of schema i + 2; a field more or less is a schema more."""
+SCHEMA = 1 + len(UPGRADES)
+Status = Literal["ok", "failed", "oom", "timeout", "crashed", "unsupported", "skipped"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Metric(_Model):
+    """One measured number; None where there is nothing to measure.
+
+    Attributes:
+        unit: "fraction", "MACs", "images/s", "loss", "steps", ...
+        n: the number of things it was measured on.
+        low, high, method: an interval, and how it was made.
+    """
+
+    value: float | None
+    unit: str
+    n: int
+    low: float | None = None
+    high: float | None = None
+    method: str = ""
+
+
+class TokenStep(_Model):
+    """Patch tokens that entered a block's attention and its MLP, mean over the test samples; see `cost.Step`."""
+
+    tokens_in: float
+    tokens_out: float
+    early: bool
+    scoring: str
+    projected: str = ""
+    own: float = 0.0
+    spread: float = 0.0
+
+
+class Failure(_Model):
+    """Why a cell has no metrics."""
+
+    reason: str
+    kind: str = ""
+    traceback: str = ""
+
+
+class Outcomes(_Model):
+    """What came out for each of n test items, packed; see `measure.scores.Items`.
+
+    Numbers are zlib-compressed 16-bit integers in base 64, losses 32-bit floating-point numbers. `rank` and `loss` are
+    "" in what schema 1 had, `foreground` in what schema 2 had, where items show none, and where a source has more
+    pictures than 16 bits can number.
+    """
+
+    n: int
+    predicted: str
+    label: str
+    group: str
+    rank: str
+    loss: str
+    foreground: str
+
+
+class Head(_Model):
+    """What a resumed run must know of a record; the rest of its line is checked to be JSON and is not read.
+
+    Attributes:
+        notes: facts that are no numbers, such as which attention a strategy was given.
+        started: UTC, in ISO 8601. Of two records of a cell the one that came later says so here, whatever the clocks.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schema_version: int = SCHEMA
+    cell_id: str
+    status: Status
+    notes: dict[str, str] = Field(default_factory=dict)
+    origin: Origin
+    started: str = ""
+
+
+class Setting(_Model):
+    """What of a cell decides, for the most part, how long it takes."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    task: Part
+    model: Part
+    n_train: int
+    where: Where = "both"
+
+
+class Past(Head):
+    """What is to be known of a record to tell how long others like it will take; see `Record`."""
+
+    cell: Setting
+    seconds: float = 0.0
+    memory: int = 0
+
+
+class Record(Head):
+    """What one cell produced.
+
+    Attributes:
+        trajectory: realised token counts, block by block.
+        samples: series of numbers by name: raw timings in seconds a batch, what was watched while training, selection
+            quality by block; None where there is nothing to measure.
+        environment: hash of the machine and library description beside the records.
+        label: the strategy's name, with the parameters that are not its defaults.
+        seconds: wall time; as `started` it belongs to the run and not to the cell.
+        memory: the most bytes that the worker process had meanwhile, 0 if unknown; of the run too.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cell: Cell
+    metrics: dict[str, Metric] = Field(default_factory=dict)
+    trajectory: tuple[TokenStep, ...] = ()
+    samples: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
+    outcomes: Outcomes | None = None
+    failure: Failure | None = None
+    kind: str
+    label: str
+    environment: str = ""
+    device: str = ""
+    seconds: float = 0.0
+    memory: int = 0
+
+
+class NewerSchemaError(ValueError):
+    """A record was written by a later sparsebench than this one."""
+
+
+def upgraded(raw: object) -> Raw:
+    """Return a raw record as one of this schema; it has its own version or is an older one.
+
+    Raises:
+        NewerSchemaError: its schema is newer.
+        ValueError: it has none.
+    """
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if not isinstance(raw, dict) or not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ValueError(f"schema version {version!r}, this sparsebench reads 1 to {SCHEMA}")
+    if version > SCHEMA:
+        raise NewerSchemaError(f"schema version {version}, this sparsebench reads up to {SCHEMA}")
+    for step in UPGRADES[version - 1 :]:
+        raw = step(raw)
+    return raw | {"schema_version": SCHEMA}
+
+
+def pack(numbers: np.ndarray) -> str:
+    """Return (n,) numbers from 0 to 65535 as a short text; ValueError for any other."""
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < 2**16):
+        raise ValueError("outcomes must lie in 0..65535")
+    return _packed(numbers.astype("<u2"))
+
+
+def pack_foregrounds(numbers: np.ndarray | None) -> str:
+    """Return (n,) numbers of foregrounds as a short text; "" where there are none, or one is above 65535."""
+    return "" if numbers is None or numbers.max(initial=0) >= 2**16 else pack(numbers)
+
+
+def pack_reals(numbers: np.ndarray) -> str:
+    """Return (n,) numbers in single precision as a short text; ValueError for any that is not finite."""
+    if not np.isfinite(numbers).all():
+        raise ValueError("losses must be finite")
+    return _packed(numbers.astype("<f4"))
+
+
+def _packed(numbers: np.ndarray) -> str:
+    return base64.b64encode(zlib.compress(numbers.tobytes(), 9)).decode()
+
+
+def unpack(text: str, n: int) -> np.ndarray:
+    """Return the (n,) numbers of a packed text; ValueError if there are more or fewer."""
+    return _unpacked(text, n, "<u2").astype(np.int64)
+
+
+def unpack_reals(text: str, n: int) -> np.ndarray:
+    """Return the (n,) numbers in single precision of a packed text; ValueError if there are more or fewer."""
+    return _unpacked(text, n, "<f4")
+
+
+def _unpacked(text: str, n: int, kind: str) -> np.ndarray:
+    size = np.dtype(kind).itemsize * n
+    try:
+        bounded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)
+    except zlib.error as error:
+        raise ValueError(f"packed outcomes are corrupt ({error})") from error
+    if len(bounded) != size:
+        raise ValueError(f"packed outcomes do not hold {n} numbers")
+    return np.frombuffer(bounded, kind)

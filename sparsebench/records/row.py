@@ -1,0 +1,66 @@
+"""A record as one flat row: what boards and exports are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsebench.records.cell import canonical
+from sparsebench.records.record import Record
+
+Row = dict[str, Any]
+
+PREDICTIONS = "test_predictions"
+OUTCOMES = ("test_items", "test_labels", PREDICTIONS)
+"""Columns of the test's outcomes: how many, and the labels and predictions as a record packs them."""
+GROUPS = "test_groups"
+"""The column of the test items' groups, packed likewise."""
+FOREGROUNDS = "test_foregrounds"
+"""The column of the numbers of the foregrounds that they show, packed likewise; "" where that is not known."""
+
+
+WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"}
+"""What a budget's text says of where it holds; in the frozen track it is the test everywhere."""
+
+
+def row_of(record: Record) -> Row:
+    """Return what a record is about, without its metrics."""
+    cell, origin, outcomes = record.cell, record.origin, record.outcomes
+    # Networks of two trainings are two settings; their repetitions are not.
+    trainings = [] if cell.track == "scratch" else cell.inits
+    network = [[part.task.model_dump(), part.model.model_dump(), part.n_train] for part in trainings]
+    return {
+        "cell_id": record.cell_id,
+        "status": record.status,
+        "reason": record.failure.reason if record.failure else "",
+        "task": cell.task.name,
+        "model": cell.model.name,
+        "strategy": record.label,
+        "kind": record.kind,
+        "budget": cell.budget.label + ("" if cell.track == "frozen" else WHERE[cell.where]),
+        "n_train": cell.n_train,
+        "track": cell.track,
+        "repetition": cell.repetition,
+        "macs_ratio_asked": None if cell.where == "train" else cell.budget.macs,
+        "setting": canonical(
+            [{"name": part.name, "params": part.params} for part in (cell.task, cell.model)] + network
+        ),
+        "device": record.device,
+        "started": record.started,
+        "seconds": record.seconds,
+        "plugin": origin.plugin,
+        "distribution": origin.distribution,
+        "version": origin.version,
+        "sha256": origin.sha256,
+        "environment": record.environment,
+        "inactive": record.notes.get("inactive", ""),
+        "test_items": outcomes.n if outcomes else 0,
+        "test_labels": outcomes.label if outcomes else "",
+        "test_predictions": outcomes.predicted if outcomes else "",
+        GROUPS: outcomes.group if outcomes else "",
+        FOREGROUNDS: outcomes.foreground if outcomes else "",
+    }
+
+
+def flatten(record: Record) -> Row:
+    """Return a record as one flat row: what it is about, then each metric's value under its name."""
+    return row_of(record) | {name: metric.value for name, metric in record.metrics.items()}

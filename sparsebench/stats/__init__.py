@@ -1,0 +1,1 @@
+"""Intervals, comparisons and ranks: functions of numbers."""

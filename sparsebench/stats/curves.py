@@ -1,0 +1,156 @@
+"""Strategies over their budgets: the area under accuracy by realised MACs, and the MACs that keep dense accuracy.
+
+A curve goes in straight lines through the accuracies at the shares of dense MACs that were really spent, and ends at
+dense, which is the point at 1. Outside its own points it is as the nearest. So its mean height is linear in what each
+test item comes to, and is judged as accuracies are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from sparsebench.stats.intervals import Interval, percentiles
+from sparsebench.stats.paired import Contender, half_of
+
+LOSS = 0.02
+"""How far below dense an accuracy may be that counts as kept: two points."""
+DRAWS = 400
+ROUNDING = 1e-9
+
+
+def weights(spent: Sequence[float], lowest: float) -> np.ndarray:
+    """Return (K + 1,) what K accuracies, and then dense's, count in the mean height of a curve from `lowest` to 1.
+
+    Args:
+        spent: the share of dense MACs, below 1, of each accuracy; of equal ones the accuracies' mean is the point.
+        lowest: where the mean begins, below 1.
+    """
+    x, mean = _knots(spent)
+    grid = np.unique([lowest, *x[x > lowest]])
+    heights = np.array([np.interp(grid, x, each) for each in np.eye(len(x))])
+    area = (heights[:, 1:] + heights[:, :-1]) / 2 @ np.diff(grid)
+    return np.asarray(area @ mean / (1 - lowest))
+
+
+def _knots(spent: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the (U,) different places of a curve's points, dense's last, and (U, K + 1) how points make them."""
+    x, place, n = np.unique([*spent, 1.0], return_inverse=True, return_counts=True)
+    mean = (place == np.arange(len(x))[:, None]) / n[:, None]
+    return x, mean
+
+
+def area(points: Sequence[Contender], spent: Sequence[float], lowest: float) -> Contender | None:
+    """Return the mean height of a curve of each seed, and what each test item adds to it; None without a common seed.
+
+    Args:
+        points: at K budgets, and then dense.
+        spent: (K,) see `weights`.
+        lowest: where the mean begins.
+    """
+    counts, dense = weights(spent, lowest), points[-1]
+    seeds = sorted(set.intersection(*(set(one.means) for one in points)))
+    if not seeds:
+        return None
+    means = {s: float(sum(w * one.means[s] for w, one in zip(counts, points, strict=True))) for s in seeds}
+    hits = {}
+    for s in seeds:
+        if all(s in one.hits and one.hits[s][0] == dense.hits[s][0] for one in (dense, *points)):
+            parts = (w * one.hits[s][1] for w, one in zip(counts, points, strict=True))
+            hits[s] = dense.hits[s][0], np.asarray(sum(parts), dtype=float)
+    return Contender(means, hits, dense.clusters)
+
+
+def kept(height: Contender, dense: Contender) -> Interval:
+    """Return the mean over seeds of a curve's height over dense's accuracy, with its 95 % interval.
+
+    What items add to a ratio is to first order (z - r d) / mean(d), r the ratio of the seed.
+    """
+    seeds = [s for s in sorted(height.means) if dense.means.get(s)]
+    if not seeds:
+        return float("nan"), None, None
+    ratios = {s: height.means[s] / dense.means[s] for s in seeds}
+    hits = {
+        s: (name, (z - ratios[s] * dense.hits[s][1]) / dense.means[s])
+        for s, (name, z) in height.hits.items()
+        if s in ratios
+    }
+    mean, half = float(np.mean(list(ratios.values()))), half_of(Contender(ratios, hits, height.clusters))
+    return (mean, None, None) if np.isnan(half) else (mean, max(0.0, mean - half), mean + half)
+
+
+def least_macs(points: Sequence[Contender], spent: Sequence[float]) -> Interval:
+    """Return the smallest share of dense MACs that keeps dense's accuracy but for LOSS, with its 95 % interval.
+
+    It is where the mean curve, followed down from 1, first falls below; infinity where that is so at the largest point
+    already, and the smallest point where it never is. The interval draws seeds and clusters of test items again
+    (percentile bootstrap, expanded for few seeds as that of N50 is); of a single seed there is none.
+
+    Args:
+        points: at K budgets, and then dense.
+        spent: (K,) realised shares of dense MACs, below 1.
+    """
+    seeds = sorted(set.intersection(*(set(one.means) for one in points)))
+    if not seeds:
+        return float("nan"), None, None
+    means = np.array([[one.means[s] for one in points] for s in seeds])
+    value = float(crossing(spent, means.mean(axis=0)[None])[0])
+    if len(seeds) < 2:
+        return value, None, None
+    drawn = np.random.default_rng(0).integers(0, len(seeds), (DRAWS, len(seeds)))
+    share = (drawn[:, :, None] == np.arange(len(seeds))).mean(axis=1)
+    heights = np.einsum("bs,bsk->bk", share, _resampled(points, seeds, means))
+    return value, *percentiles(crossing(spent, heights[~np.isnan(heights).any(axis=1)]), len(seeds))
+
+
+def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
+    """Return (B,) where each of (B, K + 1) accuracies, dense's last, first falls below; see `least_macs`."""
+    x, mean = _knots(spent)
+    y = heights @ mean.T
+    below = y < (heights[:, -1] - LOSS - ROUNDING)[:, None]
+    last = len(x) - 1 - below[:, ::-1].argmax(axis=1)
+    out = np.full(len(y), x[0])
+    some = below.any(axis=1)
+    out[some & (last >= len(x) - 2)] = np.inf
+    inside = np.flatnonzero(some & (last < len(x) - 2))
+    k = last[inside]
+    low, high = y[inside, k], y[inside, k + 1]
+    share = (heights[inside, -1] - LOSS - low) / (high - low)
+    out[inside] = x[k] + np.minimum(1.0, share) * (x[k + 1] - x[k])
+    return out
+
+
+def _resampled(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarray) -> np.ndarray:
+    """Return (DRAWS, S, K + 1) accuracies with the clusters of test items drawn again; `means` where none are known."""
+    dense = points[-1]
+    if not all(s in one.hits and one.hits[s][0] == dense.hits[s][0] for one in (dense, *points) for s in seeds):
+        return np.broadcast_to(means, (DRAWS, *means.shape))
+    numbers = _clusters(dense, seeds)
+    every = np.unique(np.concatenate(numbers))
+    often, found = _draws(len(every)), []
+    for seed, own in zip(seeds, numbers, strict=True):
+        place = np.searchsorted(every, own)
+        n = np.bincount(place, minlength=len(every))
+        scores = np.array([np.bincount(place, one.hits[seed][1], len(every)) for one in points])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found.append((often @ scores.T) / (often @ n)[:, None])
+    return np.stack(found, axis=1)
+
+
+def _clusters(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
+    """Return of each seed (I,) which cluster each item is in, the same number in all seeds for the same."""
+    if one.clusters is not None:
+        return [one.clusters[s] for s in seeds]
+    tests = list(dict.fromkeys(one.hits[s][0] for s in seeds))
+    sizes = {one.hits[s][0]: len(one.hits[s][1]) for s in seeds}
+    starts = dict(zip(tests, np.cumsum([0, *(sizes[name] for name in tests)]).tolist(), strict=False))
+    return [starts[one.hits[s][0]] + np.arange(len(one.hits[s][1])) for s in seeds]
+
+
+@lru_cache(maxsize=2)
+def _draws(n: int) -> np.ndarray:
+    """Return (DRAWS, n) how often each of n clusters is in each draw of n."""
+    rng = np.random.default_rng(0)
+    return np.stack([np.bincount(rng.integers(0, n, n), minlength=n) for _ in range(DRAWS)]).astype(float)

@@ -1,0 +1,333 @@
+"""Comparisons of strategies, paired by seed and by test item.
+
+Three things vary: test items, seeds (data, initial weights, order), and timings, which are in none of this. The
+variance of a difference is what its items explain, times how much more its seeds differ than that. Few seeds of one
+pair say little of the latter, so all strategies of a board are asked for it; see `variance`. Over all pairs Holm's
+method keeps the level.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from scipy.special import bdtr, ndtr, stdtr, stdtrit
+
+from sparsebench.stats.intervals import LEVEL, wilson
+from sparsebench.stats.variance import (
+    half_width,
+    item_parts,
+    item_variance,
+    optional,
+    overdispersion,
+    satterthwaite,
+    squared_differences,
+    student_half,
+)
+
+POWER = 0.8
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What is compared, by seed: S seeds with I test items each.
+
+    Attributes:
+        means: the accuracy of each seed.
+        hits: (I,) of each seed which items are predicted rightly, booleans, or what each scores, real numbers, with a
+            name that seeds share if they have the same items; empty where that is not known.
+        clusters: (I,) integers of each seed, which foreground each item shows, in all seeds the same number for the
+            same one; None where each item is its own.
+    """
+
+    means: Mapping[int, float]
+    hits: Mapping[int, tuple[str, np.ndarray]]
+    clusters: Mapping[int, np.ndarray] | None = None
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What R contenders come to, row minus column; NaN where two share no seed, or too few.
+
+    Attributes:
+        mean: (R, R) the mean difference over the seeds that both have.
+        half: (R, R) half the width of its 95 % interval; of a single seed there is none.
+        error: (R, R) the standard error that it is judged by, of a single seed that of its items.
+        freedom: (R, R) degrees of freedom of that.
+        overdispersion: (R, R) by how much its seeds vary more than its items explain; NaN where it is not pooled.
+        p_items: (R, R) would these networks differ on other items? McNemar's exact test of booleans, where no items go
+            together, and Student's t of everything else.
+        p_seeds: (R, R) would networks from other seeds differ on other items? Student's t of mean and error.
+        n_seeds: (R, R) how many seeds both have.
+        accuracy: (R, 2) ends of the 95 % interval of each one's accuracy.
+    """
+
+    mean: np.ndarray
+    half: np.ndarray
+    error: np.ndarray
+    freedom: np.ndarray
+    overdispersion: np.ndarray
+    p_items: np.ndarray
+    p_seeds: np.ndarray
+    n_seeds: np.ndarray
+    accuracy: np.ndarray
+
+    @property
+    def p_alone(self) -> np.ndarray:
+        """(R, R) p of each pair for itself: the larger of both, as far as they are known."""
+        return np.fmax(self.p_items, self.p_seeds)
+
+    @property
+    def p(self) -> np.ndarray:
+        """(R, R) the same adjusted by Holm's method over all pairs."""
+        alone = self.p_alone
+        upper = np.triu_indices(len(alone), 1)
+        adjusted = np.full_like(alone, np.nan)
+        adjusted[upper] = holm(alone[upper])
+        adjusted.T[upper] = adjusted[upper]
+        return adjusted
+
+    def among(self, places: Sequence[int]) -> Pairs:
+        """Return the comparisons of some of them with each other; their errors stay those of all."""
+        rows = np.array(places, dtype=int)
+        some = {each.name: getattr(self, each.name)[np.ix_(rows, rows)] for each in fields(self)[:-1]}
+        return Pairs(**some, accuracy=self.accuracy[rows])
+
+    def better(self) -> np.ndarray:
+        """Return (R, R) booleans, which row is told to be better than which column."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray((self.p <= 1 - LEVEL) & (self.mean > 0))
+
+    def rank_sets(self) -> list[tuple[int, int]]:
+        """Return the ranks that each may have: below all that are told to be better, above all told to be worse."""
+        better = self.better()
+        return list(zip((1 + better.sum(axis=0)).tolist(), (len(better) - better.sum(axis=1)).tolist(), strict=True))
+
+    def least(self) -> float:
+        """Return the difference that would be told in 4 of 5 pairs, each beside all that are told here; NaN of none.
+
+        By Holm's method the level of one more is that of as many pairs as are left. A pair is told where its difference
+        is above the critical one, which its own error decides.
+        """
+        upper = np.triu_indices(len(self.mean), 1)
+        left = max(1, int((self.p[upper] > 1 - LEVEL).sum()))
+        error, freedom = self.error[upper], self.freedom[upper]
+        known = np.isfinite(error) & (error > 0)
+        if not known.any():
+            return float("nan")
+        error = error[known]
+        critical = stdtrit(freedom[known], 1 - (1 - LEVEL) / (2 * left)) * error
+        low, high = 0.0, float((critical + 5 * error).max())
+        for _ in range(50):
+            middle = (low + high) / 2
+            enough = ndtr((middle - critical) / error).mean() >= POWER
+            low, high = (low, middle) if enough else (middle, high)
+        return high
+
+
+def detectable(pairs: Pairs, what: str = "accuracy") -> str | None:
+    """Return the difference that would be told in 4 of 5 pairs, as a clause; None where it is not known."""
+    if np.isnan(least := pairs.least()):
+        return None
+    upper = np.triu_indices(len(pairs.mean), 1)
+    return (
+        f"of pairs of strategies that differ by {least:.3f} in {what} 4 of 5 are told apart, "
+        f"{int(np.median(pairs.n_seeds[upper]))} seeds each, among the {len(upper[0])} pairs of this board; smaller "
+        "differences may be there and not be told"
+    )
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """Return (n,) p-values adjusted by Holm's step-down method (Holm 1979); those that are NaN stay so."""
+    adjusted = np.full_like(p, np.nan)
+    there = np.flatnonzero(~np.isnan(p))
+    order = there[np.argsort(p[there], kind="stable")]
+    factors = np.arange(len(order), 0, -1)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * factors))
+    return adjusted
+
+
+def mcnemar(only_a: np.ndarray, only_b: np.ndarray) -> np.ndarray:
+    """Return the exact two-sided p-values of McNemar's test, from how many items only one of both gets right."""
+    fewer, both = np.minimum(only_a, only_b), only_a + only_b
+    return np.minimum(1.0, 2 * bdtr(fewer, np.asarray(both, dtype=np.int64), 0.5))
+
+
+def student(mean: np.ndarray, variance: np.ndarray, freedom: np.ndarray) -> np.ndarray:
+    """Return the two-sided p-values of Student's t of means with such variances; of a mean of 0 it is 1."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(np.isclose(mean, 0, atol=1e-12), 0.0, np.abs(mean) / np.sqrt(variance))
+    return np.asarray(2 * stdtr(freedom, -ratio))
+
+
+@dataclass
+class _Differences:
+    """What a contenders come to against b others; see `Pairs`.
+
+    Attributes:
+        between: variance of the mean by its seeds; NaN of a single one.
+        apart, together: what items explain of it, see `variance.item_parts`; `clusters` how many were tested.
+        sizes: test items of a seed.
+    """
+
+    mean: np.ndarray
+    between: np.ndarray
+    n_seeds: np.ndarray
+    apart: np.ndarray
+    together: np.ndarray
+    clusters: np.ndarray
+    sizes: np.ndarray
+    p_items: np.ndarray
+
+    @classmethod
+    def unknown(cls, a: int, b: int) -> _Differences:
+        """Return those of which nothing is known."""
+        mean, between, apart, together, clusters, sizes, p_items = np.full((7, a, b), np.nan)
+        return cls(mean, between, np.zeros((a, b), dtype=int), apart, together, clusters, sizes, p_items)
+
+
+def compare(contenders: Sequence[Contender]) -> Pairs:
+    """Return the comparisons of all pairs."""
+    R = len(contenders)
+    every, accuracy = _Differences.unknown(R, R), np.full((R, 2), np.nan)
+    alike = defaultdict(list)
+    for index, one in enumerate(contenders):
+        tests = tuple(sorted((s, name) for s, (name, _) in one.hits.items()))
+        counted = all(hits.dtype == bool for _, hits in one.hits.values())
+        alike[tuple(sorted(one.means)), tests, one.clusters is None, counted].append(index)
+    blocks = [(np.array(indices), [contenders[i] for i in indices]) for indices in alike.values()]
+    for place, (rows, left) in enumerate(blocks):
+        for columns, right in blocks[place:]:
+            result = _differences(left, right)
+            for each in fields(result):
+                block = getattr(result, each.name)
+                getattr(every, each.name)[np.ix_(rows, columns)] = block
+                getattr(every, each.name)[np.ix_(columns, rows)] = -block.T if each.name == "mean" else block.T
+        accuracy[rows] = _accuracy(_differences(left, [_nothing(left[0])]))
+    return _judged(every, accuracy)
+
+
+def _nothing(one: Contender) -> Contender:
+    """Return a contender that gets nothing right on the same tests: a difference to it is an accuracy."""
+    wrong = {s: (name, np.zeros_like(hits)) for s, (name, hits) in one.hits.items()}
+    return Contender(dict.fromkeys(one.means, 0.0), wrong, one.clusters)
+
+
+def _differences(left: Sequence[Contender], right: Sequence[Contender]) -> _Differences:
+    """Return the differences of two blocks; within each all have the same seeds and items."""
+    a, b = left[0], right[0]
+    seeds = sorted(set(a.means) & set(b.means))
+    result = _Differences.unknown(len(left), len(right))
+    if not seeds:
+        return result
+    first, second = (np.array([[one.means[s] for s in seeds] for one in block]) for block in (left, right))
+    result.mean = np.array([(one - second).mean(axis=1) for one in first])
+    result.n_seeds[:] = len(seeds)
+    if len(seeds) > 1:
+        result.between = np.array([(one - second).var(axis=1, ddof=1) for one in first]) / len(seeds)
+    if all(s in a.hits and s in b.hits and a.hits[s][0] == b.hits[s][0] for s in seeds):
+        _add_items(result, left, right, seeds)
+    return result
+
+
+def _add_items(result: _Differences, left: Sequence[Contender], right: Sequence[Contender], seeds: list[int]) -> None:
+    """Add what items explain of the differences of two blocks that were tested on the same."""
+    S, numbers = len(seeds), _numbers(left[0] if right[0].clusters is None else right[0], seeds)
+    every = np.unique(np.concatenate(numbers)) if numbers else np.empty(0)
+    totals = [np.zeros((n, len(every))) for n in (len(left), len(right), 1)]
+    squares, counts, result.apart, tested = *np.zeros((3, *result.mean.shape)), 0
+    for place, seed in enumerate(seeds):
+        parts = [_hits(left, seed), _hits(right, seed)]
+        parts.append(np.ones_like(parts[0][:1]))
+        if numbers:
+            names, parts = _grouped(parts, numbers[place])
+            for total, part in zip(totals, parts, strict=True):
+                total[:, np.searchsorted(every, names)] += part
+        x, y, (sizes,) = parts
+        square = squared_differences(x, y)
+        squares += square
+        counts += x.sum(axis=1)[:, None] - y.sum(axis=1)
+        result.apart += item_variance(x, y, sizes, square) / S**2
+        tested += len(sizes)
+    result.together, result.clusters[:] = result.apart, tested
+    result.sizes[:] = max(len(left[0].hits[s][1]) for s in seeds)
+    if numbers and len(every) < tested:
+        x, y, (sizes,) = totals
+        result.together = item_variance(x, y, sizes, squared_differences(x, y))
+        result.clusters[:] = len(every)
+    if numbers or float in (x.dtype, y.dtype):
+        result.p_items = student(result.mean, result.together, result.clusters - 1)
+    else:
+        result.p_items = mcnemar((squares + counts) / 2, (squares - counts) / 2)
+
+
+def _hits(block: Sequence[Contender], seed: int) -> np.ndarray:
+    """Return (a, I) what contenders score.
+
+    Products of booleans count items, which single precision does exactly; real numbers are in double precision.
+    """
+    scores = [one.hits[seed][1] for one in block]
+    return np.array(scores, dtype=np.float32 if all(one.dtype == bool for one in scores) else float)
+
+
+def _numbers(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
+    """Return of each seed (I,) which cluster each item is in; none if each item of each seed is its own."""
+    if one.clusters is not None:
+        return [one.clusters[s] for s in seeds]
+    if len(seeds) > 1 and len({one.hits[s][0] for s in seeds}) == 1:
+        return [np.arange(len(one.hits[s][1])) for s in seeds]
+    return []
+
+
+def _grouped(parts: Sequence[np.ndarray], numbers: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the (C,) different numbers of items, and (a, I) parts added up by them, (a, C)."""
+    names, starts = np.unique(np.sort(numbers), return_index=True)
+    order = np.argsort(numbers, kind="stable")
+    return names, [np.add.reduceat(part[:, order], starts, axis=1, dtype=float) for part in parts]
+
+
+def _judged(result: _Differences, accuracy: np.ndarray) -> Pairs:
+    """Return how differences are judged: by seeds and items together, and never more surely than by items alone."""
+    S, items = result.n_seeds, result.clusters - 1
+    rest, main = item_parts(result.apart, result.together, S)
+    factor, freedom = overdispersion(result.between, rest, S, result.sizes)
+    lone = np.isnan(factor)
+    seeds = np.where(lone, result.between, factor * rest), np.where(lone, S - 1.0, freedom)
+    variance, freedom = satterthwaite(seeds, optional(main, items))
+    p_seeds = student(result.mean, variance, freedom)
+    # Far in the tail Satterthwaite's approximation is too bold where a pair has its own seeds alone.
+    p_seeds = np.where(lone, np.fmax(p_seeds, student(result.mean, *seeds)), p_seeds)
+    half, least = student_half(variance, freedom), student_half(result.together, items)
+    with np.errstate(invalid="ignore"):
+        by_items = np.isnan(half) | (least > half)
+    return Pairs(
+        mean=result.mean, half=np.where(S > 1, np.fmax(half, least), np.nan),
+        error=np.sqrt(np.where(by_items, result.together, variance)), freedom=np.where(by_items, items, freedom),
+        overdispersion=factor, p_items=result.p_items, p_seeds=p_seeds, n_seeds=S, accuracy=accuracy,
+    )  # fmt: skip
+
+
+def half_of(one: Contender) -> float:
+    """Return half the width of the 95 % interval of a mean, from its own seeds and items; NaN of a single seed."""
+    return float(_half(_differences([one], [_nothing(one)]))[0])
+
+
+def _half(result: _Differences) -> np.ndarray:
+    """Return (a,) half the widths of the intervals of means, from their differences to nothing."""
+    return half_width(result.between, result.apart, result.together, result.n_seeds, result.clusters)[:, 0]
+
+
+def _accuracy(result: _Differences) -> np.ndarray:
+    """Return (a, 2) ends of the 95 % intervals of accuracies, from their differences to nothing right.
+
+    They are never within Wilson's of the items, or of as many as their clusters are worth. NaN of a single seed.
+    """
+    half = _half(result)
+    mean, items = result.mean[:, 0], result.together[:, 0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        worth = np.where(items > 0, mean * (1 - mean) / items, result.clusters[:, 0])
+    low, high = wilson(mean, worth)
+    ends = np.stack([np.fmin(mean - half, low), np.fmax(mean + half, high)], axis=1)
+    return np.where(np.isnan(half)[:, None], np.nan, ends)

@@ -1,1 +1,0 @@
-"""From a suite to records: cells, the store, the engines."""

@@ -1,0 +1,123 @@
+"""With --exclusive no cell runs beside another, whoever runs it."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sparsebench import engine
+from sparsebench.cli import main
+from sparsebench.contain.exclusive import ALONE, BESIDE, turn
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.expand import expand
+from sparsebench.planning.job import Job
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+
+TIMED = "composite:epochs=1,test=20,pretrain_epochs=0"
+SMALL = "vit:dim=16,depth=2,heads=2"
+OPTIONS = ("--task", TIMED, "--model", SMALL, "--n-train", "20", "--seeds", "1", "--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep these runs apart from others of this machine."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def jobs_of(task: str = TIMED) -> list[Job]:
+    model = SMALL if task == TIMED else None
+    return expand(Request(suite="quick-scratch", tasks=(task,), model=model, n_train=(20,), seeds=1), Registry())
+
+
+def gaps(records: Iterable[Record]) -> list[float]:
+    """Return the seconds from the end of each cell to the beginning of the next."""
+    spans = sorted((datetime.fromisoformat(r.started).timestamp(), r.seconds) for r in records)
+    return [after - (begun + took) for (begun, took), (after, _) in pairwise(spans)]
+
+
+def run(out: Path, *options: str) -> "subprocess.Popen[str]":
+    words = [
+        sys.executable,
+        "-m",
+        "sparsebench",
+        "run",
+        "--suite",
+        "quick-scratch",
+        *OPTIONS,
+        "--out",
+        str(out),
+        *options,
+    ]
+    return subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def test_two_runs_on_one_machine_take_turns(tmp_path: Path) -> None:
+    runs = {out: run(tmp_path / out, "--exclusive") for out in ("a", "b")}
+    for started in runs.values():
+        said, _ = started.communicate(timeout=300)
+        assert started.returncode == 0 and "on 1 worker processes" in said, said
+    records = [record for out in runs for record in store.read(tmp_path / out).values()]
+    assert len(records) == 8 and min(gaps(records)) > -0.002  # seconds are rounded
+    assert {record.notes["timed"] for record in records} == {ALONE[True]}
+
+
+def test_workers_of_one_run_take_turns_and_measure_the_same(tmp_path: Path) -> None:
+    jobs, limits = jobs_of(), engine.Limits(exclusive=True)
+    beside = list(engine.inline(jobs, Registry(), tmp_path / "beside", "cpu", {}))
+    alone = list(engine.local(jobs, 2, tmp_path / "alone", "cpu", {}, limits=limits))
+    assert min(gaps(alone)) > -0.002
+    assert {record.notes["timed"] for record in alone} == {ALONE[True]}
+    assert {record.notes["timed"] for record in beside} == {BESIDE}
+    found, expected = (
+        {r.cell_id: (r.outcomes, r.trajectory, r.metrics["test_loss"]) for r in records} for records in (alone, beside)
+    )
+    assert found == expected
+
+
+def test_waiting_is_none_of_a_cells_seconds(tmp_path: Path) -> None:
+    jobs, limits = jobs_of("theory:steps=10,test=10,tokens=20"), engine.Limits(timeout=4.0, exclusive=True)
+    records: list[Record] = []
+    with turn("cpu"):
+        thread = threading.Thread(
+            target=lambda: records.extend(engine.local(jobs, 1, tmp_path, "cpu", {}, limits=limits))
+        )
+        thread.start()
+        log = tmp_path / "logs" / "worker-0.log"
+        while not log.exists():
+            time.sleep(0.05)
+        time.sleep(15.0)
+        assert records == []
+    thread.join(120)
+    assert [record.status for record in records] == ["ok"] * len(jobs)
+    assert "timed" not in records[0].notes
+
+
+def test_this_process_waits_for_its_turn_too(tmp_path: Path) -> None:
+    jobs, records = jobs_of("theory:steps=10,test=10,tokens=20"), list[Record]()
+    thread = threading.Thread(
+        target=lambda: records.extend(engine.inline(jobs, Registry(), tmp_path, "cpu", {}, exclusive=True))
+    )
+    with turn("cpu"):
+        thread.start()
+        thread.join(1.0)
+        assert thread.is_alive() and records == []
+    thread.join(60)
+    assert len(records) == len(jobs)
+
+
+def test_several_workers_at_a_time_are_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        main, ["run", "--suite", "quick-scratch", *OPTIONS, "--out", str(tmp_path / "x"), "--exclusive", "--jobs", "2"]
+    )
+    assert done.exit_code == 2
+    assert "--exclusive runs one cell at a time; got --jobs 2; allowed: 0 to 1" in done.stderr

@@ -1,0 +1,36 @@
+"""What benchmarks/chaos.py does, in a short form: whatever is killed, the records are those of an undisturbed sweep."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import chaos
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_processes_are_killed_ends_with_the_records_of_an_undisturbed_one(tmp_path: Path) -> None:
+    killed, wrong, rounds = chaos.chaos(tmp_path, cells=24, kills=8, seed=1)
+    assert killed.total() == 8 and not wrong and rounds >= 1
+
+
+def test_what_two_stores_do_not_have_in_common_is_named(tmp_path: Path, make_record) -> None:  # type: ignore[no-untyped-def]
+    from sparsebench.records import store
+
+    for name, records in {
+        "whole": [make_record(repetition=n) for n in range(3)],
+        "other": [make_record(), make_record(), make_record(repetition=1, value=0.4), make_record(repetition=9)],
+    }.items():
+        writer = store.Writer(tmp_path / name)
+        for record in records:
+            writer.append(record)
+        writer.close()
+    assert chaos.differences(tmp_path / "whole", tmp_path / "whole") == []
+    assert chaos.differences(tmp_path / "other", tmp_path / "whole") == ["1 lost", "1 added", "1 ok twice", "1 other"]
+    (segment,) = store.segments(tmp_path / "other")
+    lines = segment.read_bytes().splitlines(keepends=True)
+    segment.write_bytes(lines[0][:40] + b"\n" + b"".join(lines[1:]))
+    assert "1 torn" in chaos.differences(tmp_path / "other", tmp_path / "whole")
+    segment.write_bytes(b"".join(lines) + lines[0][:40])
+    assert "torn" not in " ".join(chaos.differences(tmp_path / "other", tmp_path / "whole"))

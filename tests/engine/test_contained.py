@@ -1,0 +1,96 @@
+"""What a bad strategy does to its own cells, and does not do to others."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from processes import processes_of
+
+from sparsebench import engine
+from sparsebench.cells.prepare import Context
+from sparsebench.cells.run_cell import run_cell
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.expand import expand
+from sparsebench.planning.job import Job
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Record
+
+BAD = ("clings", "allocates", "forks", "leaves", "closes", "scribbles")
+GOOD = ("dense", "random", "oracle", "anti_oracle")
+LIMITS = engine.Limits(timeout=6, memory=int(1.25 * 2**30))
+
+
+@pytest.fixture(scope="module")
+def run(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Record], Path]:
+    """Return the records of bad strategies and of good ones after them, by strategy, and the folder."""
+    out = tmp_path_factory.mktemp("contained")
+    plugins = tuple(str(samples / f"{name}.py") for name in BAD)
+    request = Request(
+        suite="quick-scratch", plugins=plugins, tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1
+    )
+    records = list(engine.local(expand(request, Registry()), 2, out, "cpu", {}, limits=LIMITS))
+    assert len(records) == len(BAD) + len(GOOD)
+    return {record.label: record for record in records}, out
+
+
+def reason(record: Record) -> str:
+    assert record.failure is not None
+    return record.failure.reason
+
+
+def test_each_cell_has_one_record_and_the_good_ones_are_as_ever(run: tuple[dict[str, Record], Path]) -> None:
+    records, out = run
+    assert set(records) == {*BAD, *GOOD}
+    jobs = expand(
+        Request(suite="quick-scratch", tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1), Registry()
+    )
+    own = {"started", "seconds", "memory"}
+    for record in engine.inline(jobs, Registry(), out / "alone", "cpu", {}):
+        assert records[record.label].model_dump(exclude=own) == record.model_dump(exclude=own)
+
+
+def test_a_cell_that_hangs_is_ended_and_says_where_it_was(run: tuple[dict[str, Record], Path]) -> None:
+    record = run[0]["clings"]
+    assert record.status == "timeout" and "--timeout 6" in reason(record)
+    assert 6 <= record.seconds < 9
+    assert record.failure is not None and 'clings.py", line' in record.failure.traceback
+
+
+def test_a_cell_that_takes_too_much_memory_is_ended_and_says_how_much(run: tuple[dict[str, Record], Path]) -> None:
+    record = run[0]["allocates"]
+    assert record.status == "oom" and record.seconds > 0
+    assert "over the --memory-limit of 1.25 GiB" in reason(record)
+
+
+def test_a_copy_of_the_process_gives_no_answer(run: tuple[dict[str, Record], Path]) -> None:
+    assert run[0]["forks"].status == "ok"
+
+
+def test_a_worker_whose_cell_leaves_processes_takes_no_other(run: tuple[dict[str, Record], Path]) -> None:
+    assert run[0]["leaves"].status == "ok"
+    logs = "".join(path.read_text() for path in (run[1] / "logs").iterdir())
+    assert "takes no more cells: a cell has left processes" in logs
+
+
+@pytest.mark.parametrize("name", ["closes", "scribbles"])
+def test_who_breaks_the_line_of_the_answers_has_none(run: tuple[dict[str, Record], Path], name: str) -> None:
+    record = run[0][name]
+    assert record.status == "crashed" and "answer" in reason(record)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_ctrl_c_raises_is_a_failure_if_only_a_strategy_can_have_raised_it(
+    job_of: Callable[..., list[Job]], samples: Path, tmp_path: Path, alone: bool
+) -> None:
+    (job,) = job_of(str(samples / "interrupts.py"), "theory:steps=40,test=20,tokens=20", n_train=4)
+    context = Context(tmp_path, "cpu", {}, alone=alone)
+    if alone:
+        record = run_cell(job, Registry(), context)
+        assert record.status == "failed" and "KeyboardInterrupt" in reason(record)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run_cell(job, Registry(), context)
+
+
+def test_no_process_is_left(run: tuple[dict[str, Record], Path]) -> None:
+    assert processes_of(run[1]) == []

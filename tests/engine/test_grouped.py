@@ -1,0 +1,188 @@
+"""Cells with the same data run where these were drawn, and nothing else of them is another's."""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_engine import by_cell
+
+from sparsebench import engine
+from sparsebench.cells import data_cache
+from sparsebench.cells.data_cache import Drawn
+from sparsebench.engine.queue import Queue
+from sparsebench.planning.contenders import Request
+from sparsebench.planning.expand import expand
+from sparsebench.planning.job import Job
+from sparsebench.plugin.registry import Registry
+from sparsebench.tasks.base import Data
+from sparsebench.tasks.theory import Theory
+
+OVERFITTING = "overfitting:steps=20,test=40,d=60"
+THEORY = "theory:steps=20,test=20,tokens=20"
+SPOILS = '''
+from typing import ClassVar
+import sparsebench
+
+class Spoils(sparsebench.Strategy):
+    """Changes what it is shown, in place."""
+    name: ClassVar = "spoils"
+
+    def scores(self, view):
+        view.tokens.mul_(2.0)
+        return view.tokens[..., 0]
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Spoils]
+'''
+
+
+def jobs_of(*tasks: str, plugins: tuple[str, ...] = (), seeds: int = 2, n_train: tuple[int, ...] = (4, 8)) -> list[Job]:
+    return expand(
+        Request(suite="quick-scratch", plugins=plugins, tasks=tasks or (THEORY,), n_train=n_train, seeds=seeds),
+        Registry(),
+    )
+
+
+def taken(queue: Queue, *takers: str) -> Iterator[Job]:
+    """Yield what those who ask in turns are given."""
+    while True:
+        for who in takers:
+            batch = queue.take(who, wait=False)
+            if batch is None:
+                return
+            yield batch[0]
+            queue.done(batch[0])
+
+
+@pytest.fixture(scope="module")
+def jobs() -> list[Job]:
+    return jobs_of(THEORY, OVERFITTING)
+
+
+@pytest.fixture(scope="module")
+def alone(jobs: Sequence[Job], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Return what is measured of each job in a run of its own, for which all is drawn."""
+    out = tmp_path_factory.mktemp("alone")
+    return {k: v for job in jobs for k, v in by_cell(engine.inline([job], Registry(), out, "cpu", {})).items()}
+
+
+def test_all_strategies_of_a_task_size_and_repetition_have_one_draw() -> None:
+    jobs = jobs_of(seeds=2)
+    by_strategy = {label: [j.cell.draw for j in jobs if j.label == label] for label in ("dense", "random", "oracle")}
+    assert by_strategy["dense"] == by_strategy["random"] == by_strategy["oracle"]
+    assert len(set(by_strategy["dense"])) == 4
+    changed = jobs[0].cell.model_copy(update={"repetition": 9})
+    assert changed.draw not in by_strategy["dense"]
+
+
+def test_one_taker_has_the_cells_of_a_draw_one_after_the_other(jobs: list[Job]) -> None:
+    draws = [job.cell.draw for job in taken(Queue(jobs, 1), "a")]
+    assert len(draws) == len(jobs)
+    assert sum(one != other for one, other in pairwise(draws)) == len(set(draws)) - 1
+
+
+def test_two_takers_do_not_share_a_draw_until_there_is_nothing_else(jobs: list[Job]) -> None:
+    order = list(taken(Queue(jobs, 1), "a", "b"))
+    first, second = ([job.cell.draw for job in order[start::2]] for start in (0, 1))
+    shared = set(first) & set(second)
+    assert sorted(job.cell.id for job in order) == sorted(job.cell.id for job in jobs)
+    assert len(shared) <= 1 and shared <= set(first[-4:])
+
+
+@pytest.mark.parametrize("takers", [("a",), ("a", "b"), ("a", "b", "c", "d", "e")])
+def test_no_longer_job_comes_later_for_it(takers: tuple[str, ...]) -> None:
+    jobs = jobs_of(seeds=5, n_train=(2, 4, 8))
+    took = {job.cell.id: float(10 * job.cell.n_train + random.Random(job.cell.id).randrange(2)) for job in jobs}
+    ordered = sorted(jobs, key=lambda job: -took[job.cell.id])
+    queue = Queue(ordered, 1, lambda job: took[job.cell.id])
+    handed = [took[job.cell.id] for job in taken(queue, *takers)]
+    assert handed == sorted(handed, reverse=True) and len(handed) == len(jobs)
+
+
+def test_cells_that_go_together_are_not_parted_by_what_they_take(jobs: list[Job]) -> None:
+    queue = Queue(jobs, 1000, lambda job: float(job.cell.n_train))
+    batch = queue.take("a")
+    assert batch is not None and len(batch) == len(jobs)
+
+
+def test_many_cells_are_handed_out_in_no_time(job_of: Any) -> None:
+    (job,) = job_of("dense", THEORY, n_train=4)
+    cells = [job.cell.model_copy(update={"repetition": i // 4, "n_train": i % 4 + 1}) for i in range(20_000)]
+    many = [job.model_copy(update={"cell": cell}) for cell in cells]
+    assert len({job.cell.draw + job.cell.id for job in many}) == len(many)
+    start = time.process_time()
+    assert sum(1 for _ in taken(Queue(many, 1), "a", "b")) == 20_000
+    assert time.process_time() - start < 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_records_are_those_of_cells_that_draw_for_themselves(
+    tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]], workers: int
+) -> None:
+    if workers:
+        assert by_cell(engine.local(jobs, workers, tmp_path, "cpu", {})) == alone
+    else:
+        assert by_cell(engine.inline(jobs, Registry(), tmp_path, "cpu", {})) == alone
+
+
+def test_what_a_strategy_does_to_its_data_stays_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "spoils.py"
+    file.write_text(SPOILS)
+    jobs = jobs_of(plugins=(str(file),), seeds=1, n_train=(4,))
+    assert jobs[0].label == "spoils"
+    together = by_cell(engine.inline(jobs, Registry(), tmp_path / "together", "cpu", {}))
+    for job in jobs:
+        assert by_cell(engine.inline([job], Registry(), tmp_path / "alone", "cpu", {})).items() <= together.items()
+
+
+class Counted(Theory):
+    """A theory task that counts its draws, and draws a little from torch's own generator."""
+
+    def draw(self, n_train: int, repetition: int, locations: Any) -> Data:
+        import torch
+
+        draws.append(repetition)
+        data = super().draw(n_train, repetition, locations)
+        data.train.inputs[0, 0, 0] = float(torch.rand(()))
+        return data
+
+
+draws: list[int] = []
+
+
+@pytest.mark.parametrize(("most", "times"), [(data_cache.MOST, 1), (100, 4)])
+def test_data_are_drawn_once_unless_they_are_large(monkeypatch: pytest.MonkeyPatch, most: int, times: int) -> None:
+    monkeypatch.setattr(data_cache, "MOST", most)
+    draws.clear()
+    kept, task = Drawn(), Counted(tokens=20)
+    cells = [job.cell for job in jobs_of(seeds=1, n_train=(4,))]
+    found = [kept.of(task, cell, {}) for cell in cells]
+    assert len(draws) == times and len(found) == 4
+    assert all(np.array_equal(found[0].train.inputs, other.train.inputs) for other in found)
+    assert found[0].train.inputs is not found[1].train.inputs
+
+
+def test_drawing_leaves_torchs_generator_as_it_was() -> None:
+    import torch
+
+    (cell, *_) = [job.cell for job in jobs_of(seeds=1, n_train=(4,))]
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    Drawn().of(Counted(tokens=20), cell, {})
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_pictures_are_drawn_anew() -> None:
+    kept, registry = Drawn(), Registry()
+    request = Request(suite="quick-scratch", tasks=("composite:test=20,pretrain_epochs=0",), n_train=(20,), seeds=1)
+    cell = expand(request, registry)[0].cell
+    task = registry.task("composite").model_validate(cell.task.params)
+    first, again = kept.of(task, cell, {}), kept.of(task, cell, {})
+    assert kept.data is None and np.array_equal(first.train.inputs, again.train.inputs)

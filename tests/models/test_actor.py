@@ -1,0 +1,323 @@
+import pytest
+import torch
+from sparsebench_plugins.random import Random
+
+from sparsebench import tokens
+from sparsebench.budget import Budget
+from sparsebench.errors import StrategyError, UnsupportedError
+from sparsebench.measure.cost import BlockCost, ShallowCost, Step, VitCost
+from sparsebench.models.actor import Actor
+from sparsebench.plans import Keep, Mask, Merge, Mix
+
+B, N, KEEP = 2, 6, 3
+ONE = ShallowCost(tokens=N, d=4, m_a=4, m_b=4, m=8)
+BLOCK = BlockCost(qkv=48, proj=16, mlp=128, width=4)
+FOUR = VitCost(tokens=8, prefix=1, class_rows=1, embed=12, head=8, blocks=(BLOCK,) * 4)
+TOKENS = torch.arange(B * N * 2.0).reshape(B, N, 2)
+GIVEN = {"tokens": lambda: TOKENS}
+
+
+def begin(
+    strategy, cost=ONE, *, rate=0.5, items=(0, 1), visit=0, stream=7, relevance=None, blocks=None, training=False
+):
+    actor = Actor(strategy, Budget(keep_rate=rate, blocks=blocks), cost, None, stream)
+    return actor.begin(torch.tensor(items), visit, relevance, tokens=cost.tokens, training=training)
+
+
+def full(*rows, dtype=torch.int64):
+    return torch.tensor(rows, dtype=dtype)
+
+
+NAN = torch.full((B, N), float("nan"))
+GOOD = full([0, 1, 2], [3, 4, 5])
+ILLEGAL = {
+    "a string": (lambda: "keep", "returned str"),
+    "a tensor": (lambda: GOOD, "returned Tensor"),
+    "a class": (lambda: Keep, "returned type"),
+    "no index": (lambda: Keep(None), "Keep.index"),
+    "an index that is a list": (lambda: Keep([[0, 1, 2], [3, 4, 5]]), "Keep.index must have shape .* got list"),
+    "too few": (lambda: Keep(GOOD[:, :2]), r"Keep.index must have shape \(2, 3\), got \(2, 2\)"),
+    "too many": (lambda: Keep(full([0, 1, 2, 3], [0, 1, 2, 3])), r"got \(2, 4\)"),
+    "one sample": (lambda: Keep(GOOD[:1]), r"got \(1, 3\)"),
+    "no samples": (lambda: Keep(GOOD[0]), r"got \(3,\)"),
+    "real numbers": (lambda: Keep(GOOD.float()), "int64, got torch.float32"),
+    "short numbers": (lambda: Keep(GOOD.int()), "int64, got torch.int32"),
+    "booleans": (lambda: Keep(GOOD > 2), "int64, got torch.bool"),
+    "below zero": (lambda: Keep(full([0, 1, 2], [-1, 4, 5])), r"must lie in 0..5, got -1..5"),
+    "past the end": (lambda: Keep(full([0, 1, 6], [3, 4, 5])), r"must lie in 0..5, got 0..6"),
+    "twice": (lambda: Keep(full([0, 1, 2], [3, 5, 3])), "names a token twice"),
+    "NaN scores": (lambda: Keep(GOOD, scores=NAN), "scores holds NaN"),
+    "one NaN": (lambda: Keep(GOOD, scores=torch.tensor([[0.0] * N, [0.0] * 5 + [float("nan")]])), "scores holds NaN"),
+    "scores of another shape": (lambda: Keep(GOOD, scores=torch.rand(B, KEEP)), r"scores must have shape \(2, 6\)"),
+    "scores that are a list": (lambda: Keep(GOOD, scores=[1.0]), "scores must have shape .* got list"),
+    "one too many beside the fused": (lambda: Keep(GOOD, fuse=torch.rand(B, N)), r"shape \(2, 2\), got \(2, 3\)"),
+    "NaN to fuse": (lambda: Keep(GOOD[:, :2], fuse=NAN), "Keep.fuse holds NaN"),
+    "few weights to fuse": (lambda: Keep(GOOD[:, :2], fuse=torch.rand(B, N - 1)), "Keep.fuse must have shape"),
+    "no target": (lambda: Merge(None), "Merge.target"),
+    "targets of another shape": (lambda: Merge(GOOD), r"Merge.target must have shape \(2, 6\), got \(2, 3\)"),
+    "real targets": (lambda: Merge(torch.zeros(B, N)), "Merge.target must be int64"),
+    "a group too many": (lambda: Merge(full(*[[0, 1, 2, 3, 0, 0]] * B)), r"must lie in 0..2, or be -1, got 0..3"),
+    "a group below -1": (lambda: Merge(full(*[[0, 1, 2, -2, 0, 0]] * B)), r"must lie in 0..2, or be -1, got -2..2"),
+    "an empty group": (lambda: Merge(full([0, 1, 2, 0, 1, 2], [0, 0, 2, 2, 2, 2])), "leaves one of its 3 groups empty"),
+    "NaN scores of a merge": (lambda: Merge(full(*[[0, 1, 2, 0, 1, 2]] * B), scores=NAN), "scores holds NaN"),
+    "no weight": (lambda: Mix(None), "Mix.weight"),
+    "weights of another shape": (lambda: Mix(torch.rand(B, 4, N)), r"Mix.weight must have shape \(2, 3, 6\)"),
+    "NaN weights": (lambda: Mix(torch.full((B, KEEP, N), float("nan"))), "Mix.weight holds NaN"),
+}
+
+
+@pytest.mark.parametrize(("plan", "said"), ILLEGAL.values(), ids=ILLEGAL)
+def test_an_illegal_plan_is_a_strategy_error_that_names_the_strategy(scripted, plan, said):
+    with pytest.raises(StrategyError, match=rf"'scripted'.*{said}"):
+        begin(scripted(lambda view, keep: plan())).decide(0, GIVEN)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda: Keep(GOOD),
+        lambda: Keep(GOOD, scores=torch.randint(0, 9, (B, N))),
+        lambda: Keep(GOOD[:, :2], fuse=torch.rand(B, N)),
+        lambda: Merge(full(*[[2, 1, 0, 0, 1, 2]] * B)),
+        lambda: Mix(torch.rand(B, KEEP, N)),
+    ],
+)
+def test_a_legal_plan_leaves_as_many_tokens_as_asked_for(scripted, plan):
+    acting = begin(scripted(lambda view, keep: plan()))
+    assert type(acting.decide(0, GIVEN)) is type(plan())
+    assert acting.index.shape == acting.sizes.shape == (B, KEEP)
+    acting.went(N)
+    assert acting.steps == [Step(N, KEEP)]
+
+
+HALF, ALIKE = torch.full((B, N), 0.5), torch.ones(B, N)
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (Mask(ALIKE > 0, values=TOKENS), "a Mask of booleans has neither values nor sizes"),
+        (Mask(ALIKE > 0, sizes=ALIKE), "a Mask of booleans has neither values nor sizes"),
+        (Mask(HALF, values=TOKENS[:, :3]), r"Mask.values must have shape \(2, 6, 2\)"),
+        (Mask(HALF, sizes=ALIKE[:, :3]), r"Mask.sizes must have shape \(2, 6\)"),
+        (Mask(HALF, values=TOKENS * NAN[:, :, None]), "Mask.values holds NaN"),
+        (Mask(HALF, sizes=ALIKE.triu()), "Mask.sizes must be positive"),
+    ],
+    ids=["values", "sizes", "few values", "few sizes", "NaN values", "sizes of 0"],
+)
+def test_an_illegal_mask_is_a_strategy_error(scripted, plan, said):
+    with pytest.raises(StrategyError, match=rf"'scripted'.*{said}"):
+        begin(scripted(lambda view, keep: plan), training=True).decide(0, GIVEN)
+
+
+def test_a_mask_in_training_may_say_what_tokens_and_sizes_become(scripted):
+    acting = begin(scripted(lambda view, keep: Mask(HALF, values=-TOKENS, sizes=2 * ALIKE)), training=True)
+    plan = acting.decide(0, GIVEN)
+    assert torch.equal(tokens.apply(plan, TOKENS, ALIKE), -TOKENS)
+    assert acting.sizes.tolist() == [[2.0] * N] * B and acting.weights.tolist() == HALF.tolist()
+    assert acting.index.tolist() == [list(range(N))] * B
+    assert torch.equal(tokens.apply(Mask(HALF), TOKENS, ALIKE), TOKENS)
+
+
+def test_one_token_may_be_all_fused_ones(scripted):
+    empty = Keep(torch.empty(B, 0, dtype=torch.int64), fuse=torch.ones(B, N))
+    acting = begin(scripted(lambda view, keep: empty), rate=1 / N)
+    assert acting.decide(0, GIVEN).index.shape == (B, 0)
+    assert acting.index.tolist() == [[-1]] * B and acting.sizes.tolist() == [[6.0]] * B
+
+
+def test_reading_an_undeclared_field_is_a_strategy_error(scripted):
+    acting = begin(scripted(lambda view, keep: view.keys, needs=("tokens",)))
+    with pytest.raises(StrategyError, match=r"view\.keys was read but not declared.*declared: tokens"):
+        acting.decide(0, GIVEN | {"keys": lambda: TOKENS})
+
+
+@pytest.mark.parametrize(("cost", "prefix"), [(ONE, 0), (FOUR, 1)])
+def test_the_view_tells_how_many_prefix_tokens_there_are(scripted, cost, prefix):
+    seen = []
+    strategy = scripted(lambda view, keep: seen.append(view.prefix_count), site="block", needs=())
+    begin(strategy, cost, blocks=(0,)).decide(0, {})
+    assert seen == [prefix]
+
+
+def test_an_undeclared_relevance_is_not_there_even_for_an_oracle(scripted):
+    strategy = scripted(lambda view, keep: view.relevance, needs=("tokens",), kind="oracle")
+    with pytest.raises(StrategyError, match=r"view\.relevance"):
+        begin(strategy, relevance=torch.ones(B, N)).decide(0, GIVEN)
+
+
+@pytest.mark.parametrize("kind", ["deployable", "baseline"])
+def test_relevance_is_refused_to_all_but_oracles(scripted, kind):
+    with pytest.raises(StrategyError, match="'scripted' asks for the relevance mask"):
+        begin(scripted(lambda view, keep: None, needs=("relevance",), kind=kind), relevance=torch.ones(B, N))
+
+
+def test_relevance_asked_for_by_the_parameters_is_refused_too(scripted):
+    class Sly(type(scripted(None))):
+        def requires(self):
+            return frozenset({"relevance"})
+
+    with pytest.raises(StrategyError, match="relevance"):
+        begin(Sly(), relevance=torch.ones(B, N))
+
+
+def test_an_oracle_without_a_mask_is_unsupported(scripted):
+    acting = begin(scripted(lambda view, keep: None, needs=("relevance",), kind="oracle"))
+    with pytest.raises(UnsupportedError, match="no relevance mask"):
+        acting.decide(0, GIVEN)
+
+
+def test_a_field_that_the_network_lacks_is_unsupported_and_named(scripted):
+    acting = begin(scripted(lambda view, keep: None, needs=("tokens", "keys", "queries")))
+    with pytest.raises(UnsupportedError, match=r"'scripted' needs keys, queries, .* \(it gives tokens\)"):
+        acting.decide(0, GIVEN)
+
+
+def test_only_declared_fields_are_computed(scripted):
+    computed = []
+    given = {name: lambda name=name: computed.append(name) or TOKENS for name in ("tokens", "keys")}
+    begin(scripted(lambda view, keep: Keep.top(view.tokens[..., 0], keep))).decide(0, given)
+    assert computed == ["tokens"]
+
+
+def test_equal_scores_keep_the_lowest_positions(scripted):
+    acting = begin(scripted(lambda view, keep: Keep.top(torch.ones(view.index.shape), keep)))
+    acting.decide(0, GIVEN)
+    assert acting.index.tolist() == [[0, 1, 2]] * B
+
+
+def test_kept_tokens_go_on_in_their_old_order(scripted):
+    acting = begin(scripted(lambda view, keep: Keep(full([5, 0, 3], [4, 2, 1]))))
+    assert acting.decide(0, GIVEN).index.tolist() == [[0, 3, 5], [1, 2, 4]] == acting.index.tolist()
+
+
+@pytest.mark.parametrize(
+    ("second", "names"),
+    [
+        (Keep(full([4, 1, 0], [0, 4, 2])), [[5, 0, 2], [4, 1, 3]]),
+        (Keep(full([4, 1], [0, 4]), fuse=torch.ones(B, 5), ordered=True), [[2, 0, -1], [4, 3, -1]]),
+    ],
+    ids=["in the order in which they came", "ordered"],
+)
+def test_ordered_tokens_go_on_as_the_index_has_them(scripted, second, names):
+    first = Keep(full([5, 0, 3, 7, 2], [4, 2, 1, 0, 3]), ordered=True)
+    strategy = scripted(lambda view, keep: first if view.block == 1 else second, site="block")
+    acting = begin(strategy, FOUR, rate=0.7, blocks=(1, 3))
+    assert acting.decide(1, GIVEN).index.tolist() == first.index.tolist() == acting.index.tolist()
+    acting.decide(3, GIVEN)
+    assert acting.index.tolist() == names
+
+
+def test_where_as_many_stay_as_there_are_nobody_is_asked(scripted):
+    acting = begin(scripted(lambda view, keep: pytest.fail("asked")), rate=1.0)
+    assert not acting.acts(0) and acting.decide(0, GIVEN) is None
+    assert begin(scripted(lambda view, keep: None)).acts(0)
+
+
+def test_none_leaves_the_tokens_as_they_are(scripted):
+    acting = begin(scripted(lambda view, keep: None))
+    assert acting.decide(0, GIVEN) is None
+    assert acting.index.tolist() == [list(range(N))] * B and acting.scores is None
+
+
+def test_the_scores_of_the_first_decision_are_kept(scripted):
+    drawn = []
+
+    def decide(view, keep):
+        drawn.append(torch.rand(view.index.shape))
+        return Keep.top(drawn[-1], keep)
+
+    acting = begin(scripted(decide, site="block", needs=()), FOUR, blocks=(1, 2))
+    for block in (1, 2):
+        acting.decide(block, {})
+    assert acting.scores is drawn[0] and len(drawn) == 2
+
+
+def test_the_view_tells_which_patches_are_left_and_how_many_each_stands_for(scripted):
+    seen = []
+
+    def decide(view, keep):
+        seen.append(
+            (view.block, view.depth, view.training, view.index.tolist(), view.sizes.tolist(), view.relevance.tolist())
+        )
+        if view.block == 1:
+            return Keep(full([6, 1, 3], [7, 0, 2]), fuse=torch.ones(B, 8))
+        return Merge(full([0, 0, 1, 1], [1, 0, 0, 1]))
+
+    mask = (torch.arange(8.0).expand(B, 8) + 1) / 10
+    strategy = scripted(decide, site="block", needs=("relevance",), kind="oracle")
+    acting = begin(strategy, FOUR, blocks=(1, 3), relevance=mask, training=True)
+    acting.decide(1, {})
+    acting.decide(3, {})
+    (_, second) = seen
+    assert second[:3] == (3, 4, True)
+    assert second[3] == [[1, 3, 6, -1], [0, 2, 7, -1]]
+    assert second[4] == [[1, 1, 1, 5]] * 2
+    assert second[5] == [[pytest.approx(x) for x in row] for row in ([0.2, 0.4, 0.7, 0], [0.1, 0.3, 0.8, 0])]
+    assert acting.sizes.tolist() == [[2, 6], [2, 6]]
+
+
+def kept(items, **changes):
+    acting = begin(Random(), items=items, **changes)
+    acting.decide(0, GIVEN)
+    return [tuple(row) for row in acting.index.tolist()]
+
+
+def test_a_sample_is_drawn_for_alike_alone_and_in_any_batch():
+    together = kept([4, 9, 2, 7, 30])
+    assert kept([30, 7, 2, 9, 4]) == together[::-1]
+    assert [kept([item])[0] for item in (4, 9, 2, 7, 30)] == together
+    assert len(set(together)) > 1
+
+
+def test_draws_differ_by_sample_visit_and_stream():
+    items = list(range(40))
+    plain = kept(items)
+    assert kept(items) == plain
+    for changes in ({"visit": 1}, {"stream": 8}):
+        assert sum(a == b for a, b in zip(kept(items, **changes), plain, strict=True)) < 12
+    assert len(set(plain)) > 10
+
+
+def test_draws_differ_by_block_and_by_number(scripted):
+    drawn = []
+
+    def decide(view, keep):
+        drawn.extend([view.random(), view.random(), view.random(1)])
+        return None
+
+    acting = begin(scripted(decide, site="block", needs=()), FOUR, blocks=(1, 2))
+    acting.decide(1, {})
+    acting.decide(2, {})
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[3])
+    assert all(x.shape == (B, 8) and x.min() >= 0 and x.max() < 1 for x in drawn)
+
+
+def test_a_draw_may_be_of_many_numbers_a_token(scripted):
+    drawn = []
+
+    def decide(view, keep):
+        drawn.append([view.random(3), view.random(3, 1), view.random(3, 5), view.random(4, 5)])
+        return None
+
+    for items in ([4, 9, 2], [2, 9]):
+        acting = begin(scripted(decide, needs=()), items=items)
+        acting.decide(0, GIVEN)
+    (plain, one, many, other), alone = drawn
+    assert torch.equal(one[:, :, 0], plain) and many.shape == (3, plain.shape[1], 5)
+    assert many.unique().numel() == many.numel() and not torch.equal(many, other)
+    assert all(torch.equal(x[[2, 1]], y) for x, y in zip(drawn[0], alone, strict=True))
+
+
+def test_random_keeps_each_token_equally_often():
+    counts = torch.bincount(torch.tensor(kept(list(range(4000)))).flatten(), minlength=N)
+    assert float(((counts - 2000) ** 2 / 1000).sum()) < 20.5  # chi-square, 5 degrees of freedom: 0.999 quantile
+
+
+def test_the_plan_of_the_budget_is_known_before_the_first_pass(scripted):
+    actor = Actor(scripted(None, site="attention", needs=()), Budget(keep_rate=0.5, blocks=(1, 3)), FOUR, None, 0)
+    assert actor.keep == {1: 4, 3: 2}
+    assert [(s.tokens_in, s.tokens_out, s.early) for s in actor.planned] == [
+        (8, 8, False), (8, 4, True), (4, 4, False), (4, 2, True)
+    ]  # fmt: skip

@@ -1,0 +1,101 @@
+"""What a network costs by its parameters is what the network that is built says of itself."""
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparsebench.errors import UserError
+from sparsebench.measure.cost import Step
+from sparsebench.models.base import Model
+from sparsebench.models.costs import cost_of
+from sparsebench.models.shipped import Positional, Shallow, TwoLayer
+from sparsebench.models.vits import Timm, Vit
+from sparsebench.tasks.base import Task
+from sparsebench.tasks.images import Composite
+from sparsebench.tasks.overfitting import Overfitting
+from sparsebench.tasks.spatial import Spatial
+from sparsebench.tasks.theory import Theory
+
+TOKENS: list[tuple[Task, Model]] = [
+    (Theory(tokens=L, d=d, classes=classes, patterns=classes + 2, test=4), Shallow(m=m, heads=H, skip=skip))
+    for L, d, m, classes, H, skip in ((20, 10, 8, 2, 1, False), (50, 16, 32, 2, 3, True), (31, 12, 5, 4, 2, False))
+]
+TOKENS += [
+    (Overfitting(tokens=M, d=d, test=4), TwoLayer(d_h=d_h, d_v=d_v))
+    for M, d, d_h, d_v in ((16, 64, 8, 12), (5, 20, 30, 7))
+]
+TOKENS += [(Spatial(tokens=D, group=2, d=d, test=4), Positional()) for D, d in ((12, 8), (36, 64))]
+
+
+def steps_of(cost: Any, seed: int) -> list[Step]:
+    """Return a random trajectory, legal or not."""
+    rng = np.random.default_rng(seed)
+    scorings = rng.choice(["", "class", "received", "mean"], cost.depth)
+    return [
+        Step(float(rng.integers(1, 40)), float(rng.integers(1, 40)), bool(rng.integers(2)), s, "qv", 3.5, 1.25)
+        for s in scorings
+    ]
+
+
+@pytest.mark.parametrize(("task", "model"), TOKENS, ids=lambda part: part.name)
+def test_the_theories_networks_cost_what_they_say(task: Task, model: Model) -> None:
+    data = task.draw(4, 0, {})
+    assert cost_of(task, model, len(data.classes)) == model.build(data, 0).cost
+
+
+@pytest.mark.parametrize(
+    ("canvas", "classes", "sizes"),
+    [
+        (32, 10, {"dim": 64, "depth": 3, "heads": 4, "patch": 4}),
+        (24, 2, {"dim": 12, "depth": 1, "heads": 3, "patch": 8}),
+        (56, 100, {"dim": 96, "depth": 5, "heads": 2, "patch": 7}),
+        (32, 7, {"dim": 16, "depth": 2, "heads": 2, "patch": 16, "attention": "positional"}),
+        (64, 10, {"dim": 96, "depth": 3, "heads": 3, "patch": 8, "stem": "conv"}),
+    ],
+)
+def test_a_small_vit_costs_what_it_says(canvas: int, classes: int, sizes: dict[str, Any]) -> None:
+    from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
+
+    with torch.device("meta"):
+        vit = small_vit(canvas, classes, **sizes)
+    built = (PositionalDeepViT if "attention" in sizes else DeepViT)(vit).cost
+    closed = cost_of(Composite(canvas=canvas, foreground=8), Vit(**sizes), classes)
+    assert closed == built
+    for seed in range(5):
+        steps = steps_of(built, seed)
+        assert closed.macs(steps) == built.macs(steps)
+
+
+@pytest.mark.parametrize("arch", ["deit_tiny_patch16_224", "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_timm_models_are_made_without_numbers(arch: str) -> None:
+    import timm
+
+    from sparsebench.models.deep import DeepViT
+
+    with torch.device("meta"):
+        built = DeepViT(timm.create_model(arch, img_size=64, num_classes=7)).cost
+    assert cost_of(Composite(canvas=64), Timm(arch=arch), 7) == built
+
+
+def test_what_cannot_be_built_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="has no canvas"):
+        cost_of(Theory(), Vit(), 2)
+    with pytest.raises(UserError, match="has no tokens"):
+        cost_of(Composite(), Shallow(), 2)
+    with pytest.raises(UserError, match="unknown timm model"):
+        cost_of(Composite(), Timm(arch="no_such_model"), 2)
+    with pytest.raises(UserError, match="not supported"):
+        cost_of(Composite(canvas=224), Timm(arch="resnet18"), 2)
+
+
+def test_counting_imports_no_torch() -> None:
+    code = (
+        "import sys; from sparsebench.models.vits import Vit; from sparsebench.models.costs import cost_of; "
+        "from sparsebench.tasks.images import Composite; cost = cost_of(Composite(), Vit(), 10); "
+        "cost.macs(cost.dense()); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,209 @@
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import sparsebench
+from sparsebench.cli import main
+from sparsebench.errors import UserError
+from sparsebench.observe.observers import Observers, show_folder
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+
+Make = Callable[..., Record]
+OWN = """
+from typing import ClassVar
+import sparsebench
+
+class Own(sparsebench.Observer):
+    name: ClassVar[str] = "own"
+    file: str = "seen"
+    poison: str = ""
+
+    def open(self, out):
+        def see(record):
+            print("an observer's own words")
+            with (out / self.file).open("a") as file:
+                file.write(record.cell_id + "\\n")
+            if self.poison:
+                raise {"exit": SystemExit, "error": RuntimeError}[self.poison]("no more")
+        return see
+
+@sparsebench.hookimpl
+def sparsebench_observers():
+    return [Own]
+"""
+BARE = """
+from pathlib import Path
+import sparsebench
+
+@sparsebench.hookimpl
+def sparsebench_record_finished(record):
+    with Path(__file__).with_name("bare_seen").open("a") as file:
+        file.write(record.cell_id + "\\n")
+"""
+RUN = ["--task", "theory:steps=10,test=10,tokens=20", "--n-train", "4", "--seeds", "1", "--device", "cpu"]
+
+
+def call(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path / "own.py"
+
+
+@pytest.fixture
+def stored(make_record: Make, tmp_path: Path) -> Path:
+    """Return a folder with three records."""
+    writer = store.Writer(tmp_path / "stored")
+    for repetition in range(3):
+        writer.append(make_record(repetition=repetition))
+    writer.close()
+    return tmp_path / "stored"
+
+
+@pytest.mark.parametrize("jobs", [0, 2])
+def test_a_run_tells_each_record_once_in_the_process_that_stores_it(own: Path, tmp_path: Path, jobs: int) -> None:
+    out = tmp_path / "out"
+    done = call(
+        "run",
+        "--suite",
+        "quick-scratch",
+        *RUN,
+        "--jobs",
+        jobs,
+        "--out",
+        out,
+        "--observe",
+        own,
+        "--observe",
+        own,
+        "--format",
+        "csv",
+    )
+    assert done.exit_code == 0 and "an observer's own words" not in done.stdout, done.output
+    seen = (out / "seen").read_text().split()
+    assert sorted(seen) == sorted(store.read(out)) and len(seen) == 4
+    assert call("run", "--suite", "quick-scratch", *RUN, "--jobs", jobs, "--out", out, "--observe", own).exit_code == 0
+    assert (out / "seen").read_text().split() == seen
+
+
+def test_an_observer_of_a_plugin_file_is_turned_on_by_its_name_only(own: Path, tmp_path: Path) -> None:
+    request: dict[str, Any] = {
+        "suite": "quick-scratch",
+        "tasks": RUN[1],
+        "n_train": [4],
+        "seeds": 1,
+        "jobs": 0,
+        "device": "cpu",
+    }
+    sparsebench.run([str(own)], out=tmp_path / "a", **request)
+    assert not (tmp_path / "a" / "seen").exists()
+    sparsebench.run([str(own)], out=tmp_path / "b", observe="own", **request)
+    assert len((tmp_path / "b" / "seen").read_text().split()) == 4
+
+
+@pytest.mark.parametrize("poison", ["exit", "error"])
+def test_an_observer_that_raises_is_named_once_and_the_others_go_on(
+    own: Path, stored: Path, poison: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert show_folder([f"{own}:poison={poison},file=bad", f"{own}:file=good"], stored) == (3, ["observe:own"])
+    assert len((stored / "bad").read_text().split()) == 1 and len((stored / "good").read_text().split()) == 3
+    (message,) = caplog.messages
+    assert message.startswith("observer 'observe:own' failed and is turned off:") and "no more" in message
+
+
+def test_what_a_folder_has_is_told_by_a_command(own: Path, stored: Path) -> None:
+    done = call("observe", stored, own)
+    assert done.exit_code == 0 and done.stdout == "" and done.stderr.endswith("\n3 records\n")
+    assert (stored / "seen").read_text().split() == sorted(store.read(stored))
+    assert call("observe", stored, f"{own}:poison=error").exit_code == 1
+    assert "no records" in call("observe", stored / "nowhere", own).stderr
+
+
+def test_a_file_with_the_hook_alone_is_an_observer(tmp_path: Path, stored: Path) -> None:
+    (tmp_path / "bare.py").write_text(BARE)
+    assert show_folder([str(tmp_path / "bare.py")], stored) == (3, [])
+    assert len((tmp_path / "bare_seen").read_text().split()) == 3
+    with pytest.raises(UserError, match="has no parameters"):
+        show_folder([f"{tmp_path}/bare.py:a=1"], stored)
+
+
+def test_an_installed_observer_is_found_by_the_name_of_its_entry_point_and_by_its_own(
+    tmp_path: Path, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    (site / "stranger-1.dist-info").mkdir(parents=True)
+    (site / "stranger-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1\n")
+    entries = "[sparsebench]\nbundle = stranger_own\nbare = stranger_bare\nbroken = stranger_broken\n"
+    (site / "stranger-1.dist-info" / "entry_points.txt").write_text(entries)
+    for name, text in {"own": OWN, "bare": BARE, "broken": "1 / 0\n"}.items():
+        (site / f"stranger_{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(site)
+    assert show_folder(["own", "bare"], stored) == (3, [])
+    assert len((stored / "seen").read_text().split()) == len((site / "bare_seen").read_text().split()) == 3
+    with pytest.raises(UserError, match="could not be loaded; got ZeroDivisionError"):
+        show_folder(["broken"], stored)
+    for name in ("own", "bare"):
+        sys.modules.pop(f"stranger_{name}")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tensorbord", "did you mean 'tensorboard'"), ("attn_topk", "unknown observer"), ("", "a name is missing"),
+        ("nowhere.py", "does not exist"), ("tensorboard:dri=x", "did you mean 'dir'"), ("own.py:file=a,b", "one value"),
+        ("x" * 10_000, "unknown observer"), ("fails.py", "could not be loaded"), ("opens.py", "RuntimeError: shut"),
+        ("returns.py", "must return a function"), ("tensorboard:dir=FILE/x", "cannot write to"),
+        ("mlflow:uri=FILE/x", "cannot write to"), ("tensorboard:dir=" + "y" * 10_000, "cannot write to"),
+        ("tensorboard:dir=a\0b", "cannot write to"), ("mlflow:uri=nonsense://x", "cannot be opened"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_before_anything_is_run(
+    own: Path, tmp_path: Path, text: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for library in ("tensorboard", "mlflow"):
+        if text.startswith(f"{library}:"):
+            pytest.importorskip(library, reason=f"needs the extra: pip install 'sparsebench[{library}]'")
+    (tmp_path / "fails.py").write_text("1 / 0\n")
+    (tmp_path / "opens.py").write_text(
+        OWN.replace("        def see", "        raise RuntimeError('shut')\n        def see")
+    )
+    (tmp_path / "returns.py").write_text(OWN.replace("return see", "return None"))
+    (tmp_path / "FILE").write_text("")
+    done = call("run", "--suite", "quick-scratch", *RUN, "--jobs", 0, "--out", "out", "--observe", text)
+    assert done.exit_code == 2 and says in done.stderr and done.stdout == "", done.output
+    assert len(done.stderr.splitlines()) == 1 and not list(Path("out").rglob("*.jsonl"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unwritable for root")
+def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra: pip install 'sparsebench[tensorboard]'")
+    (tmp_path / "shut").mkdir(mode=0o500)
+    with pytest.raises(UserError, match="cannot write to"):
+        Observers(Registry()).attach([f"tensorboard:dir={tmp_path}/shut"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "modules"), [("tensorboard", ("tensorboard", "torch.utils.tensorboard")), ("mlflow", ("mlflow",))]
+)
+def test_an_observer_without_its_library_says_what_to_install(
+    name: str, modules: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)  # which makes its import fail
+    done = call("run", "--suite", "quick-scratch", *RUN, "--out", tmp_path, "--observe", name)
+    says = f"Error: observer '{name}' is not installed; pip install 'sparsebench[{name}]'\n"
+    assert (done.exit_code, done.stderr) == (2, says)

@@ -1,0 +1,181 @@
+import hashlib
+from functools import partial
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.layers import resample_abs_pos_embed
+from vits import ARCHITECTURES, begin, close, images, vit
+
+from sparsebench.errors import UserError
+from sparsebench.models.deep import DeepViT
+from sparsebench.models.timm_models import load_weights, matched, named_vit
+from sparsebench.models.vits import Timm
+from sparsebench.planning import weights
+from sparsebench.tasks.images import Composite
+
+architectures = pytest.mark.parametrize("make", ARCHITECTURES.values(), ids=ARCHITECTURES)
+HEADS = ("head.", "head_dist.")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Return a function from weights by name, or a model, to the file that holds them."""
+
+    def save(what, name="own.safetensors"):
+        state = what if isinstance(what, dict) else what.state_dict()
+        save_file({key: value.contiguous() for key, value in state.items()}, tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+def body(model):
+    return {key: value for key, value in model.state_dict().items() if not key.startswith(HEADS)}
+
+
+def other(make, **changes):
+    """Return a model of that architecture with other numbers."""
+    model = make(**changes)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(1)
+    return model
+
+
+@architectures
+@torch.no_grad()
+def test_weights_of_a_file_are_the_model_s_and_keeping_all_equals_it(scripted, saved, make):
+    model, again = make(), other(make)
+    load_weights(again, saved(model), fresh_head=False)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    network = DeepViT(again)
+    pixels = images(network)
+    acting = begin(network, scripted(lambda view, keep: None, site="attention"))
+    close(network(pixels, acting), model((pixels - 0.5) / 0.5), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_in_a_file_becomes_the_model_s_precision(saved, dtype):
+    model, again = vit(), other(vit)
+    load_weights(again, saved({key: value.to(dtype) for key, value in model.state_dict().items()}), fresh_head=False)
+    for name, value in again.state_dict().items():
+        assert value.dtype == torch.float32 and torch.equal(value, model.state_dict()[name].to(dtype).float())
+
+
+@architectures
+def test_a_position_embedding_of_another_resolution_is_resampled_as_timm_does_it(saved, make):
+    model, larger = make(img_size=32), other(make, img_size=48)
+    load_weights(larger, saved(model), fresh_head=False)
+    expected = resample_abs_pos_embed(model.pos_embed, (6, 6), (4, 4), num_prefix_tokens=model.num_prefix_tokens)
+    assert torch.equal(larger.pos_embed, expected)
+    assert all(torch.equal(v, larger.state_dict()[k]) for k, v in model.state_dict().items() if k != "pos_embed")
+
+
+def test_a_file_is_read_as_timm_itself_reads_it(saved):
+    name = "deit_tiny_distilled_patch16_224"
+    path = saved(timm.create_model(name, num_classes=7))
+    cfg = {"file": str(path), "num_classes": 7}
+    by_timm = timm.create_model(name, img_size=96, num_classes=7, pretrained=True, pretrained_cfg_overlay=cfg)
+    ours = named_vit(name, 96, 7)
+    load_weights(ours, path, fresh_head=False)
+    assert all(torch.equal(value, ours.state_dict()[key]) for key, value in by_timm.state_dict().items())
+
+
+@pytest.mark.parametrize("make", [vit, ARCHITECTURES["distilled"]])
+def test_a_head_of_other_classes_is_fresh_where_the_cell_trains_and_refused_where_it_only_tests(saved, make):
+    model, again = make(num_classes=7), other(make)
+    path, head = saved(model), again.head.weight.clone()
+    with pytest.raises(UserError, match="a head of 7 classes, and the task, which trains nothing, has 5"):
+        load_weights(again, path, fresh_head=False)
+    load_weights(again, path, fresh_head=True)
+    assert torch.equal(again.head.weight, head)
+    assert all(torch.equal(value, body(model)[key]) for key, value in body(again).items())
+
+
+def test_a_file_without_a_head_is_for_training_only(saved):
+    model, again = vit(), other(vit)
+    path = saved(body(model))
+    with pytest.raises(UserError, match="has no head"):
+        load_weights(again, path, fresh_head=False)
+    load_weights(again, path, fresh_head=True)
+    assert torch.equal(again.pos_embed, model.pos_embed)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (partial(vit, depth=5), "unexpected: blocks.4.attn.proj.bias, .* and 9 more"),
+        (partial(vit, depth=3), "missing: blocks.3.norm1.weight"),
+        (partial(vit, embed_dim=16), r"of another shape: cls_token \(1, 1, 16\) in place of \(1, 1, 32\)"),
+        (partial(vit, patch_size=4), r"patch_embed.proj.weight \(32, 3, 4, 4\) in place of \(32, 3, 8, 8\)"),
+        (partial(vit, reg_tokens=4), "unexpected: reg_token"),
+        (ARCHITECTURES["distilled"], "unexpected: dist_token"),
+        (ARCHITECTURES["average pool without class token"], "missing: cls_token"),
+        (lambda: torch.nn.Linear(3, 4), "missing: cls_token, pos_embed, .*unexpected: bias, weight"),
+    ],
+    ids=["deeper", "shallower", "narrower", "other patches", "registers", "distilled", "no class token", "no ViT"],
+)
+def test_the_weights_of_another_architecture_are_refused_by_name(saved, make, says):
+    with pytest.raises(UserError, match=says) as refusal:
+        matched(vit(), saved(make()), fresh_head=True)
+    assert "own.safetensors holds the weights of another architecture" in str(refusal.value)
+
+
+def test_numbers_that_are_not_finite_are_refused(saved):
+    model = vit()
+    with torch.no_grad():
+        model.pos_embed[0, 0, 0] = torch.nan
+    with pytest.raises(UserError, match="not finite, in pos_embed"):
+        load_weights(vit(), saved(model), fresh_head=True)
+
+
+def test_a_file_is_named_by_its_content(saved):
+    model = vit()
+    path = saved(model)
+    name, place = weights.locate(path)
+    assert name == f"weights-{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}" and place == path
+    assert Timm(weights=name).weights == name
+    assert weights.locate(saved(model, "same.safetensors"))[0] == name != weights.locate(saved(other(vit)))[0]
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-100])
+    return path
+
+
+def cut_to(path, size):
+    path.write_bytes(path.read_bytes()[:size])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (truncated, "truncated"),
+        (partial(cut_to, size=5), "truncated"),
+        (partial(cut_to, size=0), "truncated"),
+        (
+            lambda path: path.rename(path.with_name("w.pth")),
+            "safetensors only: .*pickles.*weights_only=True",
+        ),
+        (lambda path: path.rename(path.with_name("w.bin")), "safetensors only"),
+        (lambda path: path.with_name("nowhere.safetensors"), "cannot be read: No such file"),
+        (lambda path: path.parent.rename(path.parent.with_suffix(".safetensors")), "cannot be read: Is a directory"),
+    ],
+    ids=["truncated", "no header", "empty", "pth", "bin", "nowhere", "folder"],
+)
+def test_a_file_that_is_none_is_refused(saved, spoil, says):
+    with pytest.raises(UserError, match=says):
+        weights.locate(spoil(saved(vit())))
+
+
+def test_weights_that_do_not_fit_are_refused_before_anything_runs(saved):
+    name, path = weights.locate(saved(timm.create_model("deit_small_patch16_224")))
+    model, task = Timm(arch="deit_tiny_patch16_224", weights=name), Composite()
+    with pytest.raises(UserError, match="another architecture than deit_tiny_patch16_224"):
+        model.check_weights(task, {name: path})
+    with pytest.raises(UserError, match="not on this machine; give --weights"):
+        model.check_weights(task, {})
+    Timm(arch="deit_small_patch16_224", weights=name).check_weights(task, {name: path})

@@ -1,0 +1,173 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from sparsebench.stats import intervals
+from sparsebench.stats.intervals import Interval, Successes, half_success, mean_interval
+
+INFINITY = float("inf")
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20))
+def test_the_interval_is_students(values: list[float]) -> None:
+    mean, low, high = mean_interval(values)
+    assert mean == pytest.approx(np.mean(values))
+    error = stats.sem(values)
+    if error > 1e-9:
+        expected = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=error)
+        assert (low, high) == pytest.approx(expected)
+    else:
+        assert (low, high) == pytest.approx((mean, mean), abs=1e-6)
+
+
+def test_the_interval_of_known_numbers() -> None:
+    assert mean_interval([1, 2, 3, 4, 5]) == pytest.approx((3, 1.0367568385, 4.9632431615))
+
+
+def test_one_value_has_no_interval() -> None:
+    assert mean_interval([0.25]) == (0.25, None, None)
+
+
+def n50(sizes: list[int], *rates: float) -> float:
+    (value,) = half_success(np.array(sizes), np.array([rates]))
+    return float(value)
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        pytest.param((0.5, 0.6, 1), 10, id="never below one half"),
+        pytest.param((1, 1, 1), 10, id="always one"),
+        pytest.param((0, 0, 0), INFINITY, id="always zero"),
+        pytest.param((0, 0, 0.49), INFINITY, id="never above"),
+        pytest.param((1, 1, 0.4), INFINITY, id="below at the largest size"),
+        pytest.param((0, 1, 1), 10 * 10**0.5, id="half way in the logarithm"),
+        pytest.param((0, 0.5, 1), 100, id="exactly one half at a size"),
+        pytest.param((0, 0.25, 0.75), 100 * 10**0.5, id="between the last two"),
+        pytest.param((0.4, 0.9, 1), 10 * 10 ** (0.1 / 0.5), id="a fifth of the way"),
+        pytest.param((1, 0, 1), 100 * 10**0.5, id="the last crossing counts"),
+        pytest.param((0.5, 0.2, 0.8), 100 * 10**0.5, id="up, down and up"),
+    ],
+)
+def test_the_sample_size_for_half_of_the_trials(rates: tuple[float, ...], expected: float) -> None:
+    assert n50([10, 100, 1000], *rates) == pytest.approx(expected)
+
+
+def test_rows_are_independent() -> None:
+    rates = np.array([[0, 1, 1], [0, 0, 1], [1, 1, 1], [0, 0, 0]])
+    expected = [half_success(np.array([4, 8, 32]), row[None])[0] for row in rates]
+    assert half_success(np.array([4, 8, 32]), rates).tolist() == expected
+    assert expected == pytest.approx([32**0.5, 16, 4, INFINITY])
+
+
+@given(st.lists(st.sampled_from([0, 0.2, 0.4, 0.5, 0.6, 0.8, 1]), min_size=1, max_size=6))
+def test_it_lies_among_the_sizes_or_is_not_reached(rates: list[float]) -> None:
+    sizes = [4 * 2**k for k in range(len(rates))]
+    value = n50(sizes, *rates)
+    assert (value == INFINITY) == (rates[-1] < 0.5)
+    if rates[-1] >= 0.5:
+        assert sizes[0] <= value <= sizes[-1]
+
+
+def sample_complexity(found: dict[int, dict[int, float]]) -> Interval:
+    return intervals.sample_complexity(Successes.of_nested(found))
+
+
+def ratio(own: dict[int, dict[int, float]], other: dict[int, dict[int, float]]) -> Interval:
+    return intervals.n50_ratio(Successes.of_nested(own), Successes.of_nested(other))
+
+
+def trials(*successes: str) -> dict[int, dict[int, float]]:
+    """Return trials at sizes 4, 8, 16, ... from one word of 0 and 1 for each repetition."""
+    return {k: {4 * 2**j: float(x) for j, x in enumerate(word)} for k, word in enumerate(successes)}
+
+
+def test_the_sample_complexity_is_that_of_the_mean_success() -> None:
+    value, low, high = sample_complexity(trials("011", "001", "001", "111"))
+    # At 8, half of the trials succeed.
+    assert value == pytest.approx(8)
+    assert low is not None and high is not None and 4 <= low <= value <= high <= 16
+
+
+def test_the_interval_resamples_whole_repetitions() -> None:
+    # One in 27 draws takes the best repetition three times, and one the worst; farther out there is nothing.
+    _, low, high = sample_complexity(trials("011", "001", "111"))
+    assert (low, high) == pytest.approx((4, 128**0.5))
+
+
+def test_the_interval_of_many_repetitions_is_that_of_all_resamples_counted_one_by_one() -> None:
+    found = trials(*["0011", "0111", "0001", "0011", "0101", "0011", "1111", "0001"] * 5)
+    wins = np.array([list(one.values()) for one in found.values()])
+    rng = np.random.default_rng(5)
+    rates = np.array([wins[rng.integers(0, 40, 40)].mean(axis=0) for _ in range(20000)])
+    drawn = half_success(np.array([4, 8, 16, 32]), rates)
+    tail = stats.norm.cdf(-stats.t.ppf(0.975, 39) * (40 / 39) ** 0.5)
+    assert sample_complexity(found)[1:] == pytest.approx(tuple(np.quantile(drawn, [tail, 1 - tail])), rel=0.03)
+
+
+def test_the_ratio_of_what_is_not_reached_is_told() -> None:
+    reached, never = trials("011", "001", "011"), trials("000", "000", "000")
+    assert ratio(reached, reached) == (1, 1, 1)
+    assert ratio(never, reached)[0] == INFINITY and ratio(reached, never)[0] == 0
+    assert ratio(never, never) == (1, 1, 1)  # nothing tells them apart
+
+
+def test_the_ratio_is_of_the_repetitions_that_both_have_resampled_together() -> None:
+    own, other = trials("0111", "0011", "0111", "0111"), trials("0011", "0001", "0011", "0011")
+    value, low, high = ratio(own, other)  # each needs half as many as the other does
+    assert (value, low, high) == pytest.approx((0.5, 0.5, 0.5))
+    two = {seed: one for seed, one in other.items() if seed < 2}
+    assert ratio(own, two) == ratio(trials("0111", "0011"), trials("0011", "0001"))
+    assert np.isnan(ratio(own, {9: {4: 1.0}})[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [10, 20, 60])
+def test_intervals_of_n50_cover_it_about_as_often_as_they_say(n: int) -> None:
+    rng, sizes = np.random.default_rng(n), np.array([4, 8, 16, 32, 64, 128, 256])
+    rates = 1 / (1 + np.exp(-1.5 * (np.log2(sizes) - 4.5)))
+    true, covered = half_success(sizes, rates[None])[0], 0
+    for _ in range(600):
+        wins = (rng.random((n, 7)) < rates).astype(float)
+        _, low, high = intervals.sample_complexity(Successes(sizes, np.arange(n), wins))
+        assert low is not None and high is not None
+        covered += low <= true <= high
+    assert 0.92 <= covered / 600 <= 0.995  # grids of few trials have few values
+
+
+def test_trials_that_agree_have_an_interval_of_no_width() -> None:
+    assert sample_complexity(trials("011", "011", "011")) == pytest.approx((32**0.5,) * 3)
+
+
+def test_a_sample_complexity_that_is_not_reached_is_infinite() -> None:
+    assert sample_complexity(trials("000", "001", "000")) == (INFINITY, pytest.approx(128**0.5), INFINITY)
+    assert sample_complexity(trials("000", "000")) == (INFINITY, INFINITY, INFINITY)
+
+
+def test_the_interval_does_not_depend_on_chance_or_order() -> None:
+    found = trials("0011", "0111", "0001", "0011", "0000")
+    assert sample_complexity(found) == sample_complexity(dict(reversed(found.items())))
+    assert sample_complexity(found) == sample_complexity(found)
+
+
+def test_one_repetition_has_no_interval() -> None:
+    assert sample_complexity(trials("011")) == (pytest.approx(32**0.5), None, None)
+
+
+def test_a_repetition_without_all_sizes_does_not_count() -> None:
+    whole = trials("011", "001", "001")
+    assert sample_complexity(whole | {9: {4: 1.0, 8: 1.0}}) == sample_complexity(whole)
+
+
+def test_without_one_whole_repetition_there_is_no_number() -> None:
+    value, low, high = sample_complexity({0: {4: 0.0}, 1: {8: 1.0}})
+    assert np.isnan(value) and low is None and high is None
+
+
+def test_a_size_that_few_repetitions_have_is_no_part_of_the_grid() -> None:
+    trials = {seed: {4: 0.0, 8: float(seed > 0), 16: 1.0} for seed in range(5)}
+    without = sample_complexity(trials)
+    trials[0][512] = 1.0
+    assert sample_complexity(trials) == without and without[0] < 16
