@@ -2,6 +2,7 @@
 
 python benchmarks/judging.py              # 20 minutes; prints the tables of RESULTS.md
 python benchmarks/judging.py --worlds 20  # fewer of them
+python benchmarks/judging.py --board leaderboard/embedded  # worlds whose strategies vary as those of a board do
 
 A world has 35 strategies, whose outcomes are made up item by item and seed by seed. Then the boards that are published.
 """
@@ -9,17 +10,18 @@ A world has 35 strategies, whose outcomes are made up item by item and seed by s
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from scipy.special import expit, stdtrit
 from tabulate import tabulate
 
-from sparsebench.board import reading
+from sparsebench.board import over_budgets, reading
 from sparsebench.board.build import judge
-from sparsebench.board.entries import frame_of, settings_of
+from sparsebench.board.entries import DENSE, frame_of, settings_of
+from sparsebench.stats import curves
 from sparsebench.stats.intervals import LEVEL
 from sparsebench.stats.marks import NOT_TOLD, marks
 from sparsebench.stats.paired import Contender, Pairs, compare, holm, student
@@ -93,6 +95,12 @@ class World:
             for mine in hits
         ]
 
+    def drawn(self, rng: np.random.Generator, better: float) -> list[Contender]:
+        """Return contenders, of whom the last is better by so much than one half."""
+        hits = self.draw(rng)
+        hits[-1] |= rng.random(hits[-1].shape) < 2 * better
+        return self.contenders(hits)
+
     def judged(self, seed: int) -> Pairs:
         """Return what the judge says of one such world."""
         return compare(self.contenders(self.draw(np.random.default_rng([seed, self.S, len(self.kind)]))))
@@ -102,6 +110,70 @@ class World:
         """What tables call it."""
         of = f"{self.kind} {self.noise:g}" if self.kind != KINDS[0] else self.kind
         return of + (", items of all seeds the same" if self.shared else "") + (", clusters" * (self.cluster > 1))
+
+
+@dataclass(frozen=True, eq=False)
+class LikeBoard(World):
+    """Strategies that are equal in the mean, and vary as those of a published board of trained networks do.
+
+    A network's effects are normal with the covariance that the board's networks show beyond what items explain. Items
+    are the board's own, less each strategy's mean, and their foregrounds are drawn again, the same for all networks.
+
+    Attributes:
+        rest: (R, networks, items) what each item adds to or takes from a strategy's mean with a network.
+        clusters: (networks, items) the number of the foreground that an item shows.
+        effects: (R, R) a root of the covariance of networks.
+    """
+
+    what: str = ""
+    rest: np.ndarray = field(default_factory=lambda: np.empty(0))
+    clusters: np.ndarray = field(default_factory=lambda: np.empty(0))
+    effects: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    @classmethod
+    def of(cls, what: str, S: int, contenders: Sequence[Contender]) -> LikeBoard:
+        """Return the world of so many networks like those of some contenders, which all have the same."""
+        seeds = sorted(contenders[0].means)
+        scores = np.array([[one.hits[s][1] for s in seeds] for one in contenders], dtype=float)
+        means = scores.mean(axis=2, keepdims=True)
+        assert contenders[0].clusters is not None
+        numbers = np.array([contenders[0].clusters[s] for s in seeds])
+        rest, between, items = scores - means, np.cov(means[:, :, 0]), np.zeros((len(scores), len(scores)))
+        for one, of_test in zip(rest.transpose(1, 0, 2), numbers, strict=True):
+            names, place = np.unique(of_test, return_inverse=True)
+            totals = np.array([np.bincount(place, each, len(names)) for each in one])
+            items += totals @ totals.T / one.shape[1] ** 2 / len(seeds)
+        values, vectors = np.linalg.eigh(between - items)
+        effects = vectors * np.sqrt(np.maximum(values, 0.0))
+        shape = {"R": len(scores), "I": scores.shape[2], "S": S}
+        return cls("as on the board", **shape, what=what, rest=rest, clusters=numbers, effects=effects)
+
+    def judged(self, seed: int) -> Pairs:
+        """See `World.judged`."""
+        return compare(self.drawn(np.random.default_rng([seed, self.S, 3]), 0.0))
+
+    def drawn(self, rng: np.random.Generator, better: float) -> list[Contender]:
+        """Return contenders, of whom the last is better by so much."""
+        networks = rng.permutation(len(self.clusters))[: self.S]
+        every = np.unique(self.clusters)
+        often = np.bincount(rng.integers(0, len(every), len(every)), minlength=len(every))
+        effects = self.effects @ rng.standard_normal((self.R, self.S)) + 0.5
+        effects[-1] += better
+        hits: list[dict[int, tuple[str, np.ndarray]]] = [{} for _ in range(self.R)]
+        clusters = {}
+        for s, network in enumerate(networks.tolist()):
+            place = np.searchsorted(every, self.clusters[network])
+            items = np.repeat(np.arange(self.I), often[place])
+            copy = np.concatenate([np.arange(n) for n in often[place]])  # a foreground that is drawn twice is two
+            clusters[s] = place[items] + copy * len(every)
+            for r in range(self.R):
+                hits[r][s] = f"items {s}", self.rest[r, network, items] + effects[r, s]
+        return [Contender({s: float(x.mean()) for s, (_, x) in mine.items()}, mine, clusters) for mine in hits]
+
+    @property
+    def name(self) -> str:
+        """See `World.name`."""
+        return f"{self.what}, {self.R} strategies"
 
 
 def errors(world: World, worlds: int) -> tuple[float, float, float, float]:
@@ -149,9 +221,7 @@ def planted(world: World, worlds: int, difference: float) -> float:
     told = []
     for seed in range(worlds):
         rng = np.random.default_rng([seed, world.S, 7])
-        hits = world.draw(rng)
-        hits[-1] |= rng.random(hits[-1].shape) < 2 * difference
-        told.append(compare(world.contenders(hits)).better()[-1, steady(world)[:-1]].mean())
+        told.append(compare(world.drawn(rng, difference)).better()[-1, steady(world)[:-1]].mean())
     return float(np.mean(told))
 
 
@@ -195,6 +265,33 @@ def settings() -> Iterator[World]:
             yield World(kind, shared=shared, cluster=5)
 
 
+def like(folder: Path) -> Iterator[World]:
+    """Yield worlds of 3, 5, 10 and more networks like those of a board's first table of curves: the area, and one half.
+
+    Strategies are those that were measured on every network, oracles left out.
+    """
+    frame = frame_of(reading.read(folder))
+    judged = judge(frame)
+    board = judged.budgets[0]
+    (setting,) = (s for s in settings_of(frame) if (s.task, s.model, s.track) == (board.task, board.model, board.track))
+    key = {(row["strategy"], row["budget"]): (row["strategy"], row["kind"], row["budget"]) for row in judged.rows}
+    dense = next(entry.contender for (name, *_), entry in setting.tested.items() if name == DENSE)
+    areas, halves = [], []
+    for line in over_budgets.lines_of(setting.tested, [row for row in judged.rows if row["macs_ratio"] is not None]):
+        rows = list(line.points.values())
+        points = [setting.tested[key[row["strategy"], row["budget"]]].contender for row in rows]
+        if line.kind == "oracle" or any(one.means.keys() != dense.means.keys() for one in points):
+            continue
+        area = curves.area([*points, dense], [row["macs_ratio"] for row in rows], board.budgets[-1])
+        if area is not None and board.budgets[-1] in line.rows:
+            areas.append(area)
+        halves += [one for row, one in zip(rows, points, strict=True) if row is line.rows.get(board.middle)]
+    most = len(dense.means)
+    for S in sorted({n for n in (3, 5, 10, most) if n <= most}):
+        yield LikeBoard.of("area", S, areas)
+        yield LikeBoard.of(f"at {board.middle:g}", S, halves)
+
+
 def published() -> Iterator[tuple[object, ...]]:
     """Yield of each task of each published board how many pairs the items alone, the former rule and this one tell."""
     for folder in sorted(path.parent for path in BOARDS.glob("*/leaderboard.csv")):
@@ -215,17 +312,21 @@ def main() -> None:
     """Run everything and print the tables."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--worlds", type=int, default=150)
-    n = arguments.parse_args().worlds
+    arguments.add_argument("--board", type=Path, help="a board's folder")
+    given = arguments.parse_args()
+    n = given.worlds
 
     def show(headers: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
         print(tabulate(rows, headers=headers, tablefmt="pipe", floatfmt=".3f"), end="\n\n", flush=True)
 
-    worlds = list(settings())
+    worlds = list(settings() if given.board is None else like(given.board))
     show(("seeds", "world", "anything told", "anything marked", "intervals of pairs hold", "of accuracies"),
          [(world.S, world.name, *errors(world, n)) for world in worlds])  # fmt: skip
     some = [world for world in worlds if world.cluster == 1 and world.noise < 0.1]
     show(("seeds", "world", "difference", "told", "said to be told in .8", "told"),
          [(world.S, world.name, *power(world, n // 3), *detectable(world, n // 3)) for world in some])  # fmt: skip
+    if given.board is not None:
+        return
     show(("seeds", "world", "former rule", "this rule", "the wrong way round"),
          [(world.S, world.name, *differing(world, n // 3)) for world in some])  # fmt: skip
     show(("board", "task", "N", "seeds", "pairs", "items alone", "former rule", "this rule"), list(published()))

@@ -68,7 +68,7 @@ def board(main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]]
     """
     able = [row for row in rows if row["accuracy"] is not None and row["macs_ratio"] is not None]
     dense = next((row for row in able if row["strategy"] == DENSE), None)
-    lines = _lines(main.tested, able)
+    lines = lines_of(main.tested, able)
     if dense is None or not any(len(line.rows) > 1 for line in lines):
         return None
     budgets = tuple(sorted({asked for line in lines for asked in line.rows}, reverse=True))
@@ -102,7 +102,7 @@ def _key(row: Row) -> Key:
     return row["strategy"], row["kind"], row["budget"]
 
 
-def _lines(tested: Entries, rows: Sequence[Row]) -> list[Line]:
+def lines_of(tested: Entries, rows: Sequence[Row]) -> list[Line]:
     """Return the strategies with budgets below 1; what else a budget says is part of a name where names are alike."""
     found: dict[tuple[str, str, str], dict[float, Row]] = defaultdict(dict)
     for row in rows:
