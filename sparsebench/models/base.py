@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
 
 if TYPE_CHECKING:
@@ -104,6 +105,18 @@ class Model(BaseModel):
         """Return the model that is trained where a task begins with trained weights."""
         return self
 
+    def cost(self, task: Task, classes: int) -> CostModel:
+        """Return the closed form of the MACs of the network that it builds for a task's data; none is built.
+
+        Args:
+            task: its parameters have the number and the width of the tokens, or the pixels of the images.
+            classes: how many classes the data have.
+
+        Raises:
+            UserError: it cannot be built for the task, or only the built network knows.
+        """
+        raise UserError(f"what model '{self.name}' costs is not known from its parameters")
+
     def build(self, data: Data, repetition: int) -> Network:
         """Return the network for that data with the initial weights of that repetition."""
         raise NotImplementedError(f"model '{self.name}' must define build(data, repetition)")
@@ -118,3 +131,15 @@ class Model(BaseModel):
             UserError: they are missing or do not fit.
         """
         return Start()
+
+
+def number_of(task: Task, name: str) -> int:
+    """Return a task's parameter that is a whole number.
+
+    Raises:
+        UserError: it has none of that name.
+    """
+    value = getattr(task, name, None)
+    if not isinstance(value, int):
+        raise UserError(f"task '{task.name}' has no {name}, which the model needs")
+    return value

@@ -8,7 +8,9 @@ from pydantic import Field
 
 from sparsebench import seeds
 from sparsebench.errors import UserError
-from sparsebench.models.base import Attention, Init, Model, Network
+from sparsebench.hooks import hookimpl
+from sparsebench.measure.cost import CostModel, PositionalCost, ShallowCost, TwoLayerCost
+from sparsebench.models.base import Attention, Init, Model, Network, number_of
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.tasks.base import Data, Inputs, Task
 
@@ -34,6 +36,11 @@ class Shallow(Model):
     skip: bool = Field(False, description="add each token to what each head gives for it")
     repacked: bool = Field(False, description="read the tokens that stay out at the first positions, not at their own")
     precision: Literal["float32", "float64"] = Field("float32", description="of weights and training; float64 to check")
+
+    def cost(self, task: Task, classes: int) -> CostModel:
+        """See `Model.cost`."""
+        tokens, d = number_of(task, "tokens"), number_of(task, "d")
+        return ShallowCost(tokens, d, d, d, self.m, self.heads, {2: 1, 4: 2}.get(classes, classes))
 
     def build(self, data: Data, repetition: int) -> Network:
         """See `Model.build`. The first weights are those of the patterns, m, sigma, delta, xi, init and heads alone."""
@@ -62,6 +69,10 @@ class TwoLayer(Model):
     d_v: int = Field(512, gt=0, description="width of values")
     shrink: float = Field(16.0, gt=0, description="W_Q, W_K and W_V begin as U(+-1 / sqrt(d)) over this")
     precision: Literal["float32", "float64"] = Field("float32", description="of weights and training; float64 to check")
+
+    def cost(self, task: Task, classes: int) -> CostModel:
+        """See `Model.cost`."""
+        return TwoLayerCost(number_of(task, "tokens"), number_of(task, "d"), self.d_h, self.d_v)
 
     def build(self, data: Data, repetition: int) -> Network:
         """See `Model.build`. The precision does not change the first weights."""
@@ -99,6 +110,10 @@ class Positional(Model):
         """See `Model.first_model`: attention is learned before it is frozen."""
         return self.model_copy(update={"attention": "trained"})
 
+    def cost(self, task: Task, classes: int) -> CostModel:
+        """See `Model.cost`."""
+        return PositionalCost(number_of(task, "tokens"), number_of(task, "d"))
+
     def build(self, data: Data, repetition: int) -> Network:
         """See `Model.build`. Frozen attention does not change the first weights."""
         from sparsebench.models.positional import PositionalViT
@@ -111,3 +126,9 @@ class Positional(Model):
 
 
 SHIPPED = (Shallow, TwoLayer, Positional, Vit, Timm)
+
+
+@hookimpl
+def sparsebench_models() -> list[type[Model]]:
+    """See `Hooks`."""
+    return list(SHIPPED)

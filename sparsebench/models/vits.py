@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -10,9 +11,14 @@ from pydantic import Field
 
 from sparsebench import seeds
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.models.base import Model, Network, Start
+from sparsebench.measure.cost import BlockCost, CostModel, VitCost
+from sparsebench.models.base import Model, Network, Start, number_of
+from sparsebench.models.widths import stem_widths
 from sparsebench.spec import unused
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
+
+MLP_RATIO = 4
+"""Neurons of a block's MLP over its width, in timm's VisionTransformer unless told otherwise."""
 
 
 class _Deep(Model):
@@ -89,6 +95,20 @@ class Vit(_Deep):
         if canvas % self.patch:
             raise UserError("vit: patch must divide the image", got=f"patch={self.patch}, image={canvas}")
         self._check_patch(task, self.patch)
+
+    def cost(self, task: Task, classes: int) -> CostModel:
+        """See `Model.cost`: the closed form of `deep.small_vit`, biases not counted."""
+        C, tokens = self.dim, (number_of(task, "canvas") // self.patch) ** 2
+        block = BlockCost(3 * C * C, C * C, 2 * MLP_RATIO * C * C, C)
+        return VitCost(tokens, 1, 1, self._patch_macs(), C * classes, (block,) * self.depth, C, self.heads)
+
+    def _patch_macs(self) -> int:
+        """Return the MACs of making one patch: of a projection, or of the convolutions of `stem.ConvStem`."""
+        if self.stem == "linear":
+            return 3 * self.patch**2 * self.dim
+        widths = stem_widths(self.dim, self.patch)
+        places = [(self.patch >> k) ** 2 for k in range(1, len(widths))]
+        return self.dim**2 + sum(n * 9 * C * wider for n, (C, wider) in zip(places, pairwise(widths), strict=True))
 
     def _vit(self, canvas: int, classes: int) -> Any:
         from sparsebench.models.deep import small_vit
@@ -171,6 +191,15 @@ class Timm(_Deep):
                 f"the weights '{self.weights}' of this cell are not on this machine", next_step="give --weights"
             )
         return locations[self.weights]
+
+    def cost(self, task: Task, classes: int) -> CostModel:
+        """See `Model.cost`. The network is made without numbers for that; imports torch."""
+        from sparsebench.models.deep import DeepViT
+
+        try:
+            return DeepViT(self.empty(task, classes)).cost
+        except UnsupportedError as error:
+            raise UserError(str(error)) from error
 
     def empty(self, task: Task, classes: int) -> Any:
         """Return the timm model without numbers, if it can be acted on."""

@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from sparsebench.hooks import hookimpl
 from sparsebench.observe import naming
 from sparsebench.observer import Observer, See, not_installed, usable
-from sparsebench.plugin.hooks import hookimpl
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

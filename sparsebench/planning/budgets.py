@@ -10,7 +10,6 @@ from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel
 from sparsebench.measure.counts import check_fits, schedule_of, stages
 from sparsebench.models.base import Model
-from sparsebench.models.costs import cost_of
 from sparsebench.spec import Spec, fill
 from sparsebench.strategy import Habits, Strategy
 from sparsebench.tasks.base import Task
@@ -38,7 +37,7 @@ def shared_amount(budget: Budget) -> Budget:
 def known_cost(task: Task, model: Model) -> CostModel | None:
     """Return the closed form of a network, or None where it is not known before that is built."""
     try:
-        return cost_of(task, model, classes=2)
+        return model.cost(task, classes=2)
     except UserError:
         return None
 

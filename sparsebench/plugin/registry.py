@@ -19,24 +19,17 @@ import pluggy
 
 from sparsebench.contract import complaint
 from sparsebench.errors import UserError, one_line, unknown
+from sparsebench.hooks import PROJECT, Hooks
 from sparsebench.models.base import Model
-from sparsebench.models.shipped import SHIPPED as MODELS
 from sparsebench.observer import Observer
-from sparsebench.plugin.hooks import PROJECT, Hooks
 from sparsebench.records.origin import Origin
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Task
-from sparsebench.tasks.folder import Folder
-from sparsebench.tasks.groups import SHIPPED as GROUP_TASKS
-from sparsebench.tasks.images import SHIPPED as IMAGE_TASKS
-from sparsebench.tasks.overfitting import Overfitting
-from sparsebench.tasks.spatial import Spatial
-from sparsebench.tasks.theory import Theory
 
 log = logging.getLogger(__name__)
 
-TASKS: tuple[type[Task], ...] = (Theory, Overfitting, Spatial, *IMAGE_TASKS, *GROUP_TASKS, Folder)
-"""The tasks that come with sparsebench."""
+FIRST = ("tasks", "models")
+"""Entry points that bring sparsebench's own tasks and models: loaded first, so that nobody takes their names."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +64,12 @@ class Registry:
         self.entries = _entries()
         self._files: dict[Path, list[str]] = {}
         self._strategies: dict[str, Found] = {}
-        self._tasks: dict[str, type[Task]] = {cls.name: cls for cls in TASKS}
-        self._models: dict[str, type[Model]] = {cls.name: cls for cls in MODELS}
+        self._tasks: dict[str, type[Task]] = {}
+        self._models: dict[str, type[Model]] = {}
         self._observers: dict[str, type[Observer]] = {}
         self._observers_in: dict[Path, list[type[Observer]]] = {}
+        for name in FIRST:
+            self.load_entry(name)
 
     def strategy(self, name: str) -> Found:
         """Return the strategy of that name, importing no other plugin if the name is an entry point's."""

@@ -11,9 +11,7 @@ import numpy as np
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel, Step, VitCost
 from sparsebench.models.base import Model
-from sparsebench.models.costs import cost_of
-from sparsebench.models.vits import Timm, Vit
-from sparsebench.publish.classes import classes_of
+from sparsebench.models.vits import Timm
 from sparsebench.publish.folder import plain
 from sparsebench.publish.rescore import same
 from sparsebench.records.record import Metric, Record, TokenStep
@@ -34,19 +32,19 @@ class Networks:
         self._timm: dict[tuple[str, Any, int], CostModel] = {}
 
     def cost(self, task: Task, model: Model, classes: int) -> CostModel:
-        """Return the closed form, see `closed.cost_of`.
+        """Return the closed form, see `Model.cost`.
 
         Raises:
             UserError: it cannot be made, or the submission has too many networks of timm's, or too large ones.
         """
         if not isinstance(model, Timm):
-            return cost_of(task, model, classes)
+            return model.cost(task, classes)
         canvas = getattr(task, "canvas", 0)
         key = model.arch, canvas, classes
         if key not in self._timm:
             if len(self._timm) >= MOST_NETWORKS or canvas > LARGEST_CANVAS:
                 raise UserError(f"no more than {MOST_NETWORKS} timm models of {LARGEST_CANVAS} pixels are counted")
-            self._timm[key] = cost_of(task, model, classes)
+            self._timm[key] = model.cost(task, classes)
         return self._timm[key]
 
 
@@ -62,10 +60,10 @@ def differences(record: Record, labels: np.ndarray, task: Task, model: Model, ne
     Raises:
         UserError: what the network costs cannot be said.
     """
-    if isinstance(model, Vit) and model.depth != len(record.trajectory):
-        yield f"its trajectory has {len(record.trajectory)} blocks, and the model {model.depth}"
+    costs = [networks.cost(task, model, classes) for classes in task.class_counts(labels)]
+    if (blocks := len(costs[0].dense())) != len(record.trajectory):
+        yield f"its trajectory has {len(record.trajectory)} blocks, and the model {blocks}"
         return
-    costs = [networks.cost(task, model, classes) for classes in classes_of(task, labels)]
     if illegal := next(_illegal(record, costs[0]), None):
         yield illegal
         return

@@ -10,7 +10,6 @@ import numpy as np
 
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import TOP_5_FROM, Items, Score, scores, share
-from sparsebench.publish.classes import classes_of
 from sparsebench.publish.folder import Unfit, plain
 from sparsebench.records.record import Metric, Record, unpack, unpack_reals
 from sparsebench.tasks.base import Task
@@ -108,7 +107,7 @@ def _strange_foregrounds(items: Items, task: Task | None) -> Iterator[str]:
 def _classes(items: Items, task: Task | None) -> tuple[int, ...]:
     """Return how many classes there can be, or nothing where that is not known."""
     try:
-        return () if task is None else classes_of(task, items.labels)
+        return () if task is None else task.class_counts(items.labels)
     except UserError:
         return ()
 

@@ -19,7 +19,6 @@ from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items
 from sparsebench.models.base import Model
 from sparsebench.models.shipped import SHIPPED as MODELS
-from sparsebench.plugin.registry import TASKS
 from sparsebench.publish import folder as folders
 from sparsebench.publish import recount, rescore
 from sparsebench.publish.folder import MANIFEST, Manifest, Unfit, plain
@@ -30,6 +29,7 @@ from sparsebench.records.manifests import Asked, Described, setting_of
 from sparsebench.records.record import Record
 from sparsebench.spec import fill
 from sparsebench.tasks.base import Task
+from sparsebench.tasks.shipped import SHIPPED as TASKS
 
 Badge = Literal["rejected", "reported", "rescored", "recounted", "replayed"]
 BADGES: tuple[Badge, ...] = ("rejected", "reported", "rescored", "recounted", "replayed")

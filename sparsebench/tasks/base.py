@@ -239,6 +239,22 @@ class Task(BaseModel):
         """Return the names of its classes, or None where only the data that are drawn have them."""
         return None
 
+    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
+        """Return how many classes its data can have, which is the size of the network's head.
+
+        Args:
+            labels: (n,) of the test items, which say it where parameters do not.
+
+        Raises:
+            UserError: neither says it.
+        """
+        if isinstance(known := getattr(self, "classes", None), int):
+            return (known,)
+        seen = int(labels.max()) + 1
+        if seen == len(labels):
+            raise UserError("how many classes there are is not known from so few test items")
+        return (seen,)
+
     def recipe(self) -> Recipe:
         """Return how networks are trained on it."""
         raise NotImplementedError(f"task '{self.name}' must define recipe()")

@@ -17,6 +17,9 @@ from sparsebench.tasks import sources
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 from sparsebench.tasks.sources import cache, imagenet
 
+IMAGENET = 1000
+"""Classes of an ImageNet head."""
+
 Resize = Literal["short", "squash"]
 Filter = Literal["bicubic", "bilinear"]
 USUAL = {"canvas": 224, "crop": 0.9, "resize": "short", "filter": "bicubic"}
@@ -127,6 +130,15 @@ class Folder(Task):
         description="imagenet: folders are named after classes of ImageNet-1k, by WordNet id or name; "
         "folders: they are the head's classes, in the order of their names; auto: imagenet where all are so named",
     )
+
+    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
+        """See `Task.class_counts`; pictures that an ImageNet head is tested on need not be of all its classes."""
+        if self.labels == "imagenet":
+            return (IMAGENET,)
+        if self.test:
+            raise UserError("how many classes there are is not known from a part of the pictures")
+        seen = int(labels.max()) + 1
+        return (seen,) if self.labels == "folders" else (seen, IMAGENET)
 
     def check(self) -> None:
         """See `Task.check`."""

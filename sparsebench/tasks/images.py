@@ -272,6 +272,11 @@ class Composite(ImageTask):
         0.0, ge=0, le=1, description="test accuracy from which on a training succeeded; 0 for no such criterion"
     )
 
+    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
+        """See `Task.class_counts`: of a known set of pictures all classes."""
+        known = sources.CLASSES.get(self.images)
+        return super().class_counts(labels) if known is None else (known,)
+
     def success(self, test_loss: float, accuracy: float) -> bool | None:
         """See `Task.success`."""
         return accuracy >= self.success_accuracy if self.success_accuracy else None
@@ -330,6 +335,10 @@ class Spurious(ImageTask):
     name: ClassVar[str] = "spurious"
 
     agreement: float = Field(0.9, ge=0.5, le=1, description="share of training images whose background fits the label")
+
+    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
+        """See `Task.class_counts`."""
+        return (2,)
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""

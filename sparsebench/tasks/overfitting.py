@@ -39,6 +39,10 @@ class Overfitting(Task):
     steps: int = Field(1000, gt=0, description="T, the most steps")
     watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
 
+    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
+        """See `Task.class_counts`."""
+        return (2,)
+
     @property
     def snr(self) -> float:
         """The signal-to-noise ratio."""

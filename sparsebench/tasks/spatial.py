@@ -50,6 +50,10 @@ class Spatial(Task):
     steps: int = Field(1500, gt=0, description="T, steps on all samples")
     watch: int = Field(0, ge=0, description="steps between looks at network and test set while training; 0 for none")
 
+    def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
+        """See `Task.class_counts`."""
+        return (2,)
+
     def check(self) -> None:
         """See `Task.check`."""
         if self.tokens % self.group:

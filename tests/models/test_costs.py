@@ -11,7 +11,6 @@ import torch
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import Step
 from sparsebench.models.base import Model
-from sparsebench.models.costs import cost_of
 from sparsebench.models.shipped import Positional, Shallow, TwoLayer
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.tasks.base import Task
@@ -44,7 +43,7 @@ def steps_of(cost: Any, seed: int) -> list[Step]:
 @pytest.mark.parametrize(("task", "model"), TOKENS, ids=lambda part: part.name)
 def test_the_theories_networks_cost_what_they_say(task: Task, model: Model) -> None:
     data = task.draw(4, 0, {})
-    assert cost_of(task, model, len(data.classes)) == model.build(data, 0).cost
+    assert model.cost(task, len(data.classes)) == model.build(data, 0).cost
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ def test_a_small_vit_costs_what_it_says(canvas: int, classes: int, sizes: dict[s
     with torch.device("meta"):
         vit = small_vit(canvas, classes, **sizes)
     built = (PositionalDeepViT if "attention" in sizes else DeepViT)(vit).cost
-    closed = cost_of(Composite(canvas=canvas, foreground=8), Vit(**sizes), classes)
+    closed = Vit(**sizes).cost(Composite(canvas=canvas, foreground=8), classes)
     assert closed == built
     for seed in range(5):
         steps = steps_of(built, seed)
@@ -78,24 +77,24 @@ def test_timm_models_are_made_without_numbers(arch: str) -> None:
 
     with torch.device("meta"):
         built = DeepViT(timm.create_model(arch, img_size=64, num_classes=7)).cost
-    assert cost_of(Composite(canvas=64), Timm(arch=arch), 7) == built
+    assert Timm(arch=arch).cost(Composite(canvas=64), 7) == built
 
 
 def test_what_cannot_be_built_is_a_user_error() -> None:
     with pytest.raises(UserError, match="has no canvas"):
-        cost_of(Theory(), Vit(), 2)
+        Vit().cost(Theory(), 2)
     with pytest.raises(UserError, match="has no tokens"):
-        cost_of(Composite(), Shallow(), 2)
+        Shallow().cost(Composite(), 2)
     with pytest.raises(UserError, match="unknown timm model"):
-        cost_of(Composite(), Timm(arch="no_such_model"), 2)
+        Timm(arch="no_such_model").cost(Composite(), 2)
     with pytest.raises(UserError, match="not supported"):
-        cost_of(Composite(canvas=224), Timm(arch="resnet18"), 2)
+        Timm(arch="resnet18").cost(Composite(canvas=224), 2)
 
 
 def test_counting_imports_no_torch() -> None:
     code = (
-        "import sys; from sparsebench.models.vits import Vit; from sparsebench.models.costs import cost_of; "
-        "from sparsebench.tasks.images import Composite; cost = cost_of(Composite(), Vit(), 10); "
+        "import sys; from sparsebench.models.vits import Vit; "
+        "from sparsebench.tasks.images import Composite; cost = Vit().cost(Composite(), 10); "
         "cost.macs(cost.dense()); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,13 +1,14 @@
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+import sparsebench
 from sparsebench.errors import UserError
-from sparsebench.measure.cost import Step
+from sparsebench.measure.cost import PositionalCost, Step
 from sparsebench.models.base import Model
 from sparsebench.models.vits import Timm, Vit
-from sparsebench.publish.classes import classes_of
 from sparsebench.publish.recount import MOST_NETWORKS, Networks, differences
 from sparsebench.records import store
 from sparsebench.records.cell import Part
@@ -97,10 +98,23 @@ def test_whoever_asks_for_all_macs_plans_all(dense: Record) -> None:
     ],
 )
 def test_the_number_of_classes_is_the_tasks_or_the_labels(task: Task, labels: list[int], classes: object) -> None:
-    assert classes_of(task, np.array(labels)) == classes
+    assert task.class_counts(np.array(labels)) == classes
 
 
 @pytest.mark.parametrize("task", [Composite(images="folder-0"), Folder(images="folder-0", test=2)])
 def test_it_is_not_guessed_from_too_few_labels(task: Task) -> None:
     with pytest.raises(UserError, match="how many classes"):
-        classes_of(task, np.array([0, 1]))
+        task.class_counts(np.array([0, 1]))
+
+
+def test_a_model_of_a_plugin_says_what_it_costs() -> None:
+    class Linear(sparsebench.Model):
+        name: ClassVar[str] = "linear"
+        inputs: ClassVar[Any] = "tokens"
+
+        def cost(self, task: sparsebench.Task, classes: int) -> sparsebench.CostModel:
+            return PositionalCost(7, 11)
+
+    assert Networks().cost(Theory(), Linear(), 2) == PositionalCost(7, 11)
+    with pytest.raises(UserError, match="what model 'silent' costs is not known"):
+        Networks().cost(Theory(), type("Silent", (sparsebench.Model,), {"name": "silent", "inputs": "tokens"})(), 2)

@@ -2,13 +2,14 @@
 
 from sparsebench.tasks.sources.classes import HELD_OUT, Foregrounds, foregrounds
 from sparsebench.tasks.sources.files import contents_of, fingerprint, pictures_in, read_rgb, read_square
-from sparsebench.tasks.sources.known import CIFAR10, DIGITS, OWN_TASK, PHOTOS
+from sparsebench.tasks.sources.known import CIFAR10, CLASSES, DIGITS, OWN_TASK, PHOTOS
 from sparsebench.tasks.sources.labelled import Labelled, labelled_pictures, squares_of
 from sparsebench.tasks.sources.locate import locate_backgrounds, locate_images
 from sparsebench.tasks.sources.scenes import Backgrounds, Photos, Pictures, backgrounds
 
 __all__ = [
     "CIFAR10",
+    "CLASSES",
     "DIGITS",
     "HELD_OUT",
     "OWN_TASK",

@@ -12,6 +12,8 @@ from typing import Literal
 from sparsebench.tasks.sources.files import PICTURES, walk
 
 DIGITS, CIFAR10, CIFAR100, SVHN = "digits", "cifar10", "cifar100", "svhn"
+CLASSES = {DIGITS: 10, CIFAR10: 10, CIFAR100: 100, SVHN: 10}
+"""How many classes known sets have."""
 PHOTOS, FLOWERS102 = "photos", "flowers102"
 WATERBIRDS, CELEBA = "waterbirds", "celeba"
 
