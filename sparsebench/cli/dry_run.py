@@ -49,11 +49,11 @@ def foreseen(**options: Any) -> str:
 
 def _told(jobs: Sequence[Job], expected: Expected) -> dict[str, str]:
     """Return the hours of one worker and the memory that cells need, as far as like cells have been run."""
-    each = [expected.seconds(job) for job in jobs]
-    known = [seconds for seconds in each if seconds is not None]
+    from sparsebench.planning.remaining import Remaining
+
+    seconds, over = Remaining(jobs, expected).estimate(workers=1)
     sizes = [size for job in jobs if (size := expected.memory(job)) is not None]
-    over = "over " if len(known) < len(each) else ""
     return {
-        "hours": f"{over}{sum(known) / 3600:.2g}" if known or not each else "unknown",
+        "hours": "unknown" if seconds is None else f"{'over ' if over else ''}{seconds / 3600:.2g}",
         "GiB": f"{max(sizes) / 2**30:.2f}" if sizes else "unknown",
     }

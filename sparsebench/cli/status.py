@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from sparsebench.cli.progress import Progress, Took
+from sparsebench.cli.progress import clock, time_of
 
 if TYPE_CHECKING:
     from sparsebench.engine.underway import Underway
@@ -33,7 +33,7 @@ def status(folder: Path) -> None:
     alive = [run for run in runs if run.alive]
     click.echo(tabulate(_rows(records, alive), headers="keys", tablefmt="simple"))
     for run in runs:
-        click.echo(_about(run, records))
+        click.echo(_about(run))
     if not runs:
         click.echo("no run is under way")
 
@@ -54,26 +54,15 @@ def _rows(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[str,
     return [{"strategy": label} | {name: counts[label][name] for name in columns} for label in sorted(counts)]
 
 
-def _about(run: Underway, records: Sequence[Record]) -> str:
+def _about(run: Underway) -> str:
     from sparsebench.planning.planner import apart
 
     where = f"the run on {run.host} (process {run.pid})"
     left = sum(cells.n for cells in run.left)
     if not run.alive:
-        silent = Progress.clock(time.time() - run.updated)
+        silent = clock(time.time() - run.updated)
         return f"{where} was stopped with {left} cells left, or says nothing since {silent}: the same command goes on"
-    longest = Progress.clock(max((time.time() - cells.since for cells in run.running), default=0.0))
+    longest = clock(max((time.time() - cells.since for cells in run.running), default=0.0))
     split = apart(left, sum(cells.n for cells in run.left if cells.network))
-    about = f"{left} cells without a record{split}, {_time_left(run, records)}"
+    about = f"{left} cells without a record{split}, {time_of(run.estimate, 'about ')}"
     return f"{where}: {about}; the longest at work so far: {longest}"
-
-
-def _time_left(run: Underway, records: Iterable[Record]) -> str:
-    """Return about how long a run will take, from what like cells took so far."""
-    took = Took()
-    for record in records:
-        if record.seconds:
-            took.add(record.cell.task.name, record.cell.tests_only, record.cell.n_train, record.seconds)
-    cells = ((some.task, some.tests_only, some.n_train, some.n) for some in run.left)
-    seconds, unknown = took.left(cells, run.workers)
-    return ("over " if unknown else "about ") + Progress.clock(seconds)

@@ -70,7 +70,7 @@ def execute(
     writer = store.Writer(out)
     store.keep(out / environment.FOLDER, environment.describe())
     stop = engine.Stop(on_stop)
-    beat = Beat(out, plan.todo, workers)
+    beat = Beat(out, plan.todo, workers, plan.expected)
     if cluster is not None:
         records = cluster.records(
             plan.todo, out, plan.locations, checkpoint, limits, stop, beat.begin, plan.expected.seconds

@@ -14,7 +14,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
+from sparsebench.planning.expected import Expected
 from sparsebench.planning.job import Job
+from sparsebench.planning.remaining import UNKNOWN, Estimate, Remaining
 from sparsebench.records import store
 from sparsebench.records.record import Record
 
@@ -25,10 +27,9 @@ SILENT = 60.0
 
 
 class Cells(BaseModel):
-    """Some cells of one strategy, task and number of training samples.
+    """Some cells of one strategy.
 
     Attributes:
-        tests_only: whether their strategy acts in the test only; such cells are reckoned apart.
         network: whether they test a network that is trained once for all of them.
         since: when they were begun, in seconds since 1970; 0 if they are not.
     """
@@ -36,10 +37,7 @@ class Cells(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     label: str
-    task: str
-    n_train: int
     n: int
-    tests_only: bool = False
     network: bool = False
     since: float = 0.0
 
@@ -51,6 +49,7 @@ class Underway(BaseModel):
         updated: when it was written, in seconds since 1970.
         left: cells without a record, those that are run included.
         running: cells that are run.
+        estimate: how long what is left takes, from the folder's records and since when cells are run.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,6 +60,7 @@ class Underway(BaseModel):
     updated: float
     left: tuple[Cells, ...]
     running: tuple[Cells, ...]
+    estimate: Estimate = UNKNOWN
 
     @property
     def alive(self) -> bool:
@@ -75,14 +75,12 @@ class Beat:
         out: the run's folder.
         jobs: what the run is to do.
         workers: its worker processes.
+        expected: what cells are expected to take; it learns from the run's records.
     """
 
-    def __init__(self, out: Path, jobs: Sequence[Job], workers: int):
-        self.host, self.workers = socket.gethostname(), workers
-        self.path = out / "underway" / f"{self.host}-{os.getpid()}.json"
-        self.jobs = {job.cell.id: job for job in jobs}
-        self.left = Counter(map(_kind, jobs))
-        self.running: dict[str, float] = {}
+    def __init__(self, out: Path, jobs: Sequence[Job], workers: int, expected: Expected):
+        self.workers, self.path = workers, path_of(out)
+        self.remaining = Remaining(jobs, expected)
         self.lock, self.over = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self._write_on, daemon=True)
 
@@ -90,14 +88,12 @@ class Beat:
         """Take note of cells that something begins for."""
         with self.lock:
             for cell_id in cell_ids:
-                self.running.setdefault(cell_id, time.time())
+                self.remaining.begin(cell_id, time.time())
 
     def done(self, record: Record) -> None:
         """Take note of a record."""
         with self.lock:
-            self.running.pop(record.cell_id, None)
-            if (job := self.jobs.get(record.cell_id)) is not None:
-                self.left[_kind(job)] -= 1
+            self.remaining.done(record)
 
     def __enter__(self) -> Beat:
         for path, underway in _files(self.path.parent):
@@ -121,28 +117,29 @@ class Beat:
                 return
 
     def _now(self) -> Underway:
-        with self.lock:
-            kinds = [(kind, n) for kind, n in self.left.items() if n > 0]
-            at = [(self.jobs[cell_id], since) for cell_id, since in self.running.items()]
-        left = tuple(_cells(kind, n) for kind, n in kinds)
-        running = tuple(_cells(_kind(job), 1, since) for job, since in at)
         now = time.time()
-        return Underway(host=self.host, pid=os.getpid(), workers=self.workers, updated=now, left=left, running=running)
+        with self.lock:
+            jobs, running = self.remaining.jobs, self.remaining.running
+            counts = Counter((job.label, bool(job.network)) for job in jobs.values())
+            at = [(jobs[cell_id].label, bool(jobs[cell_id].network), since) for cell_id, since in running.items()]
+            estimate = self.remaining.estimate(self.workers, now)
+        return Underway(
+            host=socket.gethostname(), pid=os.getpid(), workers=self.workers, updated=now, estimate=estimate,
+            left=tuple(Cells(label=label, network=network, n=n) for (label, network), n in counts.items()),
+            running=tuple(Cells(label=label, network=network, n=1, since=since) for label, network, since in at),
+        )  # fmt: skip
 
 
-_Kind = tuple[str, str, int, bool, bool]
-"""The fields of `Cells` by which cells are counted together."""
+def path_of(out: Path) -> Path:
+    """Return where this process says how far it is with a run of a folder."""
+    return out / "underway" / f"{socket.gethostname()}-{os.getpid()}.json"
 
 
-def _kind(job: Job) -> _Kind:
-    return job.label, job.cell.task.name, job.cell.n_train, job.cell.tests_only, bool(job.network)
-
-
-def _cells(kind: _Kind, n: int, since: float = 0.0) -> Cells:
-    label, task, n_train, tests_only, network = kind
-    return Cells(
-        label=label, task=task, n_train=n_train, tests_only=tests_only, network=network, n=n, since=since
-    )  # fmt: skip
+def read(path: Path) -> Underway | None:
+    """Return what a file says; None if it is not there or cannot be read."""
+    with suppress(OSError, ValueError):
+        return Underway.model_validate_json(path.read_bytes())
+    return None
 
 
 def underway(out: Path) -> list[Underway]:
@@ -151,8 +148,4 @@ def underway(out: Path) -> list[Underway]:
 
 
 def _files(folder: Path) -> list[tuple[Path, Underway]]:
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        with suppress(OSError, ValueError):
-            found.append((path, Underway.model_validate_json(path.read_bytes())))
-    return found
+    return [(path, run) for path in sorted(folder.glob("*.json")) if (run := read(path)) is not None]

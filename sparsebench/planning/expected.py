@@ -2,66 +2,108 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+import math
+from bisect import insort
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from sparsebench.planning.job import Job
-from sparsebench.records.cell import Cell, canonical
-from sparsebench.records.record import Past, Setting
+from sparsebench.records.cell import Cell, digest
+from sparsebench.records.record import Past, Record, Setting
+
+TESTED = "tested_weights"
+"""The note of a record whose cell trained nothing, as it tested a network that was trained for several."""
+
+
+class Like(NamedTuple):
+    """What cells that take as long have in common.
+
+    Attributes:
+        kind: digest of the task and the model with all their parameters, and of what is trained.
+        n_train: training samples; 0 of a cell that tests a trained network, which takes as long after any training.
+        prior: seconds, where nothing is known of the kind; None if there is no prior.
+    """
+
+    kind: str
+    n_train: int
+    prior: float | None = None
 
 
 class Expected:
-    """The history of a folder.
+    """The history of a folder, to which records are added as they come.
 
     Cells of the same task and model, with all their parameters, are alike, whatever the strategy; among them those with
-    as many training samples are asked first, and else all of them in proportion to their training samples.
+    as many training samples are asked first, and else those with the nearest number, in proportion to it. Tests of
+    trained networks are a kind of their own.
 
     Args:
         records: what was run so far.
+        prior: the seconds of a cell of whose kind nothing is known, if anything says so.
     """
 
-    def __init__(self, records: Iterable[Past] = ()):
-        took: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-        rates: defaultdict[str, list[float]] = defaultdict(list)
+    def __init__(self, records: Iterable[Past] = (), prior: Callable[[Job], float] | None = None):
+        self._prior = prior
+        self._seconds: defaultdict[str, dict[int, list[float]]] = defaultdict(dict)
         self._memory: defaultdict[str, int] = defaultdict(int)
+        self._likes: dict[str, Like] = {}
         for record in records:
-            if record.status == "ok" and record.seconds > 0:
-                kind = _kind(record.cell)
-                self._memory[kind] = max(self._memory[kind], record.memory)
-                took[kind, record.cell.n_train].append(record.seconds)
-                rates[kind].append(record.seconds / max(1, record.cell.n_train))
-        self._seconds = {key: statistics.median(each) for key, each in took.items()}
-        self._rates = {kind: statistics.median(each) for kind, each in rates.items()}
+            self.add(record)
+
+    def add(self, record: Past | Record) -> None:
+        """Take note of a record."""
+        if record.status == "ok" and record.seconds > 0:
+            kind, n_train = _like(record.cell, TESTED in record.notes)
+            self._memory[kind] = max(self._memory[kind], record.memory)
+            insort(self._seconds[kind].setdefault(n_train, []), record.seconds)
+
+    def like(self, job: Job) -> Like:
+        """Return what the job has in common with those that take as long."""
+        if job.cell.id not in self._likes:
+            prior = None if self._prior is None else self._prior(job)
+            self._likes[job.cell.id] = Like(*_like(job.cell, bool(job.network)), prior)
+        return self._likes[job.cell.id]
+
+    def seconds_of(self, like: Like) -> float | None:
+        """Return the seconds that such a cell is expected to take on one worker, or None if nothing is known."""
+        known = self._seconds.get(like.kind)
+        if known is None:
+            return like.prior
+        nearest = min(known, key=lambda n: abs(math.log(max(1, n) / max(1, like.n_train))))
+        return _median(known[nearest]) * max(1, like.n_train) / max(1, nearest)
 
     def seconds(self, job: Job) -> float | None:
         """Return the seconds that a cell is expected to take on one worker, or None if nothing is known."""
-        if not self._rates:
-            return None
-        kind, n_train = _kind(job.cell), job.cell.n_train
-        known = self._seconds.get((kind, n_train))
-        if known is None and kind in self._rates:
-            return self._rates[kind] * max(1, n_train)
-        return known
+        return self.seconds_of(self.like(job))
 
     def memory(self, job: Job) -> int | None:
         """Return the bytes that a cell's worker is expected to need, or None if nothing is known."""
-        return self._memory.get(_kind(job.cell)) or None
+        return self._memory.get(self.like(job).kind) or None
 
     def longest_first(self, jobs: Sequence[Job]) -> list[Job]:
         """Return the jobs that others start from, then those of which nothing is known, then the longest.
 
-        Jobs that are expected to take as long stay in their order.
+        Of those of which nothing is known one of each kind and number of training samples comes first, so that all are
+        soon known. Jobs that are expected to take as long stay in their order.
         """
-        expected = {job.cell.id: self.seconds(job) for job in jobs}
+        met: Counter[Like] = Counter()
+        places: dict[str, tuple[tuple[bool, int], float, bool]] = {}
+        for job in jobs:
+            like, seconds = self.like(job), self.seconds(job)
+            again = seconds is None and met[like] > 0
+            places[job.cell.id] = job.order, float("-inf") if seconds is None else -seconds, again
+            met[like] += 1
+        return sorted(jobs, key=lambda job: places[job.cell.id])
 
-        def place(job: Job) -> tuple[tuple[bool, int], float]:
-            seconds = expected[job.cell.id]
-            return job.order, float("-inf") if seconds is None else -seconds
 
-        return sorted(jobs, key=place)
+def _like(cell: Cell | Setting, tests_network: bool) -> tuple[str, int]:
+    """Return the kind of a cell and how many training samples it takes time for."""
+    task, model = cell.task.model_dump(mode="json"), cell.model.model_dump(mode="json")
+    kind = digest([task, model, cell.where == "test", tests_network])
+    return kind, 0 if tests_network else cell.n_train
 
 
-def _kind(cell: Cell | Setting) -> str:
-    """Return what like cells have in common."""
-    return canonical([cell.task.model_dump(mode="json"), cell.model.model_dump(mode="json"), cell.where == "test"])
+def _median(ordered: Sequence[float]) -> float:
+    """Return the median of numbers that rise."""
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

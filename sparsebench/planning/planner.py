@@ -130,9 +130,17 @@ class Plan:
 
 
 def plan(
-    request: Request, files: Files, registry: Registry, out: Path, rerun: Rerun, shard: Shard | None = None
+    request: Request,
+    files: Files,
+    registry: Registry,
+    out: Path,
+    rerun: Rerun,
+    shard: Shard | None = None,
+    prior: Callable[[Job], float] | None = None,
 ) -> Plan:
     """Return the plan of a request, or of a shard of it. Nothing is written and no network is built.
+
+    `prior` says how many seconds a cell takes of whose kind the folder has no record.
 
     A cell that others of a shard start from, directly or by way of another, is run by that shard too if the folder has
     no weights of it.
@@ -152,7 +160,7 @@ def plan(
     mine = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in again | needed]
     history = islice(store.scan_all(out, Past), HISTORY if todo else 0)
-    expected = Expected(found.item for found in history)
+    expected = Expected((found.item for found in history), prior)
     jobs = [job for job in whole if job.cell.id in mine]
     places = files.places(todo, locations) | networks.places({job.after for job in todo} - {""})
     ordered, suite = expected.longest_first(todo), load(request.suite)

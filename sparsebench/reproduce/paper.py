@@ -24,7 +24,7 @@ class Paper:
         title: what it is.
         suites: the suite of each preset, from the smallest to the largest.
         figures: how each is made of its trials, by its number in the paper, or by a name if it is not in it.
-        seconds: how long a trial is expected to take on one core.
+        seconds: how long a trial is expected to take on one core, where no trial like it has been run.
     """
 
     name: str

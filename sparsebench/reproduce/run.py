@@ -20,9 +20,6 @@ from sparsebench.reproduce.paper import Paper, publish
 from sparsebench.reproduce.trials import has_no_answer
 from sparsebench.reproduce.verdicts import Verdict
 
-START = 8.0
-"""Seconds until the first worker has loaded."""
-
 
 def reproduce(
     paper: Paper,
@@ -32,7 +29,7 @@ def reproduce(
     device: str,
     jobs: int | None,
     rerun: planner.Rerun = "missing",
-    on_plan: Callable[[planner.Plan, int, float], None] | None = None,
+    on_plan: Callable[[planner.Plan, int], None] | None = None,
     on_record: Callable[[Record], None] | None = None,
     pictures: planner.Files | None = None,
     checkpoint: float = engine.CHECKPOINT,
@@ -51,7 +48,7 @@ def reproduce(
         preset: one of its presets.
         out: the folder, with records and figures.
         device, jobs, rerun: as for a run.
-        on_plan: called with the plan, the number of workers and the seconds expected, before the first trial.
+        on_plan: called with the plan and the number of workers before the first trial.
         on_record: called with each record.
         pictures: where pictures come from, in place of the suite's, for figures of images.
         checkpoint, timeout, memory_limit, on_stop: as for a run.
@@ -67,12 +64,12 @@ def reproduce(
     pictures = pictures or planner.Files()
     registry, request = Registry(), Request(suite=paper.suites[preset], **pictures.locate()[0])
     device = devices.resolve_device(device)
-    plan = planner.plan(replace(request, figures=tuple(figures)), pictures, registry, out, rerun)
+    plan = planner.plan(replace(request, figures=tuple(figures)), pictures, registry, out, rerun, prior=paper.seconds)
     workers = devices.workers_for(plan, device, jobs)
     limits = engine.Limits.given(timeout, memory_limit, workers)
     store.check_writable(out)
     if on_plan is not None:
-        on_plan(plan, workers, START + sum(map(paper.seconds, plan.todo)) / max(1, workers))
+        on_plan(plan, workers)
     runs.execute(plan, registry, out, device, workers, on_record, checkpoint, limits, on_stop)
     known = store.read(out)
     found: dict[str, list[Record]] = {}

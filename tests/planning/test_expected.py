@@ -41,6 +41,35 @@ def test_cells_with_other_training_samples_count_in_proportion() -> None:
     assert Expected([took(four, 2.0), took(eight, 3.0)]).seconds(eight) == 3.0
 
 
+def test_the_nearest_number_of_training_samples_is_asked_first() -> None:
+    four, eight, sixty = (job for job in jobs_of("20", (4, 8, 64), 1) if job.label == "dense")
+    assert Expected([took(four, 2.0), took(eight, 3.0)]).seconds(sixty) == 24.0
+
+
+def test_records_that_come_later_count() -> None:
+    jobs = jobs_of("20", (4,))
+    history = Expected()
+    assert history.seconds(jobs[0]) is None
+    for seconds, median in ((8.0, 8.0), (2.0, 5.0), (3.0, 3.0)):
+        history.add(took(jobs[1], seconds))
+        assert history.seconds(jobs[0]) == median
+
+
+def test_the_prior_counts_where_nothing_is_known_of_the_kind() -> None:
+    small, large = (job for job in jobs_of("20,30", (4,), 1) if job.label == "dense")
+    history = Expected([took(small, 2.0)], prior=lambda job: float(job.cell.n_train))
+    assert (history.seconds(small), history.seconds(large)) == (2.0, 4.0)
+
+
+def test_tests_of_trained_networks_are_a_kind_of_their_own_whatever_the_training() -> None:
+    small, large = jobs_of("20", (4, 8), 1)[:2]
+    cells = [job.cell.model_copy(update={"where": "test"}) for job in (small, large)]
+    tests = [small.model_copy(update={"cell": cell, "network": "f" * 16}) for cell in cells]
+    tested = took(tests[0], 0.5).model_copy(update={"notes": {"tested_weights": "f" * 64}})
+    history = Expected([took(small, 60.0), tested])
+    assert [history.seconds(job) for job in (small, *tests)] == [60.0, 0.5, 0.5]
+
+
 def test_nothing_is_known_of_another_task_or_of_cells_that_failed() -> None:
     small, large = (job for job in jobs_of("20,30", (4,), 1) if job.label == "dense")
     assert Expected([took(small, 2.0)]).seconds(large) is None
@@ -56,6 +85,11 @@ def test_what_is_unknown_comes_first_and_then_the_longest() -> None:
     assert {shape(job) for job in ordered[:8]} == {(30, 4), (30, 8)}
     assert [shape(job) for job in ordered[8:]] == [(20, 8)] * 4 + [(20, 4)] * 4
     assert [job for job in jobs if shape(job) == (20, 4)] == ordered[12:], "as they were among themselves"
+
+
+def test_of_what_is_unknown_one_of_each_comes_first() -> None:
+    ordered = Expected().longest_first(jobs_of("20,30", (4, 8)))
+    assert {shape(job) for job in ordered[:4]} == {(20, 4), (20, 8), (30, 4), (30, 8)}
 
 
 def test_what_others_start_from_stays_first() -> None:

@@ -1,6 +1,7 @@
 import csv
 import json
 import shutil
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -13,9 +14,11 @@ from sparsebench.errors import UserError
 from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.planner import Plan
+from sparsebench.planning.remaining import Remaining
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.records.record import Failure, Metric, Record
+from sparsebench.records.record import Failure, Metric, Past, Record
 from sparsebench.reproduce import theory
 from sparsebench.reproduce.paper import Paper, publish
 from sparsebench.reproduce.run import reproduce
@@ -145,13 +148,26 @@ def test_a_figure_of_which_a_trial_is_missing_is_not_drawn(tmp_path: Path, tiny:
 
 def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path: Path, tiny: Any) -> None:
     told: list[Any] = []
-    begin: Any = lambda plan, workers, expected: told.append((len(plan.todo), len(plan.jobs), workers, expected))  # noqa: E731
+
+    def begin(plan: Plan, workers: int) -> None:
+        told.append((len(plan.todo), len(plan.jobs), workers, Remaining(plan.todo, plan.expected).estimate(1)))
+        told.extend(theory.PAPER.seconds(job) for job in plan.todo)
+
+    ran: Any = lambda _: told.append("ran")  # noqa: E731
     for _ in range(2):
-        ran: Any = lambda _: told.append("ran")  # noqa: E731
         reproduce(theory.PAPER, ("4",), "quick", tmp_path / "out", "cpu", 0, on_plan=begin, on_record=ran)
     (first, *_, again) = told
-    assert first[:3] == (2, 2, 0) and again[:3] == (0, 2, 0) and told[1:-1] == ["ran", "ran"]
-    assert first[3] > again[3] > 0
+    assert first[:3] == (2, 2, 0) and again == (0, 2, 0, (0.0, False)) and told[3:-1] == ["ran", "ran"]
+    assert first[3] == (pytest.approx(sum(told[1:3])), False) and first[3].seconds > 0
+
+
+def test_once_trials_are_run_what_they_took_counts_and_not_the_prior(tmp_path: Path, tiny: Any) -> None:
+    plans: list[Plan] = []
+    for rerun in ("missing", "always"):
+        begin: Any = lambda plan, workers: plans.append(plan)  # noqa: E731
+        reproduce(theory.PAPER, ("4",), "quick", tmp_path, "cpu", 0, rerun, on_plan=begin)  # type: ignore[arg-type]
+    took = statistics.median(found.item.seconds for found in store.scan_all(tmp_path, Past))
+    assert [plans[1].expected.seconds(job) for job in plans[1].todo] == [pytest.approx(took)] * 2
 
 
 @pytest.fixture
