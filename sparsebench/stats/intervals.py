@@ -26,16 +26,17 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float |
 
 
 def wilson(rates: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of the Wilson 95 % intervals of success rates of n trials.
+    """Return the ends of the Wilson 95 % intervals of success rates of n trials; n need not be whole.
 
-    Written out: importing scipy.stats takes longer than making a board.
+    Written out: scipy's takes whole numbers alone, and its import longer than making a board.
     """
     from scipy.special import ndtri
 
     z2 = float(ndtri(0.5 + LEVEL / 2)) ** 2
     middle = (rates + z2 / (2 * n)) / (1 + z2 / n)
     half = np.sqrt(z2 * (rates * (1 - rates) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    return np.maximum(0.0, middle - half), np.minimum(1.0, middle + half)
+    # Where all or none succeed an end is exact, which rounding would hide.
+    return np.where(rates == 0, 0.0, middle - half), np.where(rates == 1, 1.0, middle + half)
 
 
 def half_success(sizes: np.ndarray, rates: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sparsebench.stats import intervals
-from sparsebench.stats.intervals import Interval, Successes, half_success, mean_interval
+from sparsebench.stats.intervals import Interval, Successes, half_success, mean_interval, wilson
 
 INFINITY = float("inf")
 
@@ -28,6 +28,14 @@ def test_the_interval_of_known_numbers() -> None:
 
 def test_one_value_has_no_interval() -> None:
     assert mean_interval([0.25]) == (0.25, None, None)
+
+
+@pytest.mark.parametrize("n", [1, 5, 13, 43, 1200])
+def test_wilsons_interval_is_that_of_scipy(n: int) -> None:
+    for hits in range(n + 1):
+        expected = stats.binomtest(hits, n).proportion_ci(method="wilson")
+        low, high = wilson(np.float64(hits / n), np.float64(n))
+        assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12) and low <= hits / n <= high
 
 
 def n50(sizes: list[int], *rates: float) -> float:
