@@ -77,7 +77,7 @@ def share(name: str, outcomes: np.ndarray) -> Score:
     n, hits = len(outcomes), int(outcomes.sum())
     if n == 0:
         return Score(name, None, "fraction", 0)
-    low, high = wilson(np.float64(hits / n), np.float64(n))
+    low, high = wilson(np.array(hits / n), np.array(n))
     return Score(name, hits / n, "fraction", n, float(low), float(high), WILSON)
 
 

@@ -99,10 +99,11 @@ class Successes:
         """Return the grid of some of its repetitions, sorted."""
         return Successes(self.sizes, seeds, self.wins[np.searchsorted(self.seeds, seeds)])
 
-    def resampled(self) -> np.ndarray:
-        """Return (RESAMPLES,) N50 of repetitions drawn again; the same draws for as many repetitions."""
-        r = len(self.seeds)
-        return half_success(self.sizes, _drawn(r) @ self.wins / r)  # sums of zeros and ones are exact
+    def resamples(self) -> np.ndarray:
+        """Return (RESAMPLES,) N50 of repetitions drawn again, NaN from fewer than two; see `bootstrap_means`."""
+        if len(self.seeds) < 2:
+            return np.full(RESAMPLES, np.nan)
+        return half_success(self.sizes, bootstrap_means(self.wins))  # sums of zeros and ones are exact
 
 
 Interval = tuple[float, float | None, float | None]
@@ -117,7 +118,7 @@ def sample_complexity(grid: Successes) -> Interval:
     """
     if len(grid.seeds) < 2:
         return grid.n50, None, None
-    return grid.n50, *percentiles(grid.resampled(), len(grid.seeds))
+    return grid.n50, *percentiles(grid.resamples(), len(grid.seeds))
 
 
 def n50_ratio(grid: Successes, other: Successes) -> Interval:
@@ -129,33 +130,46 @@ def n50_ratio(grid: Successes, other: Successes) -> Interval:
     shared = np.intersect1d(grid.seeds, other.seeds)
     if not shared.size:
         return float("nan"), None, None
-    own, others = grid.among(shared), other.among(shared)
-    value = float(_ratio(np.array([own.n50]), np.array([others.n50]))[0])
+    grid, other = grid.among(shared), other.among(shared)
+    value = float(_ratio(np.array([grid.n50]), np.array([other.n50]))[0])
     if len(shared) < 2:
         return value, None, None
-    return value, *percentiles(_ratio(own.resampled(), others.resampled()), len(shared))
+    return value, *percentiles(_ratio(grid.resamples(), other.resamples()), len(shared))
 
 
-def _ratio(own: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _ratio(n50: np.ndarray, other: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        return np.where(np.isinf(own) & np.isinf(other), 1.0, own / other)
+        return np.where(np.isinf(n50) & np.isinf(other), 1.0, n50 / other)
 
 
-def percentiles(resampled: np.ndarray, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of resampled values from n repetitions.
+def percentiles(resamples: np.ndarray, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of values from resamples of n repetitions; those that are NaN are left out.
 
     The percentiles are those that the mean of n normal numbers would need, which lie farther out than 2.5 and 97.5.
+    NaN from fewer than two repetitions, or of no values.
     """
     from scipy.special import ndtr, stdtrit
 
+    known = resamples[~np.isnan(resamples)]
+    if n < 2 or not known.size:
+        return float("nan"), float("nan")
     tail = float(ndtr(-stdtrit(n - 1, 0.5 + LEVEL / 2) * np.sqrt(n / (n - 1))))
     # inverted_cdf takes values that occurred, so that infinity is never interpolated.
-    low, high = np.quantile(resampled, [tail, 1 - tail], method="inverted_cdf")
+    low, high = np.quantile(known, [tail, 1 - tail], method="inverted_cdf")
     return float(low), float(high)
 
 
+def bootstrap_means(values: np.ndarray) -> np.ndarray:
+    """Return (RESAMPLES, ...) means of n repetitions drawn again, from (n, ...) values; the same draws for the same n.
+
+    NaN from fewer than two, which have no interval.
+    """
+    n = len(values)
+    return _draws(n) @ values / n if n > 1 else np.full((RESAMPLES, *values.shape[1:]), np.nan)
+
+
 @lru_cache(maxsize=4)
-def _drawn(n: int) -> np.ndarray:
+def _draws(n: int) -> np.ndarray:
     """Return how often each of n repetitions is in each resample, (RESAMPLES, n)."""
     drawn = np.random.default_rng(0).integers(0, n, (RESAMPLES, n))
     rows = n * np.arange(RESAMPLES)[:, None]
