@@ -49,7 +49,7 @@ def _in_line(name: str, steps: Mapping[Shares, np.ndarray], trials: int) -> Verd
     """Return the verdict on the steps of the trials that got there, for each alpha_*."""
     a, confusing = np.array([s[0] for s in steps]), np.array([s[1] for s in steps])
     means = np.array([mean(values)[0] for values in steps.values()])
-    resamples = np.array([bootstrap_means(values) for values in steps.values()])
+    resamples = np.array([bootstrap_means(values, stream) for stream, values in enumerate(steps.values())])
     fits = compete({"1/alpha_*": 1 / a, "1/gap": 1 / (a - confusing)}, means, resamples, [*map(len, steps.values())])
     rule = (
         "reproduced: steps rise (the exponent's interval lies above 0) and the line in 1/alpha_* has R2 >= 0.95; "

@@ -159,18 +159,19 @@ def percentiles(resamples: np.ndarray, n: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def bootstrap_means(values: np.ndarray) -> np.ndarray:
-    """Return (RESAMPLES, ...) means of n repetitions drawn again, from (n, ...) values; the same draws for the same n.
+def bootstrap_means(values: np.ndarray, stream: int = 0) -> np.ndarray:
+    """Return (RESAMPLES, ...) means of n repetitions drawn again, from (n, ...) values.
 
-    NaN from fewer than two, which have no interval.
+    NaN from fewer than two, which have no interval. Of the same n and stream the draws are the same, of other streams
+    they are independent.
     """
     n = len(values)
-    return _draws(n) @ values / n if n > 1 else np.full((RESAMPLES, *values.shape[1:]), np.nan)
+    return _draws(n, stream) @ values / n if n > 1 else np.full((RESAMPLES, *values.shape[1:]), np.nan)
 
 
 @lru_cache(maxsize=4)
-def _draws(n: int) -> np.ndarray:
+def _draws(n: int, stream: int) -> np.ndarray:
     """Return how often each of n repetitions is in each resample, (RESAMPLES, n)."""
-    drawn = np.random.default_rng(0).integers(0, n, (RESAMPLES, n))
+    drawn = np.random.default_rng(stream).integers(0, n, (RESAMPLES, n))
     rows = n * np.arange(RESAMPLES)[:, None]
     return np.bincount((rows + drawn).ravel(), minlength=RESAMPLES * n).reshape(RESAMPLES, n).astype(float)

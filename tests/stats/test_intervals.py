@@ -173,6 +173,8 @@ def test_bootstrap_means_are_of_rows_drawn_together() -> None:
     np.testing.assert_allclose(means[:, 1], 10 * means[:, 0])
     possible = {(a + b + c) / 3 for a in (1, 2, 4) for b in (1, 2, 4) for c in (1, 2, 4)}
     assert set(np.round(means[:, 0], 9)) == set(np.round(list(possible), 9))
+    other = bootstrap_means(values, 1)
+    assert (bootstrap_means(values) == means).all() and abs(np.corrcoef(means[:, 0], other[:, 0])[0, 1]) < 0.1
     assert np.isnan(bootstrap_means(values[:1])).all() and bootstrap_means(values[:0, 0]).shape == means[:, 0].shape
 
 
