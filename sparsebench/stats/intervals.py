@@ -10,7 +10,6 @@ import numpy as np
 
 LEVEL = 0.95
 RESAMPLES = 2000
-NOT_REACHED = float("inf")
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
@@ -48,7 +47,7 @@ def half_success(sizes: np.ndarray, rates: np.ndarray) -> np.ndarray:
     below = rates < 0.5
     last = np.where(below.any(axis=1), rates.shape[1] - 1 - below[:, ::-1].argmax(axis=1), -1)
     out = np.full(len(rates), float(sizes[0]))
-    out[last == len(sizes) - 1] = NOT_REACHED
+    out[last == len(sizes) - 1] = np.inf
     inside = np.flatnonzero((last >= 0) & (last < len(sizes) - 1))
     k = last[inside]
     low, high = rates[inside, k], rates[inside, k + 1]
@@ -114,7 +113,7 @@ def sample_complexity(grid: Successes) -> Interval:
     """Return N50 and its 95 % interval.
 
     The interval resamples repetitions, each with its successes at all sizes (percentile bootstrap, expanded for few
-    repetitions, Hesterberg 2015). "Not reached" is a value like others, the largest.
+    repetitions, Hesterberg 2015). Infinity, "not reached", is a value like others, the largest.
     """
     if len(grid.seeds) < 2:
         return grid.n50, None, None
