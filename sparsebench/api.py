@@ -239,6 +239,8 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
 def leaderboard(records: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
     """Return the leaderboard of records from `load_records`; `by="task"` gives a row a task and model as well.
 
+    What files call "not reached" is infinity.
+
     Raises:
         UserError: `by` is another word.
     """

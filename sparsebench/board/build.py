@@ -13,7 +13,7 @@ import pandas as pd
 
 from sparsebench.board import columns, gaps, over_budgets, references
 from sparsebench.board.board import BudgetBoard, Row, Table
-from sparsebench.board.columns import NOT_RANKED, NOT_REACHED
+from sparsebench.board.columns import NOT_RANKED
 from sparsebench.board.entries import (
     DENSE,
     PRETRAINING,
@@ -230,18 +230,12 @@ def _trial_columns(mine: Entry | None, dense: Entry | None) -> Row:
     if dense is not None and dense.trials is not None and math.isfinite(dense.trials.n50):
         named["sample_complexity_ratio"] = n50_ratio(mine.trials, dense.trials)
     ends = {key: x for name, numbers in named.items() for key, x in _joined(name, numbers).items()}
-    return {key: _reached(x) for key, x in ends.items()}
+    return {key: None if x is None or math.isnan(x) else x for key, x in ends.items()}
 
 
 def _joined(name: str, interval: Interval | None) -> Row:
     """Return an interval as three columns."""
     return {} if interval is None else dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
-
-
-def _reached(number: float | None) -> float | str | None:
-    if number is None or math.isnan(number):
-        return None
-    return NOT_REACHED if math.isinf(number) else number
 
 
 def _spurious_columns(mine: Entry | None, dense: Entry | None, aligned: bool) -> Row:

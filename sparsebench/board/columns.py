@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -147,6 +148,11 @@ def side(column: Column) -> str:
     return "left" if column.shown == "text" and column.key != "rank" else "right"
 
 
+def file_value(value: Any) -> Any:
+    """Return what files and tables hold of a row's value: NOT_REACHED of infinity, which JSON has not."""
+    return NOT_REACHED if value == math.inf else value
+
+
 def text_of(row: dict[str, Any], column: Column) -> str:
     """Return how people see a row's value of a column, its interval behind it; "-" where there is none."""
     value, *interval = (_number(row[key], column.shown) for key in column.keys)
@@ -158,6 +164,7 @@ def text_of(row: dict[str, Any], column: Column) -> str:
 
 
 def _number(value: Any, shown: Shown) -> str:
+    value = file_value(value)
     if value is None or value in ("", NOT_RANKED):
         return "-"
     if not isinstance(value, float):

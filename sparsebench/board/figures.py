@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,18 +73,18 @@ def _name(row: Row) -> str:
 
 def _error(row: Row, column: str) -> Any:
     value, low, high = (row[column + end] for end in ("", "_low", "_high"))
-    return None if low is None or isinstance(high, str) else [[max(0, value - low)], [max(0, high - value)]]
+    return None if low is None or high == math.inf else [[max(0, value - low)], [max(0, high - value)]]
 
 
 def _panel(axis: Any, rows: Sequence[Row], column: str) -> None:
     """Draw one column: dots for accuracies, bars for what has a zero; a hatched bar for "not reached"."""
-    finite = [row[column] for row in rows if isinstance(row[column], float)]
+    finite = [row[column] for row in rows if row[column] is not None and math.isfinite(row[column])]
     edge = max(finite, default=1.0) * 1.5
     for place, row in enumerate(rows):
         colour, value = COLOURS[row["kind"]], row[column]
-        if value == NOT_REACHED:
+        if value == math.inf:
             axis.barh(place, edge, height=0.6, color=colour, alpha=0.15, hatch="//")
-            axis.text(edge, place, " not reached", va="center", ha="left", fontsize=9, color=colour)
+            axis.text(edge, place, f" {NOT_REACHED}", va="center", ha="left", fontsize=9, color=colour)
         elif column == "accuracy" and value is not None:
             axis.errorbar(value, place, xerr=_error(row, column), fmt="o", color=colour, capsize=3)
         elif value is not None:

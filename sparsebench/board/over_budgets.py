@@ -18,7 +18,6 @@ from sparsebench.board.columns import (
     KEPT,
     MACS_AT_2,
     NOT_RANKED,
-    NOT_REACHED,
     P_LABEL,
     SPEED_UP,
     VERIFIED,
@@ -155,7 +154,7 @@ def _add_curve(tested: Entries, line: Line, dense: Row, lowest: float) -> Conten
 
 def _interval(keys: Sequence[str], interval: Interval) -> Row:
     """Return an interval as three columns."""
-    ends = (None if x is None or math.isnan(x) else NOT_REACHED if math.isinf(x) else x for x in interval)
+    ends = (None if x is None or math.isnan(x) else x for x in interval)
     return dict(zip(keys, ends, strict=True))
 
 

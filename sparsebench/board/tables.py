@@ -13,7 +13,7 @@ from tabulate import SEPARATING_LINE, tabulate
 from sparsebench.board import latex
 from sparsebench.board.board import Row
 from sparsebench.board.build import columns_of
-from sparsebench.board.columns import BY_LOSS, CHECKS, FORMATS, Column, keys_of, side, text_of
+from sparsebench.board.columns import BY_LOSS, CHECKS, FORMATS, NOT_REACHED, Column, file_value, keys_of, side, text_of
 from sparsebench.errors import UserError
 
 LEGEND = (
@@ -69,7 +69,7 @@ def legend_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Return what is said below a leaderboard."""
     more = {BY_LOSS: LEGEND_OF_LOSS, CHECKS: LEGEND_OF_CHECKS}
     legend = " ".join([LEGEND, *(text for column, text in more.items() if column in columns)])
-    reached = not any("not reached" in text_of(row, column) for row in rows for column in columns)
+    reached = not any(NOT_REACHED in text_of(row, column) for row in rows for column in columns)
     return legend if reached else f"{legend} {NOT_REACHED_MEANS}"
 
 
@@ -116,7 +116,8 @@ DIGITS = 10
 
 
 def _short(row: Row) -> Row:
-    return {key: float(format(x, f".{DIGITS}g")) if isinstance(x, float) else x for key, x in row.items()}
+    values = {key: file_value(value) for key, value in row.items()}
+    return {key: float(format(x, f".{DIGITS}g")) if isinstance(x, float) else x for key, x in values.items()}
 
 
 def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import binomtest
 
 from sparsebench.measure import groups as by_group
+from sparsebench.stats.intervals import wilson
 
 TOP_5_FROM = 10
 """With fewer classes it says little that the label is among the five that the network finds likeliest."""
@@ -78,13 +77,8 @@ def share(name: str, outcomes: np.ndarray) -> Score:
     n, hits = len(outcomes), int(outcomes.sum())
     if n == 0:
         return Score(name, None, "fraction", 0)
-    return Score(name, hits / n, "fraction", n, *_wilson(hits, n), WILSON)
-
-
-@lru_cache(maxsize=4096)
-def _wilson(hits: int, n: int) -> tuple[float, float]:
-    low, high = binomtest(hits, n).proportion_ci(method="wilson")
-    return float(low), float(high)
+    low, high = wilson(np.array(hits / n), np.array(n))
+    return Score(name, hits / n, "fraction", n, float(low), float(high), WILSON)
 
 
 def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: Sequence[int]) -> Iterator[Score]:

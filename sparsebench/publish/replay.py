@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import binomtest
 
 from sparsebench import engine, seeds
 from sparsebench.engine import devices
@@ -28,8 +27,9 @@ from sparsebench.records import store
 from sparsebench.records.cell import Cell
 from sparsebench.records.record import Record
 from sparsebench.spec import fill
+from sparsebench.stats.paired import mcnemar
 
-LEVEL = 0.01
+FALSE_ALARM = 0.01
 """Chance that a cell which was trained on another machine, and is sound, is found to disagree."""
 AGREEING = 0.99
 """Share of the test items that trained weights must class alike on another machine: nothing but rounding differs."""
@@ -179,15 +179,14 @@ def _disagreement(before: Record, after: Record, cells: int) -> str | None:
     if abs(ratios[0] - ratios[1]) > FEW:
         return f"{what} took {ratios[0]:.4f} of the dense MACs there and {ratios[1]:.4f} here"
     trained = before.cell.n_train > 0 and before.cell.track != "frozen"
-    return _differ(what, old, new, trained=trained, level=LEVEL / cells)
+    return _difference(what, old, new, trained=trained, level=FALSE_ALARM / cells)
 
 
-def _differ(what: str, old: Items, new: Items, *, trained: bool, level: float) -> str | None:
+def _difference(what: str, old: Items, new: Items, *, trained: bool, level: float) -> str | None:
     """Return how outcomes of two machines differ by more than rounding can, or None."""
     alike = float((old.predicted == new.predicted).mean())
     if not trained:
         return None if alike >= AGREEING else f"{what}: {alike:.2%} of the predictions are the same here"
-    gained, lost = int((new.correct & ~old.correct).sum()), int((old.correct & ~new.correct).sum())
-    if gained + lost == 0 or binomtest(gained, gained + lost).pvalue >= level:
+    if mcnemar((new.correct & ~old.correct).sum(), (old.correct & ~new.correct).sum()) >= level:
         return None
     return f"{what} has accuracy {old.accuracy:.4f} there and {new.accuracy:.4f} here, on the same test items"

@@ -8,7 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from sparsebench.reproduce.trials import Interval, Trial, grouped, line, mean
+from sparsebench.reproduce.trials import Trial, grouped, line, mean
+from sparsebench.stats.intervals import Interval
 
 
 def crossing(snr: np.ndarray, losses: np.ndarray, threshold: float) -> float:

@@ -14,7 +14,7 @@ from sparsebench.reproduce.result import COLOURS, PUBLISHED, Panel, Result, band
 from sparsebench.reproduce.samples import tau
 from sparsebench.reproduce.trials import ENOUGH, Trial, compete, grouped, mean, measured
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
-from sparsebench.stats.intervals import RESAMPLES
+from sparsebench.stats.intervals import bootstrap_means
 
 Shares = tuple[float, float, float]
 LITTLE = 0.01
@@ -48,8 +48,9 @@ def _steps_row(name: str, shares: Shares, trials: Sequence[Trial]) -> dict[str, 
 def _in_line(name: str, steps: Mapping[Shares, np.ndarray], trials: int) -> Verdict:
     """Return the verdict on the steps of the trials that got there, for each alpha_*."""
     a, confusing = np.array([s[0] for s in steps]), np.array([s[1] for s in steps])
-    means, resampled = np.array([mean(some)[0] for some in steps.values()]), _resampled(steps)
-    fits = compete({"1/alpha_*": 1 / a, "1/gap": 1 / (a - confusing)}, means, resampled)
+    means = np.array([mean(values)[0] for values in steps.values()])
+    resamples = np.array([bootstrap_means(values, stream) for stream, values in enumerate(steps.values())])
+    fits = compete({"1/alpha_*": 1 / a, "1/gap": 1 / (a - confusing)}, means, resamples, [*map(len, steps.values())])
     rule = (
         "reproduced: steps rise (the exponent's interval lies above 0) and the line in 1/alpha_* has R2 >= 0.95; "
         "partly: they rise with a smaller R2; not: they do not, every trial gets there, and they less than double over "
@@ -67,15 +68,6 @@ def _in_line(name: str, steps: Mapping[Shares, np.ndarray], trials: int) -> Verd
         f"{fits[0].name}; {shown}", "; ".join(fit.text for fit in fits),
         word if own.points >= ENOUGH else "undecided", rule,
     )  # fmt: skip
-
-
-def _resampled(steps: Mapping[Shares, np.ndarray]) -> np.ndarray:
-    """Return (alpha_*, RESAMPLES) means of trials drawn again; NaN from fewer than two."""
-    rng = np.random.default_rng(0)
-    return np.array([
-        rng.choice(some, (RESAMPLES, len(some))).mean(axis=1) if len(some) > 1 else np.full(RESAMPLES, np.nan)
-        for some in steps.values()
-    ])  # fmt: skip
 
 
 def _draw_steps(axis: Any, steps: Mapping[Shares, np.ndarray], some: Trial, title: str) -> None:

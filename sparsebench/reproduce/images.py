@@ -18,16 +18,17 @@ from sparsebench.reproduce.samples import trend
 from sparsebench.reproduce.trials import (
     ENOUGH,
     Grid,
-    Interval,
     Trial,
     compete,
     grouped,
     mean,
     measured,
     paired,
+    resamples_of,
     slopes,
 )
 from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge
+from sparsebench.stats.intervals import Interval
 
 GAIN = 0.10
 """The gain in accuracy that full removal should bring; the paper's are 0.122 and 0.147."""
@@ -184,7 +185,7 @@ def _needed(axis: Any, x: np.ndarray, n50: list[Interval]) -> None:
 def _complexity(grids: Mapping[float, Grid], a: np.ndarray, n50: list[Interval], level: float) -> list[Verdict]:
     """Return whether N50 falls as alpha_* rises, and whether it is a line in alpha_*^-2."""
     values = np.array([value for value, _, _ in n50])
-    fits = compete({"alpha_*^-2": a**-2}, values, np.array([grid.resampled() for grid in grids.values()]))
+    fits = compete({"alpha_*^-2": a**-2}, values, *resamples_of(grids.values()))
     said = "; ".join(f"alpha_* {one:.2f}: {interval(*value)}" for one, value in zip(grids, n50, strict=True))
     by_inverse = {float(one**-2): grids[one] for one in sorted(grids, reverse=True)}
     claim = f"fewer samples are needed as alpha_* rises (accuracy {level:g}; the paper's level is 0.775)"

@@ -14,8 +14,9 @@ from sparsebench.planning.job import Job
 from sparsebench.reproduce.boundary import Boundary, cells, fitted, loss_of
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
-from sparsebench.reproduce.trials import Interval, Trial, grouped, mean, watched
+from sparsebench.reproduce.trials import Trial, grouped, mean, watched
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
+from sparsebench.stats.intervals import Interval
 from sparsebench.tasks.overfitting import Overfitting
 
 PUBLISHED = 1000

@@ -10,8 +10,9 @@ import numpy as np
 
 from sparsebench.reproduce import published
 from sparsebench.reproduce.result import COLOURS, Panel, Result, legend
-from sparsebench.reproduce.trials import Interval, Trial, grouped, mean, measured, paired
+from sparsebench.reproduce.trials import Trial, grouped, mean, measured, paired
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
+from sparsebench.stats.intervals import Interval
 
 LOSS = "test_loss"
 WORST = "worst_group_accuracy"

@@ -13,8 +13,9 @@ from sparsebench.measure import theory
 from sparsebench.models.shipped import Shallow
 from sparsebench.reproduce import published
 from sparsebench.reproduce.result import COLOURS, Panel, Result, dashed, heat_map, legend, points
-from sparsebench.reproduce.trials import ENOUGH, Fit, Grid, Trial, compete, grouped, measured, quantiles, slopes
+from sparsebench.reproduce.trials import ENOUGH, Fit, Grid, Trial, compete, grouped, measured, resamples_of, slopes
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
+from sparsebench.stats.intervals import percentiles
 from sparsebench.tasks.theory import Theory
 
 HARD = 0.28
@@ -42,7 +43,7 @@ class Sweep:
         """Return how alpha_*^-2, alpha_*^-4 and gap^-2 explain N50."""
         a, gap = self.relevant, self.gap
         xs = {"alpha_*^-2": a**-2, "alpha_*^-4": a**-4, "gap^-2": gap**-2}
-        return compete(xs, self.values, np.array([grid.resampled() for grid in self.grids.values()]))
+        return compete(xs, self.values, *resamples_of(self.grids.values()))
 
     def rows(self, **labels: Any) -> list[dict[str, Any]]:
         """Return N50 and N95, a row a value of alpha_*."""
@@ -206,9 +207,9 @@ def trend(figure: str, grids: Mapping[float, Grid], claim: str, says: str) -> Ve
     x = np.array(list(some))
     first, last = some[x[0]], some[x[-1]]
     bottom, top = max(grid.ends[0] for grid in some.values()), min(grid.ends[1] for grid in some.values())
-    resampled = np.array([np.clip(grid.resampled(), bottom, top) for grid in some.values()])
+    resamples, repetitions = resamples_of(some.values())
     values = np.clip([grid.n50[0] for grid in some.values()], bottom, top)
-    low, high = quantiles(slopes(x, np.log(resampled)))
+    low, high = percentiles(slopes(x, np.log(np.clip(resamples, bottom, top))), min(repetitions))
     slope = float(slopes(x, np.log(values)[:, None])[0])
     ends = f"N50 {interval(*first.n50)} at {x[0]:g}, {interval(*last.n50)} at {x[-1]:g}; N {bottom:g} to {top:g}"
     flat = high * (x[-1] - x[0]) < np.log(2) and all(grid.within(bottom, top) for grid in some.values())
@@ -253,11 +254,12 @@ def _ratio(mine: Grid, other: Grid) -> tuple[float, float, float]:
         with np.errstate(invalid="ignore"):
             return np.where(a <= mine.ends[0], np.minimum(a / b, 1), a / b)
 
-    resampled = ratio(mine.resampled(), other.resampled())
-    unknown, value = np.isnan(resampled), float(ratio(np.array(mine.n50[0]), np.array(other.n50[0])))
+    (resamples, others), repetitions = resamples_of([mine, other])
+    ratios, value = ratio(resamples, others), float(ratio(np.array(mine.n50[0]), np.array(other.n50[0])))
+    unknown, n = np.isnan(ratios), min(repetitions)
     if unknown.all():
         return value, float("nan"), float("nan")
-    return value, quantiles(np.where(unknown, 0, resampled))[0], quantiles(np.where(unknown, np.inf, resampled))[1]
+    return value, percentiles(np.where(unknown, 0, ratios), n)[0], percentiles(np.where(unknown, np.inf, ratios), n)[1]
 
 
 def _saves(ratios: Mapping[float, tuple[float, float, float]]) -> Verdict:

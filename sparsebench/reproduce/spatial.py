@@ -13,8 +13,9 @@ from sparsebench.reproduce import positional
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.positional import put_right
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
-from sparsebench.reproduce.trials import Interval, Trial, grouped, mean, measured, paired, watched
+from sparsebench.reproduce.trials import Trial, grouped, mean, measured, paired, watched
 from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge
+from sparsebench.stats.intervals import Interval
 from sparsebench.tasks.spatial import Spatial
 
 WATCHED = {

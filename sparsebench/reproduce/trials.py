@@ -13,14 +13,11 @@ import numpy as np
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.reproduce.verdicts import interval
-from sparsebench.stats.intervals import LEVEL, RESAMPLES, Successes, half_success, mean_interval
+from sparsebench.stats.intervals import Interval, Successes, mean_interval, percentiles, sample_complexity
 
 K = TypeVar(
     "K", str, float, bool, tuple[int, int], tuple[int, float], tuple[str, str, float], tuple[float, float, float]
 )
-
-Interval = tuple[float, float | None, float | None]
-"""A value with the ends of its interval, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -99,18 +96,19 @@ class Grid:
         return cls(grid)
 
     @cached_property
-    def _found(self) -> Successes:
+    def successes(self) -> Successes:
+        """Its complete repetitions."""
         return Successes.of_nested(self.trials)
 
     @property
     def sizes(self) -> np.ndarray:
         """The numbers of samples N, rising."""
-        return self._found.sizes
+        return self.successes.sizes
 
     @property
     def wins(self) -> np.ndarray:
         """(repetitions, sizes), 0 or 1."""
-        return self._found.wins
+        return self.successes.wins
 
     @property
     def rates(self) -> np.ndarray:
@@ -123,10 +121,7 @@ class Grid:
 
         NaN without a complete repetition.
         """
-        if not len(self.wins):
-            return float("nan"), None, None
-        value = float(half_success(self.sizes, self.rates[None])[0])
-        return (value, None, None) if len(self.wins) < 2 else (value, *quantiles(self.resampled()))
+        return sample_complexity(self.successes)
 
     @property
     def n95(self) -> float:
@@ -147,24 +142,11 @@ class Grid:
         _, low, high = self.n50
         return low is not None and high is not None and bottom < low and high <= top
 
-    def resampled(self) -> np.ndarray:
-        """Return (RESAMPLES,) N50 of repetitions drawn again; the same draws for grids of as many repetitions.
 
-        NaN from fewer than two repetitions, which have no interval.
-        """
-        if len(self.wins) < 2:
-            return np.full(RESAMPLES, np.nan)
-        drawn = np.random.default_rng(0).integers(0, len(self.wins), (RESAMPLES, len(self.wins)))
-        return half_success(self.sizes, self.wins[drawn].mean(axis=1))
-
-
-def quantiles(values: np.ndarray) -> tuple[float, float]:
-    """Return the ends of the 95 % percentile interval of the resampled values that are numbers."""
-    known = values[~np.isnan(values)]
-    if not known.size:
-        return float("nan"), float("nan")
-    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
-    return float(low), float(high)
+def resamples_of(grids: Iterable[Grid]) -> tuple[np.ndarray, list[int]]:
+    """Return (P, RESAMPLES) N50 of P grids, and of how many repetitions each is; see `Successes.resamples`."""
+    successes = [grid.successes for grid in grids]
+    return np.array([one.resamples() for one in successes]), [len(one.seeds) for one in successes]
 
 
 def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
@@ -212,23 +194,27 @@ class Fit:
         return f"{self.name}: R2 {self.r2:.3f}, exponent {interval(self.exponent, self.low, self.high)}"
 
 
-def compete(candidates: Mapping[str, np.ndarray], y: np.ndarray, resampled: np.ndarray) -> list[Fit]:
+def compete(
+    candidates: Mapping[str, np.ndarray], y: np.ndarray, resamples: np.ndarray, repetitions: Sequence[int]
+) -> list[Fit]:
     """Return the fit of each candidate, best R2 first.
 
     Args:
         candidates: (P,) values of x by name.
         y: (P,) measured values; those that are not finite are left out.
-        resampled: (P, R) the same, from resampled trials.
+        resamples: (P, R) the same, from resampled trials.
+        repetitions: (P,) of how many each was resampled; the fewest decide how wide intervals are.
     """
-    here = np.isfinite(y)
-    if here.sum() < 3:
+    finite = np.isfinite(y)
+    if finite.sum() < 3:
         return []
+    n = min((count for count, known in zip(repetitions, finite, strict=True) if known and count > 1), default=0)
     fits = []
-    for name, x in candidates.items():
-        x = x[here]
-        own = float(_exponents(np.log(x), y[here, None])[0])
-        low, high = quantiles(_exponents(np.log(x), resampled[here]))
-        fits.append(Fit(name, line(x, y[here])[2], own, low, high, len(x), float(x.max() / x.min())))
+    for name, values in candidates.items():
+        x = values[finite]
+        exponent = float(_exponents(np.log(x), y[finite, None])[0])
+        low, high = percentiles(_exponents(np.log(x), resamples[finite]), n)
+        fits.append(Fit(name, line(x, y[finite])[2], exponent, low, high, len(x), float(x.max() / x.min())))
     return sorted(fits, key=lambda fit: -fit.r2)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 LEVEL = 0.95
 RESAMPLES = 2000
-NOT_REACHED = float("inf")
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
@@ -26,16 +25,17 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float |
 
 
 def wilson(rates: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of the Wilson 95 % intervals of success rates of n trials.
+    """Return the ends of the Wilson 95 % intervals of success rates of n trials; n need not be whole.
 
-    Written out: importing scipy.stats takes longer than making a board.
+    Written out: scipy's takes whole numbers alone, and its import longer than making a board.
     """
     from scipy.special import ndtri
 
     z2 = float(ndtri(0.5 + LEVEL / 2)) ** 2
     middle = (rates + z2 / (2 * n)) / (1 + z2 / n)
     half = np.sqrt(z2 * (rates * (1 - rates) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    return np.maximum(0.0, middle - half), np.minimum(1.0, middle + half)
+    # Where all or none succeed an end is exact, which rounding would hide.
+    return np.where(rates == 0, 0.0, middle - half), np.where(rates == 1, 1.0, middle + half)
 
 
 def half_success(sizes: np.ndarray, rates: np.ndarray) -> np.ndarray:
@@ -47,7 +47,7 @@ def half_success(sizes: np.ndarray, rates: np.ndarray) -> np.ndarray:
     below = rates < 0.5
     last = np.where(below.any(axis=1), rates.shape[1] - 1 - below[:, ::-1].argmax(axis=1), -1)
     out = np.full(len(rates), float(sizes[0]))
-    out[last == len(sizes) - 1] = NOT_REACHED
+    out[last == len(sizes) - 1] = np.inf
     inside = np.flatnonzero((last >= 0) & (last < len(sizes) - 1))
     k = last[inside]
     low, high = rates[inside, k], rates[inside, k + 1]
@@ -98,10 +98,11 @@ class Successes:
         """Return the grid of some of its repetitions, sorted."""
         return Successes(self.sizes, seeds, self.wins[np.searchsorted(self.seeds, seeds)])
 
-    def resampled(self) -> np.ndarray:
-        """Return (RESAMPLES,) N50 of repetitions drawn again; the same draws for as many repetitions."""
-        r = len(self.seeds)
-        return half_success(self.sizes, _drawn(r) @ self.wins / r)  # sums of zeros and ones are exact
+    def resamples(self) -> np.ndarray:
+        """Return (RESAMPLES,) N50 of repetitions drawn again, NaN from fewer than two; see `bootstrap_means`."""
+        if len(self.seeds) < 2:
+            return np.full(RESAMPLES, np.nan)
+        return half_success(self.sizes, bootstrap_means(self.wins))  # sums of zeros and ones are exact
 
 
 Interval = tuple[float, float | None, float | None]
@@ -112,11 +113,11 @@ def sample_complexity(grid: Successes) -> Interval:
     """Return N50 and its 95 % interval.
 
     The interval resamples repetitions, each with its successes at all sizes (percentile bootstrap, expanded for few
-    repetitions, Hesterberg 2015). "Not reached" is a value like others, the largest.
+    repetitions, Hesterberg 2015). Infinity, "not reached", is a value like others, the largest.
     """
     if len(grid.seeds) < 2:
         return grid.n50, None, None
-    return grid.n50, *percentiles(grid.resampled(), len(grid.seeds))
+    return grid.n50, *percentiles(grid.resamples(), len(grid.seeds))
 
 
 def n50_ratio(grid: Successes, other: Successes) -> Interval:
@@ -128,34 +129,48 @@ def n50_ratio(grid: Successes, other: Successes) -> Interval:
     shared = np.intersect1d(grid.seeds, other.seeds)
     if not shared.size:
         return float("nan"), None, None
-    own, others = grid.among(shared), other.among(shared)
-    value = float(_ratio(np.array([own.n50]), np.array([others.n50]))[0])
+    grid, other = grid.among(shared), other.among(shared)
+    value = float(_ratio(np.array([grid.n50]), np.array([other.n50]))[0])
     if len(shared) < 2:
         return value, None, None
-    return value, *percentiles(_ratio(own.resampled(), others.resampled()), len(shared))
+    return value, *percentiles(_ratio(grid.resamples(), other.resamples()), len(shared))
 
 
-def _ratio(own: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _ratio(n50: np.ndarray, other: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        return np.where(np.isinf(own) & np.isinf(other), 1.0, own / other)
+        return np.where(np.isinf(n50) & np.isinf(other), 1.0, n50 / other)
 
 
-def percentiles(resampled: np.ndarray, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of resampled values from n repetitions.
+def percentiles(resamples: np.ndarray, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of values from resamples of n repetitions; those that are NaN are left out.
 
     The percentiles are those that the mean of n normal numbers would need, which lie farther out than 2.5 and 97.5.
+    NaN from fewer than two repetitions, or of no values.
     """
     from scipy.special import ndtr, stdtrit
 
+    known = resamples[~np.isnan(resamples)]
+    if n < 2 or not known.size:
+        return float("nan"), float("nan")
     tail = float(ndtr(-stdtrit(n - 1, 0.5 + LEVEL / 2) * np.sqrt(n / (n - 1))))
     # inverted_cdf takes values that occurred, so that infinity is never interpolated.
-    low, high = np.quantile(resampled, [tail, 1 - tail], method="inverted_cdf")
+    low, high = np.quantile(known, [tail, 1 - tail], method="inverted_cdf")
     return float(low), float(high)
 
 
+def bootstrap_means(values: np.ndarray, stream: int = 0) -> np.ndarray:
+    """Return (RESAMPLES, ...) means of n repetitions drawn again, from (n, ...) values.
+
+    NaN from fewer than two, which have no interval. Of the same n and stream the draws are the same, of other streams
+    they are independent.
+    """
+    n = len(values)
+    return _draws(n, stream) @ values / n if n > 1 else np.full((RESAMPLES, *values.shape[1:]), np.nan)
+
+
 @lru_cache(maxsize=4)
-def _drawn(n: int) -> np.ndarray:
+def _draws(n: int, stream: int) -> np.ndarray:
     """Return how often each of n repetitions is in each resample, (RESAMPLES, n)."""
-    drawn = np.random.default_rng(0).integers(0, n, (RESAMPLES, n))
+    drawn = np.random.default_rng(stream).integers(0, n, (RESAMPLES, n))
     rows = n * np.arange(RESAMPLES)[:, None]
     return np.bincount((rows + drawn).ravel(), minlength=RESAMPLES * n).reshape(RESAMPLES, n).astype(float)

@@ -149,7 +149,7 @@ def items(hits: int, n: int = 400, classes: int = 2) -> Items:
     ],
 )
 def test_other_machines_may_differ_by_noise_alone(old: int, new: int, trained: bool, differs: bool) -> None:
-    found = module._differ("it", items(old), items(new), trained=trained, level=0.01)
+    found = module._difference("it", items(old), items(new), trained=trained, level=0.01)
     assert (found is not None) == differs
 
 

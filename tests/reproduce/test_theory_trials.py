@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
+from sparsebench.board.build import build
 from sparsebench.budget import FULL, Budget
 from sparsebench.models.shipped import Shallow
 from sparsebench.records.cell import Cell, Part
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Failure, Metric, Record
+from sparsebench.records.row import flatten
 from sparsebench.reproduce.trials import (
     Grid,
     Trial,
@@ -23,7 +26,7 @@ from sparsebench.reproduce.trials import (
     mean,
     measured,
     paired,
-    quantiles,
+    resamples_of,
     slopes,
     trials_of,
 )
@@ -33,12 +36,22 @@ from sparsebench.tasks.theory import Theory
 
 NAN, INFINITY = float("nan"), float("inf")
 X = np.array([2.0, 3.0, 5.0, 8.0, 13.0])
+SIX = [6] * len(X)
+"""Repetitions of each value."""
 
 
-def record_of(status: Any = "ok", *, kind: str = "", budget: Budget = FULL, **metrics: float | None) -> Record:
+def record_of(
+    status: Any = "ok",
+    *,
+    kind: str = "",
+    budget: Budget = FULL,
+    n_train: int = 12,
+    repetition: int = 3,
+    **metrics: float | None,
+) -> Record:
     cell = Cell(
         task=Part.of(Theory(relevant=0.3)), model=Part.of(Shallow(m=16)), strategy=Part(name="noise"), budget=budget,
-        n_train=12, repetition=3, where="test",
+        n_train=n_train, repetition=repetition, where="test",
     )  # fmt: skip
     return Record(
         cell=cell, cell_id=cell.id, status=status, origin=Origin(plugin="noise", sha256="a"), kind="deployable",
@@ -136,7 +149,7 @@ def test_a_size_that_few_repetitions_have_is_left_out() -> None:
 def test_without_a_complete_repetition_there_is_no_number_and_no_error(some: Grid) -> None:
     assert len(some.wins) == 0 and np.isnan(some.rates).all()
     assert np.isnan([some.n50[0], some.n95, *some.ends]).all()
-    assert np.isnan(some.resampled()).all() and not some.within(0, INFINITY)
+    assert np.isnan(resamples_of([some])[0]).all() and not some.within(0, INFINITY)
 
 
 def test_a_grid_is_of_its_trials_whatever_their_order(make_trial: Any) -> None:
@@ -149,24 +162,36 @@ def test_trials_that_diverged_are_failures_in_a_grid(make_trial: Any) -> None:
     assert Grid.of(trials).wins.tolist() == [[1, 0], [1, 0]]
 
 
-def test_resampled_n50_come_from_whole_repetitions_and_have_the_interval_of_n50() -> None:
-    some = grid("0111", "0011", "0001", "0000")
-    values = some.resampled()
-    assert values.shape == (RESAMPLES,) and (values == some.resampled()).all()
-    assert quantiles(values) == some.n50[1:]
+def test_resampled_n50_come_from_whole_repetitions() -> None:
+    (values,), (n,) = resamples_of([grid("0111", "0011", "0001", "0000")])
+    assert values.shape == (RESAMPLES,) and n == 4
     possible = {grid(*(["0111"] * i + ["0011"] * j + ["0001"] * k + ["0000"] * (4 - i - j - k))).n50[0]
                 for i in range(5) for j in range(5 - i) for k in range(5 - i - j)}  # fmt: skip
     assert set(np.round(values, 6)) <= set(np.round(list(possible), 6))
 
 
+@pytest.mark.parametrize("n", [2, 5, 10])
+def test_the_interval_of_n50_is_that_of_the_board(n: int) -> None:
+    thresholds = np.random.default_rng(n).integers(5, 130, n)
+    records = [
+        record_of(n_train=size, repetition=seed, success=float(size >= threshold))
+        for seed, threshold in enumerate(thresholds)
+        for size in (4, 8, 16, 32, 64, 128, 256)
+    ]
+    (row,) = build([flatten(record) for record in records])
+    assert Grid.of(trials_of(records)).n50 == tuple(
+        row[f"sample_complexity{end}"] for end in ("", "_low", "_high")
+    )  # fmt: skip
+
+
 def test_grids_of_as_many_repetitions_are_resampled_alike() -> None:
-    one, other = grid("0111", "0011", "0001"), grid("0111", "0011", "0001", sizes=(8, 16, 32, 64))
-    np.testing.assert_allclose(other.resampled() / one.resampled(), 2)
+    (one, other), _ = resamples_of([grid("0111", "0011", "0001"), grid("0111", "0011", "0001", sizes=(8, 16, 32, 64))])
+    np.testing.assert_allclose(other / one, 2)
 
 
 def test_one_repetition_has_no_interval() -> None:
     some = grid("0011")
-    assert some.n50[1:] == (None, None) and np.isnan(some.resampled()).all() and not some.within(4, 32)
+    assert some.n50[1:] == (None, None) and np.isnan(resamples_of([some])[0]).all() and not some.within(4, 32)
 
 
 @pytest.mark.parametrize(
@@ -179,14 +204,6 @@ def test_an_interval_that_reaches_the_end_of_the_sizes_is_not_within_them(succes
 
 
 # ---- lines and powers
-
-
-def test_quantiles_take_values_that_occurred_and_leave_out_what_is_no_number() -> None:
-    values = np.arange(1.0, 101.0)
-    assert quantiles(values) == (3, 98)
-    assert quantiles(np.append(values, [NAN] * 50)) == (3, 98)
-    assert quantiles(np.append(values[:90], [INFINITY] * 10)) == (3, INFINITY)
-    assert np.isnan(quantiles(np.full(5, NAN))).all()
 
 
 @given(st.floats(-5, 5), st.floats(-100, 100))
@@ -210,7 +227,7 @@ def test_r2_is_the_share_of_the_variance_that_a_line_explains() -> None:
 @given(st.floats(-3, 3), st.floats(0.1, 100))
 def test_the_exponent_of_a_power_law_is_recovered(power: float, factor: float) -> None:
     y = factor * X**power
-    (fit,) = compete({"x": X}, y, np.repeat(y[:, None], 7, axis=1))
+    (fit,) = compete({"x": X}, y, np.repeat(y[:, None], 7, axis=1), SIX)
     assert (fit.exponent, fit.low, fit.high) == pytest.approx((power, power, power), abs=1e-9)
     assert (fit.points, fit.range) == (5, 6.5)
 
@@ -218,7 +235,7 @@ def test_the_exponent_of_a_power_law_is_recovered(power: float, factor: float) -
 def test_the_law_that_made_the_values_wins() -> None:
     candidates = {f"x^{p}": X**p for p in (1.0, 2.0, -2.0, 0.5)}
     for name, x in candidates.items():
-        fits = compete(candidates, 3 * x + 1, np.repeat(x[:, None], 3, axis=1))
+        fits = compete(candidates, 3 * x + 1, np.repeat(x[:, None], 3, axis=1), SIX)
         assert fits[0].name == name and fits[0].r2 == pytest.approx(1)
         assert [fit.r2 for fit in fits] == sorted((fit.r2 for fit in fits), reverse=True)
         assert fits[1].r2 < 0.999
@@ -226,29 +243,43 @@ def test_the_law_that_made_the_values_wins() -> None:
 
 def test_values_that_are_not_reached_are_left_out() -> None:
     y = np.array([2.0, INFINITY, 5.0, 8.0, NAN])
-    (fit,) = compete({"x": X}, y, np.repeat(y[:, None], 3, axis=1))
+    (fit,) = compete({"x": X}, y, np.repeat(y[:, None], 3, axis=1), SIX)
     assert (fit.exponent, fit.r2, fit.points, fit.range) == pytest.approx((1, 1, 3, 4))
 
 
 def test_a_resample_that_is_not_reached_somewhere_is_fitted_without_it() -> None:
-    resampled = np.repeat(X[:, None], 4, axis=1)
-    resampled[4, 0] = resampled[3:, 1] = INFINITY
-    resampled[1:, 2] = INFINITY  # too few for a slope
-    (fit,) = compete({"x": X}, X, resampled)
+    resamples = np.repeat(X[:, None], 4, axis=1)
+    resamples[4, 0] = resamples[3:, 1] = INFINITY
+    resamples[1:, 2] = INFINITY  # too few for a slope
+    (fit,) = compete({"x": X}, X, resamples, SIX)
     assert (fit.low, fit.high) == pytest.approx((1, 1))
+
+
+def test_the_fewest_repetitions_of_what_is_fitted_decide_how_wide_an_exponents_interval_is() -> None:
+    y, resamples = X.copy(), X[:, None] ** np.linspace(0.5, 1.5, 1001)
+
+    def ends(*repetitions: int) -> tuple[float, float]:
+        (fit,) = compete({"x": X}, y, resamples, repetitions)
+        return fit.low, fit.high
+
+    for n in (3, 6, 40):
+        tail = stats.norm.cdf(-stats.t.ppf(0.975, n - 1) * (n / (n - 1)) ** 0.5)
+        assert ends(n, 50, 50, 1, n) == pytest.approx((0.5 + tail, 1.5 - tail), abs=1e-3)
+    y[0] = INFINITY
+    assert ends(3, 40, 40, 40, 40) == ends(40, 40, 40, 40, 40)
 
 
 @pytest.mark.parametrize("y", [[2.0, 3.0, *[INFINITY] * 3], [NAN] * 5, [INFINITY] * 5])
 def test_fewer_than_three_points_give_no_fit(y: list[float]) -> None:
-    assert compete({"x": X}, np.array(y), np.ones((5, 3))) == []
+    assert compete({"x": X}, np.array(y), np.ones((5, 3)), SIX) == []
 
 
 def test_no_points_give_no_fit() -> None:
-    assert compete({"x": np.array([])}, np.array([]), np.array([])) == []
+    assert compete({"x": np.array([])}, np.array([]), np.array([]), []) == []
 
 
 def test_without_intervals_a_fit_says_neither_that_it_rises_nor_that_it_is_flat() -> None:
-    (fit,) = compete({"x": X}, X, np.full((5, 3), NAN))
+    (fit,) = compete({"x": X}, X, np.full((5, 3), NAN), [1] * 5)
     assert not fit.rises and not fit.flat and fit.text == "x: R2 1.000, exponent 1"
 
 
@@ -257,8 +288,8 @@ def test_without_intervals_a_fit_says_neither_that_it_rises_nor_that_it_is_flat(
     [((0.2, 0.3), True, False), ((-0.2, 0.3), False, True), ((-0.2, 0.4), False, False), ((-0.4, -0.2), False, True)],
 )
 def test_flat_is_less_than_a_doubling_over_the_range(ends: tuple[float, float], rises: bool, flat: bool) -> None:
-    resampled = X[:, None] ** np.array(ends)  # from x = 2 to 13 a power of 0.37 doubles
-    (fit,) = compete({"x": X}, X ** np.mean(ends), resampled)
+    resamples = X[:, None] ** np.array(ends)  # from x = 2 to 13 a power of 0.37 doubles
+    (fit,) = compete({"x": X}, X ** np.mean(ends), resamples, SIX)
     assert (fit.rises, fit.flat) == (rises, flat)
 
 
@@ -273,7 +304,7 @@ def test_a_constant_neither_rises_nor_falls_by_rounding(points: int) -> None:
     x = np.linspace(0.1, 0.5, points)
     for value in np.exp(np.linspace(0.7, 5, 50)):
         y = np.full((points, 4), value)
-        (fit,) = compete({"x": x}, y[:, 0], y)
+        (fit,) = compete({"x": x}, y[:, 0], y, [6] * points)
         assert (fit.exponent, fit.low, fit.high) == (0, 0, 0) and fit.flat
         assert (slopes(x, np.log(y)) == 0).all()
 

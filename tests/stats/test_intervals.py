@@ -5,7 +5,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from sparsebench.stats import intervals
-from sparsebench.stats.intervals import Interval, Successes, half_success, mean_interval
+from sparsebench.stats.intervals import (
+    Interval,
+    Successes,
+    bootstrap_means,
+    half_success,
+    mean_interval,
+    percentiles,
+    wilson,
+)
 
 INFINITY = float("inf")
 
@@ -28,6 +36,14 @@ def test_the_interval_of_known_numbers() -> None:
 
 def test_one_value_has_no_interval() -> None:
     assert mean_interval([0.25]) == (0.25, None, None)
+
+
+@pytest.mark.parametrize("n", [1, 5, 13, 43, 1200])
+def test_wilsons_interval_is_that_of_scipy(n: int) -> None:
+    for hits in range(n + 1):
+        expected = stats.binomtest(hits, n).proportion_ci(method="wilson")
+        low, high = wilson(np.float64(hits / n), np.float64(n))
+        assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12) and low <= hits / n <= high
 
 
 def n50(sizes: list[int], *rates: float) -> float:
@@ -135,6 +151,31 @@ def test_intervals_of_n50_cover_it_about_as_often_as_they_say(n: int) -> None:
         assert low is not None and high is not None
         covered += low <= true <= high
     assert 0.92 <= covered / 600 <= 0.995  # grids of few trials have few values
+
+
+def test_percentiles_take_values_that_occurred_and_leave_out_what_is_no_number() -> None:
+    values, many, nan = np.arange(1.0, 101.0), 10**9, float("nan")
+    assert percentiles(values, many) == percentiles(np.append(values, [nan] * 50), many) == (3, 98)
+    assert percentiles(np.append(values[:90], [INFINITY] * 10), many) == (3, INFINITY)
+    assert np.isnan([percentiles(np.full(5, nan), many), percentiles(values[:0], many), percentiles(values, 1)]).all()
+
+
+def test_percentiles_of_few_repetitions_lie_farther_out() -> None:
+    values = np.linspace(0, 1, 100001)
+    for n in (5, 10, 50):
+        tail = stats.norm.cdf(-stats.t.ppf(0.975, n - 1) * (n / (n - 1)) ** 0.5)
+        assert tail < 0.025 and percentiles(values, n) == pytest.approx((tail, 1 - tail), abs=1e-4)
+
+
+def test_bootstrap_means_are_of_rows_drawn_together() -> None:
+    values = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
+    means = bootstrap_means(values)
+    np.testing.assert_allclose(means[:, 1], 10 * means[:, 0])
+    possible = {(a + b + c) / 3 for a in (1, 2, 4) for b in (1, 2, 4) for c in (1, 2, 4)}
+    assert set(np.round(means[:, 0], 9)) == set(np.round(list(possible), 9))
+    other = bootstrap_means(values, 1)
+    assert (bootstrap_means(values) == means).all() and abs(np.corrcoef(means[:, 0], other[:, 0])[0, 1]) < 0.1
+    assert np.isnan(bootstrap_means(values[:1])).all() and bootstrap_means(values[:0, 0]).shape == means[:, 0].shape
 
 
 def test_trials_that_agree_have_an_interval_of_no_width() -> None:

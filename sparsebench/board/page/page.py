@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from sparsebench.board import budget_table
 from sparsebench.board.board import Board, BudgetBoard, Row
-from sparsebench.board.columns import EVERY, NOT_RANKED, Column, keys_of, text_of
+from sparsebench.board.columns import EVERY, NOT_RANKED, Column, file_value, keys_of, text_of
 
 SCRIPTS = ("vendor/table-core.js", "vendor/d3.min.js", "vendor/plot.umd.min.js", "assets/state.js", "assets/copy.js",
            "assets/table.js", "assets/charts.js", "assets/cost.js", "assets/curves.js", "assets/groups.js",
@@ -82,7 +82,7 @@ def _view(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
         "title": title,
         "length": len(rows),
         "columns": [column._asdict() | {"keys": column.keys} for column in columns],
-        "values": {key: _packed([row.get(key) for row in rows]) for key in keys_of(tuple(columns))},
+        "values": {key: _packed([file_value(row.get(key)) for row in rows]) for key in keys_of(tuple(columns))},
         "texts": {c.key: _packed([text_of(_whole(row, c), c) for row in rows]) for c in numbers},
     }
 
