@@ -88,9 +88,10 @@ def main(setting: dict[str, Any]) -> None:
                 unfit = unfit or health.trouble(record.failure.kind if record.failure else None)
                 # Cells that were trained together are all trained by now: what one has left cannot meet another's.
                 now = unfit and (done == len(jobs) or device_is_lost(context.device))
+                if now:  # said before the answer, after which it is ended
+                    sys.stderr.write(f"this worker takes no more cells: {unfit}\n")
                 line.say(Message(record=record, unfit=unfit if now else ""))
                 if now:
-                    sys.stderr.write(f"this worker takes no more cells: {unfit}\n")
                     os._exit(0)
     os._exit(0)
 
