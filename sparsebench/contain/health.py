@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
 
-import numpy as np
 import torch
 
 from sparsebench.contain.keeper import descendants
 from sparsebench.contain.memory import held, held_over
 from sparsebench.contain.messages import identity
+from sparsebench.contain.process_state import changed, values
 
 GROWTH = 2**30
 """Bytes that a worker may hold between cells, beyond what it held before its first."""
-
-HANDLED = signal.SIGALRM, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT
 
 ORDINARY = {
     "StrategyError", "DivergedError", "UnsupportedError", "UserError", "ArithmeticError", "AssertionError",
@@ -43,9 +38,8 @@ class Health:
 
     def __init__(self, descriptors: Sequence[int], device: str, keeper: int):
         self.descriptors, self.keeper = descriptors, keeper
-        self.variables = list(os.environ)  # importing scikit-learn, say, adds some
         self.ordinary = ORDINARY | ({"RuntimeError"} if device == "cpu" else set())
-        self.before, self.threads = self._state(), set(threading.enumerate())
+        self.before, self.files, self.threads = values(), self._files(), set(threading.enumerate())
         self.processes = {os.getpid(), *descendants(keeper)}
         self.held = held([os.getpid()])
 
@@ -53,31 +47,17 @@ class Health:
         """Return what is wrong after a cell that failed with an exception of that name, or with none; or ""."""
         if failure is not None and failure not in self.ordinary:
             return f"a cell failed with {failure}"
-        now = self._state()
-        if changed := [name for name, value in self.before.items() if now[name] != value]:
-            return f"a cell has changed {', '.join(changed)}"
+        other = [*changed(self.before), *(["descriptors"] if self._files() != self.files else [])]
+        if other:
+            return f"a cell has changed {', '.join(other)}"
         if [t for t in threading.enumerate() if t not in self.threads and not isinstance(t, threading._DummyThread)]:
             return "a cell has left threads"
         if set(descendants(self.keeper)) - self.processes:
             return "a cell has left processes"
         return "a cell has left memory that is not free" if self._grown() else ""
 
-    def _state(self) -> dict[str, Any]:
-        """Return what belongs to the whole process and changes results, or what the worker needs."""
-        return {
-            "the default dtype": torch.get_default_dtype(),
-            "the default device": torch.get_default_device(),
-            "the number of threads": torch.get_num_threads(),
-            "torch's gradient mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-            "torch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
-            "torch's precision": (torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")),
-            "NumPy's error handling": np.geterr(),
-            "the working directory": _current(),
-            "the environment": [os.environ.get(name) for name in self.variables],
-            "a timer": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
-            "signal handlers": [signal.getsignal(number) for number in HANDLED],
-            "descriptors": [identity(number) for number in self.descriptors],
-        }
+    def _files(self) -> list[tuple[int, int] | None]:
+        return [identity(number) for number in self.descriptors]
 
     def _grown(self) -> bool:
         me, most = [os.getpid()], self.held + GROWTH
@@ -85,12 +65,6 @@ class Health:
             return False
         gc.collect()
         return held_over(me, most) > 0
-
-
-def _current() -> str:
-    with suppress(OSError):
-        return os.getcwd()
-    return "gone"
 
 
 def device_is_lost(device: str) -> bool:

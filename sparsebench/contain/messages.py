@@ -11,7 +11,7 @@ LINE_IS_CUT = 78
 
 
 class Line:
-    """The worker's end of its line to the run, out of the way of what strategies print and read.
+    """The worker's end of its line to who started it, out of the way of what strategies print and read.
 
     Standard output goes to the log, and standard input is empty.
     """

@@ -1,4 +1,4 @@
-"""One worker process, as its run sees it."""
+"""One worker process, as who started it sees it."""
 
 from __future__ import annotations
 
@@ -131,13 +131,13 @@ class Worker:
 
 
 def how_it_left(code: int) -> str:
-    """Return an exit code in words."""
+    """Return an exit code in words, which go on after "the worker"."""
     if code == 0:
-        return "the worker left with 0, or closed the line to its run"
+        return "left the process with 0, or closed the line of its answers"
     if code == LINE_IS_CUT:
-        return f"the worker left with {code}: perhaps the descriptor of its answers was closed or replaced"
+        return f"left the process with {code}: perhaps the descriptor of its answers was closed or replaced"
     if code > 0:
-        return f"the worker left with {code}"
+        return f"left the process with {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     hint = " (perhaps the machine was out of memory)" if code == -signal.SIGKILL else ""
-    return f"the worker was ended by {name}{hint}"
+    return f"was ended by {name}{hint}"

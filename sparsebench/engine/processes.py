@@ -233,7 +233,7 @@ class Supervisor:
             if message is not None and message.record is not None and message.record.cell_id not in asked.left:
                 raise ValueError("it is about another cell")
         except EOFError:
-            return _End("crashed", how_it_left(self.end(PATIENCE)), worker.last_words())
+            return _End("crashed", f"the worker {how_it_left(self.end(PATIENCE))}", worker.last_words())
         except ValueError as error:
             return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
         return self._over(worker, asked) if message is None else message

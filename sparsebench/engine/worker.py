@@ -31,22 +31,18 @@ THREAD_LIMIT = 1
 def one_thread() -> Iterator[None]:
     """Make torch deterministic for a while: one thread, no TF32, deterministic kernels where there are any."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import torch
+    from sparsebench.contain.process_state import STATE, preserved, put
 
-    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    # cuDNN's convolutions are the one place where TF32 is on unless told otherwise.
-    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    precision = convolutions.fp32_precision
-    torch.set_num_threads(THREAD_LIMIT)
-    # The same as use_deterministic_algorithms(True, warn_only=True), which first imports torch's compiler for seconds.
-    torch.set_deterministic_debug_mode("warn")
-    convolutions.fp32_precision = "ieee"
-    try:
+    settings = {
+        "the number of threads": THREAD_LIMIT,
+        # As use_deterministic_algorithms(True, warn_only=True), which first imports torch's compiler for seconds.
+        "torch's deterministic mode": "warn",
+        # cuDNN's convolutions are the one place where TF32 is on unless told otherwise.
+        "cuDNN's precision": "ieee",
+    }
+    with preserved([row for row in STATE if row.name in settings]):
+        put(settings)
         yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_deterministic_debug_mode(deterministic)
-        convolutions.fp32_precision = precision
 
 
 def main(setting: dict[str, Any]) -> None:
@@ -92,9 +88,10 @@ def main(setting: dict[str, Any]) -> None:
                 unfit = unfit or health.trouble(record.failure.kind if record.failure else None)
                 # Cells that were trained together are all trained by now: what one has left cannot meet another's.
                 now = unfit and (done == len(jobs) or device_is_lost(context.device))
+                if now:  # said before the answer, after which it is ended
+                    sys.stderr.write(f"this worker takes no more cells: {unfit}\n")
                 line.say(Message(record=record, unfit=unfit if now else ""))
                 if now:
-                    sys.stderr.write(f"this worker takes no more cells: {unfit}\n")
                     os._exit(0)
     os._exit(0)
 

@@ -2,56 +2,83 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import sys
+import signal
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from sparsebench.contain.keeper import descendants, end_with_parent
+from sparsebench.contain.messages import Line
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
+from sparsebench.records.origin import Origin
+from sparsebench.strategy import Strategy
+from sparsebench.testing.process import LOADS, Message, Request, of_loading
 
 MEMORY = 2 * 1024**3
 """Bytes of address space that checks may take, besides what Python and torch have taken before."""
 
 
-def main(target: str, given: Any, start: int) -> None:
-    """Check what is named, see `resolve`, from the strategy of that number on; answers are JSON objects, one a line.
+def main() -> None:
+    """Check what one line asks for, and leave."""
+    end_with_parent()
+    line = Line()
 
-    "ready": nothing of the target has run so far. "report": a strategy, before any check. "begins": the check that is
-    run next. "outcome": what it found. "error": the target is no good. "done": all is said.
-    """
-    # Whatever a strategy prints must not come among the answers, which have a descriptor of their own.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def say(**what: Any) -> None:
-        answers.write(json.dumps(what) + "\n")
-        answers.flush()
-
-    from sparsebench.testing import audit, informative, networks, run
+    from sparsebench.testing import audit, informative, networks
     from sparsebench.testing.parametrize import PluginError, resolve
 
     for name in networks.NAMES:
         networks.cached(name)
     informative.deit_tiny()
     _limit_memory()
-    say(ready=True)
+    line.say(Message())
+    request = Request.model_validate_json(line.jobs.readline())
+    processes = _Processes()
     try:
         with audit.watched() as audit.AT_LOAD:
-            strategies = resolve(target, Registry(), given)
-        for strategy, origin in strategies[start:]:
-            report = run.blank(strategy, origin)
-            say(report=report.model_dump(mode="json"))
-            for outcome in run.outcomes(strategy, report, lambda name: say(begins=name)):
-                say(outcome=outcome.model_dump(mode="json"))
+            strategies = resolve(request.target, Registry(), request.given)
+        for strategy, origin in strategies[request.start :]:
+            _check(strategy, origin, line, processes)
     except PluginError as error:
-        say(unloaded=error.failure, name=error.name, origin=error.origin.model_dump(mode="json"))
+        line.say(Message(report=of_loading(error.name, error.origin)))
+        line.say(Message(outcome=LOADS.after("failed", error.failure)))
     except UserError as error:
-        say(error=str(error))
-    say(done=True)
+        line.say(Message(error=str(error)))
+    line.say(Message(done=True))
     os._exit(0)  # threads that a strategy began are not waited for
+
+
+class _Processes:
+    """The processes that a strategy starts: those that are not there yet."""
+
+    def __init__(self) -> None:
+        self.keeper = os.getppid()
+        self.before = set(descendants(self.keeper))
+
+    def end(self) -> int:
+        """End those that go on, wherever they have gone, and return how many; 0 where the system does not say."""
+        pids = set(descendants(self.keeper)) - self.before
+        for pid in pids:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        return len(pids)
+
+
+def _check(strategy: Strategy, origin: Origin, line: Line, processes: _Processes) -> None:
+    """Say what each check found; that the machine is left alone holds only if it was so in all of them."""
+    from sparsebench.testing import run
+
+    report, left = run.blank(strategy, origin), ""
+    line.say(Message(report=report))
+    for outcome in run.outcomes(strategy, report, lambda name: line.say(Message(begins=name))):
+        if count := processes.end():
+            left = left or f"it left {count} {'process' if count == 1 else 'processes'} running [{outcome.check}]"
+        report = report.with_outcome(outcome)
+        line.say(Message(outcome=outcome))
+    (machine,) = (outcome for outcome in report.outcomes if outcome.check == "machine_is_left_alone")
+    if left and machine.status in ("passed", "unsupported", "not run"):
+        line.say(Message(outcome=machine.after("failed", left, machine.seconds)))
 
 
 def _limit_memory() -> None:
@@ -63,4 +90,4 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]))
+    main()

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import queue
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from sparsebench.engine.slots import THREADS
+from pydantic import BaseModel, ConfigDict
+
+from sparsebench.contain.process import Worker, how_it_left
+from sparsebench.engine.slots import slots
 from sparsebench.errors import UserError
 from sparsebench.records.origin import Origin
 from sparsebench.records.report import Outcome, Report, Status
@@ -28,8 +23,39 @@ LIMIT = 60.0
 """Seconds for one check."""
 START = 300.0
 """Seconds for Python to start and to import torch, before anything of a strategy runs."""
+PATIENCE = 10.0
+"""Seconds that the process may take to leave once it has closed the line of its answers."""
+COMMAND = [sys.executable, "-u", "-P", "-m", "sparsebench.testing.child"]
 Given = Mapping[str, Sequence[Mapping[str, Any]]]
 LOADS = Outcome(check="loads", group="required", says="The plugin loads and brings legal strategies.")
+
+
+class Request(BaseModel):
+    """What is to be checked, see `parametrize.resolve`, from the strategy of that number on."""
+
+    target: str
+    given: Given | None
+    start: int
+
+
+class Message(BaseModel):
+    """One line of the process. With nothing in it: nothing of the target has run so far.
+
+    Attributes:
+        report: of the next strategy, before any check.
+        begins: the check that is run next.
+        outcome: what a check found, of the last report.
+        error: why the target is none.
+        done: all is said.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    report: Report | None = None
+    begins: str = ""
+    outcome: Outcome | None = None
+    error: str = ""
+    done: bool = False
 
 
 def check(
@@ -50,76 +76,65 @@ def check(
         UserError: there is no such strategy, file or parameter.
     """
     reports: list[Report] = []
-    while True:
-        child = _Child(target, given, len(reports), limit, on_outcome)
-        try:
-            all_done = child.listen()
-        finally:
-            child.end()
-        reports += child.reports
-        if all_done:
-            return reports
+    with tempfile.TemporaryDirectory() as folder:
+        while True:
+            request = Request(target=target, given=given, start=len(reports))
+            child = _Child(request, limit, on_outcome, Path(folder) / "log")
+            try:
+                all_done = child.listen()
+            finally:
+                child.worker.end()
+            reports += child.reports
+            if all_done:
+                return reports
+
+
+def of_loading(name: str, origin: Origin) -> Report:
+    """Return the report of a strategy that is not loaded yet."""
+    return Report(strategy=name, origin=origin, versions={"sparsebench": __version__}, outcomes=(LOADS,))
 
 
 class _Child:
     """One process, and the reports that it gave."""
 
-    def __init__(
-        self, target: str, given: Given | None, start: int, limit: float, on_outcome: Callable[[Outcome], None]
-    ):
-        self.target, self.limit, self.on_outcome = target, limit, on_outcome
+    def __init__(self, request: Request, limit: float, on_outcome: Callable[[Outcome], None], log: Path):
+        self.request, self.limit, self.on_outcome = request, limit, on_outcome
         self.reports: list[Report] = []
         self.running: Outcome | None = None
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115  # until `end`
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-P", "-m", "sparsebench.testing.child", target, json.dumps(given), str(start)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            env=os.environ | THREADS | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-            start_new_session=True,
-        )
-        self.lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        assert self.process.stdout is not None
-        threading.Thread(target=_read, args=(self.process.stdout, self.lines), daemon=True).start()
+        self.worker = Worker(COMMAND, slots("cpu", 1)[0].environment, log)
 
     def listen(self) -> bool:
         """Take what the process says until it is done or has to be ended; return whether all strategies are done."""
-        limit, begun = START, time.monotonic()
+        limit = START
         while True:
             try:
-                line = self.lines.get(timeout=max(0.0, limit - (time.monotonic() - begun)))
-            except queue.Empty:
-                return self._lost("timeout", f"it took more than {limit:g} s and was ended")
-            if not line.endswith(b"\n"):
+                message = self.worker.answer(limit, Message)
+            except EOFError:
                 return self._lost("crashed", self._how_it_ended())
-            said: dict[str, Any] = json.loads(line)
-            if "done" in said:
+            except ValueError as error:
+                return self._lost("crashed", f"its answer cannot be read: {error}")
+            if message is None:
+                return self._lost("timeout", f"it took more than {limit:g} s and was ended")
+            if message.done:
                 return True
-            self._take(said)
-            limit, begun = self.limit, time.monotonic()
+            self._take(message)
+            limit = self.limit
 
-    def _take(self, said: dict[str, Any]) -> None:
-        if "error" in said:
-            raise UserError(said["error"])
-        if "ready" in said:
-            self.running = LOADS
-        elif "unloaded" in said:
-            self._unloaded(said["name"], Origin(**said["origin"]), LOADS.after("failed", said["unloaded"]))
-        elif "report" in said:
-            self.reports.append(Report.model_validate(said["report"]))
-        elif "begins" in said:
-            (self.running,) = (o for o in self.reports[-1].outcomes if o.check == said["begins"])
+    def _take(self, message: Message) -> None:
+        if message.error:
+            raise UserError(message.error)
+        if message.report is not None:
+            self.reports.append(message.report)
+        elif message.outcome is not None:
+            self._found(message.outcome)
+        elif message.begins:
+            (self.running,) = (o for o in self.reports[-1].outcomes if o.check == message.begins)
         else:
-            self._found(Outcome.model_validate(said["outcome"]))
+            self.running = LOADS
+            self.worker.ask(self.request.model_dump_json().encode())
 
     def _found(self, outcome: Outcome) -> None:
         self.reports[-1] = self.reports[-1].with_outcome(outcome)
-        self.on_outcome(outcome)
-
-    def _unloaded(self, name: str, origin: Origin, outcome: Outcome) -> None:
-        versions = {"sparsebench": __version__}
-        self.reports.append(Report(strategy=name, origin=origin, versions=versions, outcomes=(outcome,)))
         self.on_outcome(outcome)
 
     def _lost(self, status: Status, message: str) -> bool:
@@ -127,34 +142,13 @@ class _Child:
         if self.running is None:
             raise UserError(f"the checks did not start: {message}")
         if self.running == LOADS:
-            source = content_hash(Path(parse(self.target).name))
-            self._unloaded(self.target, Origin(plugin=self.target, sha256=source), LOADS.after(status, message))
-            return True
+            target = self.request.target
+            source = content_hash(Path(parse(target).name))
+            self.reports.append(of_loading(target, Origin(plugin=target, sha256=source)))
         self._found(self.running.after(status, message))
-        return False
+        return self.running == LOADS
 
     def _how_it_ended(self) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=10)
-        code = self.process.returncode
-        if code is None:
-            return "it closed the channel of the answers"
-        how = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it left the process with {code}"
-        self.log.seek(0)
-        words = self.log.read().decode(errors="replace").strip().splitlines()
+        how = f"it {how_it_left(self.worker.end(PATIENCE))}"
+        words = self.worker.last_words().strip().splitlines()
         return f"{how}: {words[-1][:200]}" if words else how
-
-    def end(self) -> None:
-        """End the process and all it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.log.close()
-
-
-def _read(source: BinaryIO, lines: queue.SimpleQueue[bytes]) -> None:
-    """Put each line into the queue, and an empty one at the end."""
-    with source:
-        for line in source:
-            lines.put(line)
-    lines.put(b"")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsebench.contain import process_state
 from sparsebench.contract import complaint
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.strategy import Strategy
@@ -268,9 +269,9 @@ def random_state_is_left_alone(strategy: Strategy) -> str:
     """The global random states of torch, numpy and Python are untouched."""
 
     def do(case: Case) -> None:
-        before = state.random_state()
+        before = process_state.values(process_state.RANDOM)
         _batches(strategy, case)
-        if changed := state.differences(before, state.random_state()):
+        if changed := process_state.changed(before):
             raise RuleError(f"changed: the global random state of {', '.join(sorted(changed))}; use view.random()")
 
     torch.manual_seed(20_250_101)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import timm
 import torch
 
+from sparsebench.contain.process_state import preserved
 from sparsebench.engine.worker import one_thread
 from sparsebench.errors import UnsupportedError, unknown
 from sparsebench.records.origin import Origin
 from sparsebench.records.report import Group, Outcome, Report
 from sparsebench.strategy import Strategy
-from sparsebench.testing import informative, recommended, required, state
+from sparsebench.testing import informative, recommended, required
 from sparsebench.testing.trial import RuleError
 from sparsebench.version import __version__
 
@@ -38,8 +39,8 @@ class Check:
         return (self.function.__doc__ or "").partition("\n")[0]
 
     def __call__(self, strategy: Strategy) -> str:
-        """Run it as a cell is run: on one thread, without warnings; what it changes of torch's modes is put back."""
-        with state.preserved(), one_thread(), warnings.catch_warnings():
+        """Run it as a cell is run: on one thread, without warnings; what it changes of the process is put back."""
+        with preserved(), one_thread(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return self.function(strategy) or ""
 

@@ -1,19 +1,16 @@
-"""What a strategy must leave as it is: torch's functions, random states and modes, and the model."""
+"""What a strategy must leave as it is, besides the state of the process: torch's functions, the model, the output."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import random
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
-import numpy as np
 import timm.models.vision_transformer  # noqa: F401  # this and run_cell: what is to be watched must be there
-import torch
 from torch import nn
 
 import sparsebench.cells.run_cell  # noqa: F401
@@ -61,44 +58,6 @@ def replaced_functions() -> list[str]:
 
 def _of_torch(function: Any) -> bool:
     return str(getattr(function, "__globals__", {}).get("__name__", "")).startswith("torch.")
-
-
-def modes() -> dict[str, Any]:
-    """Return torch's modes."""
-    return {
-        "gradients": torch.is_grad_enabled(),
-        "default dtype": torch.get_default_dtype(),
-        "default device": torch.get_default_device(),
-        "threads": torch.get_num_threads(),
-        "autocast": torch.is_autocast_enabled("cpu"),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "anomaly detection": torch.is_anomaly_enabled(),
-    }
-
-
-def random_state() -> dict[str, Any]:
-    """Return the global random states, as values to compare."""
-    return {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": str(np.random.get_state(legacy=False)),
-        "random": random.getstate(),
-    }
-
-
-@contextmanager
-def preserved() -> Iterator[None]:
-    """Put random states and the modes that a strategy may have changed back afterwards."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    gradients, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
-        torch.set_grad_enabled(gradients)
-        torch.set_default_dtype(dtype)
-        torch.set_num_threads(threads)
 
 
 def fingerprint(module: nn.Module) -> dict[str, Any]:

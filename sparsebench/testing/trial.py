@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from sparsebench.budget import Budget
+from sparsebench.contain import process_state
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models.actor import Actor, Pass
 from sparsebench.models.plan_checks import check_plan, went_on
 from sparsebench.plans import Plan
 from sparsebench.strategy import Strategy
-from sparsebench.testing import audit, state
+from sparsebench.testing import audit
 from sparsebench.testing.networks import USUAL, Case, cached
 from sparsebench.view import TokenView
 
@@ -74,7 +75,7 @@ class Asked:
         plan: its answer.
         read: the attributes of the view that it read.
         changed: those that it changed in place.
-        modes: those of torch's modes that it changed.
+        modes: what it changed of the whole process.
         back_doors: how it looked for what the view does not show.
         changes: what it did to files and processes.
     """
@@ -105,10 +106,10 @@ class _Observed(StandIn):
         self.asked: list[Asked] = []
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
-        watched, modes = _Watched(view), state.modes()
+        watched, before = _Watched(view), process_state.values()
         with audit.watched() as events:
             plan = answer(lambda: self.strategy.plan(watched, keep), self.strategy, view, keep)
-        changed = state.differences(modes, state.modes())
+        changed = process_state.changed(before)
         doors = [*audit.back_doors(self.strategy, events), *sorted(watched.__dict__["private"])]
         done = audit.changes(self.strategy, events)
         self.asked.append(Asked(plan, frozenset(watched.__dict__["read"]), watched.changed(), changed, doors, done))

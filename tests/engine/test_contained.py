@@ -92,5 +92,33 @@ def test_what_ctrl_c_raises_is_a_failure_if_only_a_strategy_can_have_raised_it(
             run_cell(job, Registry(), context)
 
 
+@pytest.fixture(scope="module")
+def logs(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return what the workers print of strategies that change their process or leave another."""
+    out = tmp_path_factory.mktemp("changed")
+    names = ("changes_process", "daemon")
+    request = Request(
+        suite="quick-scratch", plugins=tuple(str(samples / f"{name}.py") for name in names),
+        tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1,
+    )  # fmt: skip
+    jobs = [job for job in expand(request, Registry()) if job.label not in GOOD]
+    records = list(engine.local(jobs, 1, out, "cpu", {}, limits=LIMITS))
+    assert len(records) == 6 and {record.status for record in records} == {"ok"}
+    assert processes_of(out) == []
+    return "".join(path.read_text() for path in (out / "logs").iterdir())
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "changed torch's matmul precision", "changed NumPy's error handling", "changed the working directory",
+        "changed the environment", "changed torch's anomaly detection", "left processes",
+    ],
+)  # fmt: skip
+def test_a_worker_whose_process_was_changed_takes_no_other_cell(logs: str, what: str) -> None:
+    assert logs.count("takes no more cells") == 6
+    assert logs.count(f"takes no more cells: a cell has {what}\n") == 1
+
+
 def test_no_process_is_left(run: tuple[dict[str, Record], Path]) -> None:
     assert processes_of(run[1]) == []

@@ -22,7 +22,7 @@ from sparsebench.testing.trial import RuleError
 from sparsebench.training.steps import Autograd
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
-SHIPPED = sorted(Registry().entries)
+SHIPPED = sorted(name for name, e in Registry().entries.items() if e.value.startswith("sparsebench_plugins."))
 STRATEGIES = [
     *SHIPPED, "attn_topk:attention=received", "attn_topk:disposal=fuse", "value_norm:disposal=merge",
     "feature_norm:disposal=squeeze", str(SAMPLES / "good.py"),

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import processes_in
 
 from sparsebench.testing import Report, process
 
@@ -35,6 +36,45 @@ def test_what_a_strategy_does_to_its_process_is_named(sample, limit, check, stat
     *found, message, report = named(sample, limit)
     assert found == [check, status] and says in message
     assert not report.conforms
+
+
+@pytest.fixture(scope="module")
+def changes():
+    """Return the outcomes that are bad of strategies that change the process, by strategy."""
+    reports = process.check(str(SAMPLES / "changes_process.py"))
+    return {r.strategy: [o for o in r.outcomes if o.group == "required" and o.status != "passed"] for r in reports}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "what"),
+    [
+        ("precision", "torch's matmul precision"),
+        ("overflow", "NumPy's error handling"),
+        ("directory", "the working directory"),
+        ("variable", "the environment"),
+        ("anomalies", "torch's anomaly detection"),
+    ],
+)
+def test_what_a_strategy_changes_of_its_process_is_named(changes, strategy, what):
+    (outcome,) = changes[strategy]
+    assert (outcome.check, outcome.status) == ("modes_are_left_alone", "failed")
+    assert outcome.message == f"changed: {what} [class token]"
+
+
+def test_a_process_that_leaves_its_session_and_its_parent_is_named_and_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHECKED_FOR", str(tmp_path))
+    check, status, message, report = named("daemon")
+    assert (check, status) == ("machine_is_left_alone", "failed") and not report.conforms
+    assert message == "it left 1 process running [acts_without_error]"
+    assert processes_in(f"CHECKED_FOR={tmp_path}") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", ["closes", "scribbles"])
+def test_one_that_breaks_the_line_of_the_answers_is_named(sample):
+    check, status, message, report = named(sample)
+    assert (check, status) == ("acts_without_error", "crashed") and not report.conforms
+    assert "answer" in message
 
 
 @pytest.mark.slow

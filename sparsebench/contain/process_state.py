@@ -1,0 +1,155 @@
+"""What belongs to the whole process, by name: how it is read and how it is put back."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+HANDLED = signal.SIGALRM, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT
+TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
+AUTOCAST = "cpu", "cuda"
+CONVOLUTIONS: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+
+
+class Row(NamedTuple):
+    """Something of which a process has one.
+
+    Attributes:
+        name: what messages call it.
+        get: returns it, as a value to compare.
+        set: puts such a value back; None where nothing can.
+    """
+
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], object] | None = None
+
+
+def _set_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def _precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch does not say it once one backend has a precision of its own
+        return "differs"
+
+
+def _set_precision(value: str) -> None:
+    if value != "differs":
+        torch.set_float32_matmul_precision(value)
+
+
+def _set_autocast(enabled: tuple[bool, ...]) -> None:
+    for device, value in zip(AUTOCAST, enabled, strict=True):
+        torch.set_autocast_enabled(device, value)
+
+
+def _directory() -> str:
+    with suppress(OSError):
+        return os.getcwd()
+    return "gone"
+
+
+def _set_directory(path: str) -> None:
+    with suppress(OSError):
+        os.chdir(path)
+
+
+def _timers() -> tuple[bool, ...]:
+    return tuple(signal.getitimer(timer)[0] > 0 for timer in TIMERS)
+
+
+def _stop_timers(running: tuple[bool, ...]) -> None:
+    for timer, keep in zip(TIMERS, running, strict=True):
+        if not keep:
+            signal.setitimer(timer, 0)
+
+
+def _set_handlers(handlers: tuple[Any, ...]) -> None:
+    for number, handler in zip(HANDLED, handlers, strict=True):
+        if handler is not None:  # None: not set by Python
+            signal.signal(number, handler)
+
+
+def _set_torch_random(value: bytes) -> None:
+    torch.set_rng_state(torch.from_numpy(pickle.loads(value)))
+
+
+STATE = (
+    Row("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Row("the default device", torch.get_default_device, _set_device),
+    Row("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    Row("torch's gradient mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    Row("torch's inference mode", torch.is_inference_mode_enabled),
+    Row("torch's deterministic mode", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    Row("torch's matmul precision", _precision, _set_precision),
+    Row(
+        "cuDNN's precision",
+        lambda: CONVOLUTIONS.fp32_precision,
+        lambda value: setattr(CONVOLUTIONS, "fp32_precision", value),
+    ),
+    Row("torch's autocast", lambda: tuple(torch.is_autocast_enabled(device) for device in AUTOCAST), _set_autocast),
+    Row(
+        "torch's anomaly detection",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.set_anomaly_enabled(*value),
+    ),
+    Row("NumPy's error handling", np.geterr, lambda value: np.seterr(**value)),
+    Row("the working directory", _directory, _set_directory),
+    Row("the environment", lambda: dict(os.environ), os.environ.update),
+    Row("a timer", _timers, _stop_timers),
+    Row("signal handlers", lambda: tuple(signal.getsignal(number) for number in HANDLED), _set_handlers),
+)
+"""What changes results, or what a worker needs."""
+
+RANDOM = (
+    Row("torch", lambda: pickle.dumps(torch.get_rng_state().numpy()), _set_torch_random),
+    Row("numpy", lambda: pickle.dumps(np.random.get_state()), lambda value: np.random.set_state(pickle.loads(value))),
+    Row("random", random.getstate, random.setstate),
+)
+"""The global random states, by library. A cell begins with its own, so they need not stay as they are."""
+
+_ROWS = {row.name: row for row in (*STATE, *RANDOM)}
+
+
+def values(rows: Iterable[Row] = STATE) -> dict[str, Any]:
+    """Return what rows have now, by name."""
+    return {row.name: row.get() for row in rows}
+
+
+def changed(before: Mapping[str, Any]) -> list[str]:
+    """Return the names of those values that are no longer so."""
+    return [name for name, value in before.items() if not _same(value, _ROWS[name].get())]
+
+
+def _same(before: Any, now: Any) -> bool:
+    """Say whether nothing was changed; in a mapping there may be more: importing scikit-learn adds variables, say."""
+    return before.items() <= now.items() if isinstance(before, dict) else bool(before == now)
+
+
+def put(new: Mapping[str, Any]) -> None:
+    """Set values by name; what cannot be set stays."""
+    for name, value in new.items():
+        setter = _ROWS[name].set
+        if setter is not None:
+            setter(value)
+
+
+@contextmanager
+def preserved(rows: Iterable[Row] = (*STATE, *RANDOM)) -> Iterator[None]:
+    """Put back afterwards what was changed meanwhile."""
+    before = values(rows)
+    try:
+        yield
+    finally:
+        put({name: before[name] for name in changed(before)})
