@@ -117,6 +117,7 @@ class Board:
 
     Attributes:
         rows: one a strategy and budget over all tasks; `by_task` one a task and model as well. Keys as in `columns`.
+        task_of: which task each column of `rows` was taken from, by its key.
         notes: what a reader must know besides.
         over_budgets: of the task that `rows` are of, None where it has a single budget; `budgets` of all tasks.
         curves, groups: of tasks that have them.
@@ -128,6 +129,7 @@ class Board:
     rows: list[Row]
     by_task: list[Row]
     notes: list[str]
+    task_of: Mapping[str, str] = field(default_factory=dict)
     over_budgets: BudgetBoard | None = None
     budgets: list[BudgetBoard] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sparsebench.board import latex
@@ -82,7 +82,12 @@ class _Part(NamedTuple):
 
 
 def text(
-    rows: Sequence[Row], budgets: Sequence[BudgetBoard], form: str, notes: Sequence[str] = (), choice: Choice = ALL
+    rows: Sequence[Row],
+    budgets: Sequence[BudgetBoard],
+    form: str,
+    notes: Sequence[str] = (),
+    choice: Choice = ALL,
+    task_of: Mapping[str, str] | None = None,
 ) -> str:
     """Return a board in one of FORMATS: tables of curves, then the other rows; CSV and JSON have all rows.
 
@@ -92,12 +97,14 @@ def text(
         form: see `tables.render`.
         notes: lines below.
         choice: of columns.
+        task_of: which task each column was taken from, see `Judged`.
 
     Raises:
         UserError: another format, or a column that there is not.
     """
     if not budgets or form not in ("table", "md", "latex"):
-        return chosen(rows, columns_of_rows(rows) if form == "csv" else shown_columns(rows), form, notes, None, choice)
+        shown = columns_of_rows(rows) if form == "csv" else shown_columns(rows)
+        return chosen(rows, shown, form, notes, legend_of(rows, shown, task_of), choice)
     parts = [part for one in budgets for part in _parts(one, "task" in rows[0])]
     several = {(one.task, one.model, one.n_train, one.track) for one in budgets}
     others = [row for row in rows if (*(row.get(column.key) for column in BY_TASK), _track(row)) not in several]
@@ -118,7 +125,7 @@ def _track(row: Row) -> str:
 
 
 def chosen(
-    rows: Sequence[Row], columns: Sequence[Column], form: str, notes: Sequence[str], legend: str | None, choice: Choice
+    rows: Sequence[Row], columns: Sequence[Column], form: str, notes: Sequence[str], legend: str, choice: Choice
 ) -> str:
     """Return one table with the columns that are chosen, or have room.
 
@@ -128,13 +135,10 @@ def chosen(
     if choice.names and form == "json":
         raise UserError("--columns is of tables", got="--format json", allowed="table, md, csv or latex")
     choice.check(columns)
-    if form == "table" or choice.names:
-        legend = legend_of(rows, columns) if legend is None else legend
-        columns = choice.chosen(columns)
-        if form == "table":
-            rows, columns = choice.fitted(rows, columns)
-        return render(rows, form, notes, columns, legend)
-    return render(rows, form, notes, columns if legend is not None else None, legend)
+    columns = choice.chosen(columns)
+    if form == "table":
+        rows, columns = choice.fitted(rows, columns)
+    return render(rows, form, notes, columns, legend)
 
 
 def _parts(board: BudgetBoard, titled: bool) -> list[_Part]:

@@ -34,8 +34,6 @@ from sparsebench.stats.intervals import Interval, mean_interval, n50_ratio, samp
 
 Flats = Iterable[Mapping[str, Any]]
 """Flat records, a mapping each, or a table of pandas."""
-MAIN, TRIALS, SPURIOUS = ("composite", "spurious"), ("theory",), ("spurious",)
-"""The tasks that a board over all tasks takes its columns from: accuracy and cost, sample complexity, gaps."""
 ALWAYS = [column for column in columns.EVERY if column in (*columns.COLUMNS, columns.BY_LOSS)]
 """The columns that a row begins with."""
 
@@ -60,11 +58,13 @@ class Judged:
         rows: see `columns_of` for their columns.
         contests: of the main task of a board over all tasks, or of each.
         budgets: of those of them whose strategies have several budgets, with a row a strategy.
+        task_of: of a board over all tasks, which task each column was taken from, by its key; rows by task say theirs.
     """
 
     rows: list[Row]
     contests: list[Contest]
     budgets: list[BudgetBoard] = field(default_factory=list)
+    task_of: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def single(self) -> list[Contest]:
@@ -93,6 +93,7 @@ def judge(records: Flats, by: str | None = None) -> Judged:
     frame = frame_of(records)
     settings, lossy = settings_of(frame), _lossy(frame)
     parts = [_over_all(settings, lossy)] if by is None else _by_task(settings, lossy)
+    task_of = parts[0].task_of if by is None else {}
     rows = [row for part in parts for row in part.rows]
     nothings: dict[columns.Column, Any] = dict.fromkeys((*columns.OVER_BUDGETS, columns.BY_LOSS))
     nothings |= {columns.CHECKS: UNCHECKED, columns.VERIFIED: "", columns.TRACK: TRACK}
@@ -100,7 +101,8 @@ def judge(records: Flats, by: str | None = None) -> Judged:
         if all(row[column.key] == nothing for row in rows):
             for row, key in product(rows, column.keys):
                 del row[key]
-    return Judged(rows, [each for part in parts for each in part.contests], [b for part in parts for b in part.budgets])
+    contests = [each for part in parts for each in part.contests]
+    return Judged(rows, contests, [each for part in parts for each in part.budgets], task_of)
 
 
 def _lossy(frame: pd.DataFrame) -> set[tuple[str, str]]:
@@ -126,12 +128,21 @@ def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -
     if len(tasks) > 1:
         tasks.pop(PRETRAINING, None)
 
-    def first(names: Sequence[str], *, trials: bool = False) -> Setting | None:
-        some = (tasks[name] for name in (*names, *tasks) if name in tasks)
-        return next((one for one in some if not trials or one.has_trials), None)
+    def first(*names: str, among: Mapping[str, Setting]) -> Setting | None:
+        return next((among[name] for name in (*names, *among) if name in among), None)
 
-    main = first(MAIN)
-    return _judged((main, first(TRIALS, trials=True), tasks.get("spurious", main)), lossy)
+    main = first("composite", "spurious", among=tasks)
+    trials = first("theory", among={name: one for name, one in tasks.items() if one.has_trials})
+    parts = (main, trials, tasks.get("spurious", main))
+    judged = _judged(parts, lossy)
+    return replace(judged, task_of=_task_of(judged.rows, parts))
+
+
+def _task_of(rows: Sequence[Row], parts: Parts) -> dict[str, str]:
+    """Return the task that each column was taken from, of the columns in which some row has a value."""
+    names = {part: one.task for part, one in zip(("accuracy", "trials", "gaps"), parts, strict=True) if one is not None}
+    filled = [c for c in columns.EVERY if c.part in names and any(row[c.key] not in (None, "") for row in rows)]
+    return {column.key: names[column.part] for column in filled}
 
 
 def _by_task(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -> list[Judged]:

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from sparsebench.board import budget_figure
 from sparsebench.board.board import BudgetBoard, Row
 from sparsebench.board.columns import NOT_REACHED
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 COLOURS = {"baseline": "#6b7280", "deployable": "#2563eb", "oracle": "#d97706"}
 
 
 PANELS = {
-    "accuracy": "accuracy (composite)",
-    "sample_complexity": "N50: training samples for half of the trials (theory)",
-    "aligned_gap_reduction": "reduction of the spurious gap (spurious)",
+    "accuracy": "accuracy",
+    "sample_complexity": "N50: training samples for half of the trials",
+    "aligned_gap_reduction": "reduction of the spurious gap",
 }
 
 
-def draw(rows: Sequence[Row], over: BudgetBoard | None = None) -> bytes:
-    """Return a PNG: accuracy, sample complexity and spurious-gap reduction, a line a row, with 95 % intervals.
+def draw(rows: Sequence[Row], over: BudgetBoard | None = None, task_of: Mapping[str, str] | None = None) -> bytes:
+    """Return a PNG of `figure_of`."""
+    drawn = io.BytesIO()
+    figure_of(rows, over, task_of).savefig(drawn, format="png", dpi=110, metadata={"Software": None})
+    return drawn.getvalue()
+
+
+def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, task_of: Mapping[str, str] | None = None) -> Figure:
+    """Return a figure: accuracy, sample complexity and spurious-gap reduction, a line a row, with 95 % intervals.
 
     Columns that are empty in every row are left out. Where strategies have several budgets the picture opens with their
-    curves, in place of the accuracies, and the others are those at the budget nearest one half.
+    curves, in place of the accuracies, and the others are those at the budget nearest one half. A column's title
+    says its task where `task_of` does, see `Judged`.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -42,10 +53,9 @@ def draw(rows: Sequence[Row], over: BudgetBoard | None = None) -> bytes:
         parts = [*figure.subfigures(2, 1, squeeze=False, height_ratios=[top, high])[:, 0]] if high else [figure]
         budget_figure.draw(parts[0].subplots(), over)
     if high:
-        _panels(parts[-1], there, list(reversed(rows)))
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=110, metadata={"Software": None})
-    return drawn.getvalue()
+        titles = {column: _title(column, task_of or {}) for column in there}
+        _panels(parts[-1], titles, list(reversed(rows)))
+    return figure
 
 
 def _at_middle(rows: Sequence[Row], over: BudgetBoard) -> list[Row]:
@@ -54,12 +64,18 @@ def _at_middle(rows: Sequence[Row], over: BudgetBoard) -> list[Row]:
     return [row for row in rows if " ".join(row["budget"].replace(",", " ").split()[:2]) not in others]
 
 
-def _panels(figure: Any, there: Sequence[str], shown: Sequence[Row]) -> None:
-    """Draw columns beside each other, and what their colours mean."""
+def _title(column: str, task_of: Mapping[str, str]) -> str:
+    return f"{PANELS[column]} ({task_of[column]})" if column in task_of else PANELS[column]
+
+
+def _panels(figure: Any, titles: Mapping[str, str], shown: Sequence[Row]) -> None:
+    """Draw columns beside each other under their titles, and what their colours mean."""
     from matplotlib.patches import Patch
 
-    for column, axis in zip(there, figure.subplots(1, max(1, len(there)), sharey=True, squeeze=False)[0], strict=False):
+    axes = figure.subplots(1, max(1, len(titles)), sharey=True, squeeze=False)[0]
+    for (column, title), axis in zip(titles.items(), axes, strict=False):
         _panel(axis, shown, column)
+        axis.set_title(title, fontsize=10)
         axis.set_yticks(range(len(shown)), [_name(row) for row in shown])
     kinds = [kind for kind in COLOURS if any(row["kind"] == kind for row in shown)]
     handles = [Patch(color=COLOURS[kind], label=kind) for kind in kinds]
@@ -88,7 +104,6 @@ def _panel(axis: Any, rows: Sequence[Row], column: str) -> None:
             axis.errorbar(value, place, xerr=_error(row, column), fmt="o", color=colour, capsize=3)
         elif value is not None:
             axis.barh(place, value, height=0.6, color=colour, alpha=0.8, xerr=_error(row, column), capsize=3)
-    axis.set_title(PANELS[column], fontsize=10)
     axis.tick_params(axis="y", labelsize=8)
     axis.grid(alpha=0.3, axis="x")
     if column == "sample_complexity":

@@ -57,6 +57,7 @@ def board_of(records: Flats, folder: Path) -> Board:
         rows=over_all.rows,
         by_task=by_task.rows,
         notes=notes.notes_on(frame, over_all.single),
+        task_of=over_all.task_of,
         over_budgets=next(iter(over_all.budgets), None),
         budgets=by_task.budgets,
         curves=[_curve(*each) for each in _entries(settings) if each[1].trials is not None],

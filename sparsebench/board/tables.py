@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tabulate import SEPARATING_LINE, tabulate
@@ -17,12 +17,15 @@ from sparsebench.board.columns import BY_LOSS, CHECKS, FORMATS, Column, keys_of,
 from sparsebench.errors import UserError
 
 LEGEND = (
-    "Accuracy, AUROC and MACs: composite task, where it was run. N50: training samples for half of the trials to "
-    "succeed, theory task, where it was run. "
-    "Gap: accuracy where the background fits the class minus that where it does not, spurious task. [ ]: 95 % "
-    "intervals, of seeds and items, each for itself; differences and ratios are to dense unless named. vs dense, vs "
-    "random_inside: all rows judged together. Oracles see the relevance mask and are not ranked."
+    "[ ]: 95 % intervals, of seeds and items, each for itself; differences and ratios are to dense unless named. "
+    "vs dense, vs random_inside: all rows judged together. Oracles see the relevance mask and are not ranked."
 )
+LEGEND_OF_ACCURACY = "Accuracy, AUROC and MACs: {} task, where it was run."
+LEGEND_OF_PARTS = {
+    "trials": ("N50: training samples for half of the trials to succeed", ", {} task, where it was run"),
+    "gaps": ("Gap: accuracy where the background fits the class minus that where it does not", ", {} task"),
+}
+"""What the columns of a part mean, and of which task they are, where that is one; see `Column.part`."""
 LEGEND_OF_CHECKS = (
     "Checks: what `sparsebench check` found of this source of the strategy, and this version of sparsebench."
 )
@@ -65,10 +68,15 @@ def render(
     return "\n\n".join([grid(rows, shown, form), legend, *listed(notes)]) + "\n"
 
 
-def legend_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Return what is said below a leaderboard."""
+def legend_of(rows: Sequence[Row], columns: Sequence[Column], task_of: Mapping[str, str] | None = None) -> str:
+    """Return what is said below a leaderboard with those columns; `task_of` as in `Judged`."""
+    tasks = {column.part: task_of[column.key] for column in columns if task_of and column.key in task_of}
+    first = [LEGEND_OF_ACCURACY.format(tasks["accuracy"])] if "accuracy" in tasks else []
+    for part, (meaning, where) in LEGEND_OF_PARTS.items():
+        if any(column.part == part for column in columns):
+            first.append(f"{meaning}{where.format(tasks[part]) if part in tasks else ''}.")
     more = {BY_LOSS: LEGEND_OF_LOSS, CHECKS: LEGEND_OF_CHECKS}
-    legend = " ".join([LEGEND, *(text for column, text in more.items() if column in columns)])
+    legend = " ".join([*first, LEGEND, *(text for column, text in more.items() if column in columns)])
     reached = not any("not reached" in text_of(row, column) for row in rows for column in columns)
     return legend if reached else f"{legend} {NOT_REACHED_MEANS}"
 

@@ -100,5 +100,6 @@ def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice) ->
     elif view == "matched":
         text = chosen(views.matched(judged.contests), views.MATCHED, form, (), views.LEGEND_OF_MATCHED, choice)
     else:
-        text = budget_table.text(judged.rows, judged.budgets, form, notes_on(records, judged.single), choice)
+        notes = notes_on(records, judged.single)
+        text = budget_table.text(judged.rows, judged.budgets, form, notes, choice, judged.task_of)
     return text.encode("utf-8", "replace")

@@ -44,7 +44,10 @@ def render(board: Board) -> bytes:
 
     Every text of a board is shown as text, whatever is in it.
     """
-    views = [_view("all", "All tasks", board.rows), _view("task", "By task", board.by_task)]
+    views = [
+        _view("all", "All tasks", board.rows, board.task_of),
+        _view("task", "By task", board.by_task, board.task_of),
+    ]
     scripts = [_asset(name) for name in (*SCRIPTS, *([SCRIPT_OF_BUDGETS] if board.budgets else []))]
     data = {"views": views} | {name: [asdict(each) for each in getattr(board, name)] for name in ("curves", "groups")}
     data |= {"budgets": [_drawn(one) for one in board.budgets]} if board.budgets else {}
@@ -73,7 +76,7 @@ def shown(rows: Sequence[Row]) -> list[Column]:
     return [column for column in known if any(row.get(column.key) not in (None, "", NOT_RANKED) for row in rows)]
 
 
-def _view(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
+def _view(name: str, title: str, rows: Sequence[Row], task_of: Mapping[str, str]) -> dict[str, Any]:
     """Return one table, column by column: of each key the values, and of each number what people read of it."""
     columns = shown(rows)
     numbers = [column for column in columns if column.shown != "text"]
@@ -81,10 +84,19 @@ def _view(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
         "name": name,
         "title": title,
         "length": len(rows),
-        "columns": [column._asdict() | {"keys": column.keys} for column in columns],
+        "columns": [_described(column, task_of) for column in columns],
         "values": {key: _packed([row.get(key) for row in rows]) for key in keys_of(tuple(columns))},
         "texts": {c.key: _packed([text_of(_whole(row, c), c) for row in rows]) for c in numbers},
     }
+
+
+def _described(column: Column, task_of: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the page knows of a column."""
+    task = task_of.get(column.key, "")
+    return {
+        "key": column.key, "heading": column.heading, "shown": column.shown, "what": column.what,
+        "interval": column.interval, "task": task, "tables": column.tables, "keys": column.keys,
+    }  # fmt: skip
 
 
 def _packed(values: list[Any]) -> Any:
