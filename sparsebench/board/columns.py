@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from sparsebench.measure.metrics import MetricKind
+
 FORMATS = ("table", "md", "csv", "json", "latex")
 """Of tables, see `tables.render`."""
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
@@ -25,6 +27,7 @@ class Column(NamedTuple):
         interval: whether KEY_low and KEY_high are its 95 % interval; None where there is none.
         part: of a board over all tasks, each part of which is taken from one task; "" where it is of all.
         tables: whether people are shown it; CSV and JSON have every column.
+        task: which task it was taken from; "" where it is of all, or each row says its own.
     """
 
     key: str
@@ -34,6 +37,7 @@ class Column(NamedTuple):
     interval: bool = False
     part: Part = ""
     tables: bool = True
+    task: str = ""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -126,6 +130,14 @@ TRIALS = tuple(
 _AFTER = [column.key for column in COLUMNS].index("sample_complexity_ratio") + 1
 EVERY = (*BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, VERIFIED, *OVER_BUDGETS, TRACK)
 """CHECKS and those after it, and BY_LOSS, are there where rows have something to say of them."""
+
+
+SHOWN: dict[str, Shown] = {"fraction": "fraction", "samples": "samples", "images/s": "speed"}
+
+
+def column_of(kind: MetricKind) -> Column:
+    """Return the column of a metric that a task declares."""
+    return Column(kind.name, kind.heading, SHOWN.get(kind.unit, "ratio"), f"{kind.what}, in {kind.unit}")
 
 
 def accuracy_at(budget: float) -> Column:

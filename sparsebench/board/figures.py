@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsebench.board import budget_figure
 from sparsebench.board.board import BudgetBoard, Row
-from sparsebench.board.columns import NOT_REACHED
+from sparsebench.board.columns import EVERY, NOT_REACHED, Column
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,19 +23,19 @@ PANELS = {
 }
 
 
-def draw(rows: Sequence[Row], over: BudgetBoard | None = None, task_of: Mapping[str, str] | None = None) -> bytes:
+def draw(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Sequence[Column] = EVERY) -> bytes:
     """Return a PNG of `figure_of`."""
     drawn = io.BytesIO()
-    figure_of(rows, over, task_of).savefig(drawn, format="png", dpi=110, metadata={"Software": None})
+    figure_of(rows, over, columns).savefig(drawn, format="png", dpi=110, metadata={"Software": None})
     return drawn.getvalue()
 
 
-def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, task_of: Mapping[str, str] | None = None) -> Figure:
+def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Sequence[Column] = EVERY) -> Figure:
     """Return a figure: accuracy, sample complexity and spurious-gap reduction, a line a row, with 95 % intervals.
 
     Columns that are empty in every row are left out. Where strategies have several budgets the picture opens with their
     curves, in place of the accuracies, and the others are those at the budget nearest one half. A column's title
-    says its task where `task_of` does, see `Judged`.
+    says the task that it was taken from.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -53,7 +53,8 @@ def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, task_of: Map
         parts = [*figure.subfigures(2, 1, squeeze=False, height_ratios=[top, high])[:, 0]] if high else [figure]
         budget_figure.draw(parts[0].subplots(), over)
     if high:
-        titles = {column: _title(column, task_of or {}) for column in there}
+        tasks = {column.key: column.task for column in columns}
+        titles = {key: f"{PANELS[key]} ({task})" if (task := tasks.get(key)) else PANELS[key] for key in there}
         _panels(parts[-1], titles, list(reversed(rows)))
     return figure
 
@@ -62,10 +63,6 @@ def _at_middle(rows: Sequence[Row], over: BudgetBoard) -> list[Row]:
     """Return the rows that have none of the budgets of a board of curves but the middle one."""
     others = {f"macs {budget:g}" for budget in over.budgets if budget != over.middle}
     return [row for row in rows if " ".join(row["budget"].replace(",", " ").split()[:2]) not in others]
-
-
-def _title(column: str, task_of: Mapping[str, str]) -> str:
-    return f"{PANELS[column]} ({task_of[column]})" if column in task_of else PANELS[column]
 
 
 def _panels(figure: Any, titles: Mapping[str, str], shown: Sequence[Row]) -> None:

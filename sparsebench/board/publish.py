@@ -23,10 +23,10 @@ def files(board: Board) -> dict[str, bytes]:
     forms = ("md", "csv", "json")
     over = [] if board.over_budgets is None else [board.over_budgets]
     texts = {
-        f"leaderboard.{form}": text(board.rows, over, form, board.notes, task_of=board.task_of).encode()
+        f"leaderboard.{form}": text(board.rows, over, form, board.notes, columns=board.columns).encode()
         for form in forms
     }
     return texts | {
-        "leaderboard.png": figures.draw(board.rows, board.over_budgets, board.task_of),
+        "leaderboard.png": figures.draw(board.rows, board.over_budgets, board.columns),
         "leaderboard.html": page.render(board),
     }

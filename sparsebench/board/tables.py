@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tabulate import SEPARATING_LINE, tabulate
@@ -13,7 +13,7 @@ from tabulate import SEPARATING_LINE, tabulate
 from sparsebench.board import latex
 from sparsebench.board.board import Row
 from sparsebench.board.build import columns_of
-from sparsebench.board.columns import BY_LOSS, CHECKS, FORMATS, Column, keys_of, side, text_of
+from sparsebench.board.columns import BY_LOSS, CHECKS, EVERY, FORMATS, Column, keys_of, side, text_of
 from sparsebench.errors import UserError
 
 LEGEND = (
@@ -68,17 +68,27 @@ def render(
     return "\n\n".join([grid(rows, shown, form), legend, *listed(notes)]) + "\n"
 
 
-def legend_of(rows: Sequence[Row], columns: Sequence[Column], task_of: Mapping[str, str] | None = None) -> str:
-    """Return what is said below a leaderboard with those columns; `task_of` as in `Judged`."""
-    tasks = {column.part: task_of[column.key] for column in columns if task_of and column.key in task_of}
+def legend_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """Return what is said below a leaderboard with those columns."""
+    tasks, keys = {column.part: column.task for column in columns if column.task}, {column.key for column in columns}
     first = [LEGEND_OF_ACCURACY.format(tasks["accuracy"])] if "accuracy" in tasks else []
     for part, (meaning, where) in LEGEND_OF_PARTS.items():
         if any(column.part == part for column in columns):
             first.append(f"{meaning}{where.format(tasks[part]) if part in tasks else ''}.")
-    more = {BY_LOSS: LEGEND_OF_LOSS, CHECKS: LEGEND_OF_CHECKS}
-    legend = " ".join([*first, LEGEND, *(text for column, text in more.items() if column in columns)])
+    more = {BY_LOSS.key: LEGEND_OF_LOSS, CHECKS.key: LEGEND_OF_CHECKS}
+    legend = " ".join([*first, LEGEND, *(text for key, text in more.items() if key in keys), *meanings_of(columns)])
     reached = not any("not reached" in text_of(row, column) for row in rows for column in columns)
     return legend if reached else f"{legend} {NOT_REACHED_MEANS}"
+
+
+def meanings_of(columns: Sequence[Column]) -> list[str]:
+    """Return what the columns are of metrics that tasks declare, a sentence each."""
+    known = {column.key for column in EVERY}
+    return [f"{column.heading}: {column.what}{_of(column)}." for column in columns if column.key not in known]
+
+
+def _of(column: Column) -> str:
+    return f", {column.task} task" if column.task else ""
 
 
 def grid(rows: Sequence[Row], columns: Sequence[Column], form: str) -> str:
@@ -113,9 +123,9 @@ def _apart(rows: Sequence[Row], body: list[list[str]]) -> list[Any]:
     return lines
 
 
-def shown_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns that people are shown: those of which some row has something."""
-    there = [one for one in columns_of(rows) if one.tables]
+def shown_columns(rows: Sequence[Row], columns: Sequence[Column] = EVERY) -> list[Column]:
+    """Return those of columns that people are shown: those of which some row has something."""
+    there = [one for one in columns_of(rows, columns) if one.tables]
     return [one for one in there if not rows or any(row[one.key] not in (None, "") for row in rows)]
 
 

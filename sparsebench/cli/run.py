@@ -60,6 +60,6 @@ def run(form: str, choice: Choice, dry_run: bool, out: Path, **options: Any) -> 
         )
     judged = judge(finished)
     notes = notes_on(finished, judged.single)
-    click.echo(text(judged.rows, judged.budgets, form, notes, choice, judged.task_of), nl=False)
+    click.echo(text(judged.rows, judged.budgets, form, notes, choice, judged.columns), nl=False)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     sys.exit(int(not finished["status"].isin(("ok", "unsupported", "skipped")).all()))

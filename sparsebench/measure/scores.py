@@ -53,15 +53,14 @@ class Items:
     @property
     def p_label(self) -> Score:
         """The mean probability of the own class, where the losses are cross-entropies."""
-        return Score("p_label", float(np.exp(-self.losses.astype(np.float64)).mean()), "fraction", len(self.losses))
+        return Score("p_label", float(np.exp(-self.losses.astype(np.float64)).mean()), len(self.losses))
 
 
 class Score(NamedTuple):
-    """One number, None where there is nothing to measure, and its interval if it is a share."""
+    """One of `metrics.METRICS`, None where there is nothing to measure, and its interval if it is a share."""
 
     name: str
     value: float | None
-    unit: str
     n: int
     low: float | None = None
     high: float | None = None
@@ -77,8 +76,8 @@ def share(name: str, outcomes: np.ndarray) -> Score:
     """Return the share of true outcomes, with its Wilson interval over the items."""
     n, hits = len(outcomes), int(outcomes.sum())
     if n == 0:
-        return Score(name, None, "fraction", 0)
-    return Score(name, hits / n, "fraction", n, *_wilson(hits, n), WILSON)
+        return Score(name, None, 0)
+    return Score(name, hits / n, n, *_wilson(hits, n), WILSON)
 
 
 @lru_cache(maxsize=4096)
@@ -100,10 +99,10 @@ def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: 
     yield share("accuracy", correct)
     if classes >= TOP_5_FROM:
         yield share("accuracy_top5", items.ranks < 5)
-    yield Score("test_loss", items.loss, "loss", n)
+    yield Score("test_loss", items.loss, n)
     if len(group_names) > 1:
         for number, name in enumerate(group_names):
             yield share(f"accuracy: {name}", correct[items.groups == number])
-            yield Score(f"train_samples: {name}", float(train_sizes[number]), "samples", int(sum(train_sizes)))
+            yield Score(f"train_samples: {name}", float(train_sizes[number]), int(sum(train_sizes)))
         for name, value in by_group.summary(correct, items.groups, np.asarray(train_sizes)).items():
-            yield Score(name, value, "fraction", n)
+            yield Score(name, value, n)

@@ -8,7 +8,7 @@ from matplotlib.text import Text
 
 from sparsebench.board import figures, page, tables
 from sparsebench.board.board import Board
-from sparsebench.board.build import judge
+from sparsebench.board.build import Judged, judge
 from sparsebench.board.columns import FORMATS
 from sparsebench.board.gather import gather
 from sparsebench.board.publish import files
@@ -38,7 +38,7 @@ def others(task: str) -> set[str]:
 
 def texts_of(board: Board) -> list[str]:
     """Return all that is written in the picture of a board."""
-    figure = figures.figure_of(board.rows, board.over_budgets, board.task_of)
+    figure = figures.figure_of(board.rows, board.over_budgets, board.columns)
     return [text.get_text() for text in figure.findobj(Text)]
 
 
@@ -58,8 +58,9 @@ def test_figure_page_and_legend_name_the_task_that_was_run(alone: tuple[str, Pat
     task, out, said = alone
     board = gather(out)
     trials = task != "stripes"
-    assert board.task_of["accuracy"] == task and board.task_of.get("sample_complexity") == (task if trials else None)
-    assert "aligned_gap" not in board.task_of
+    tasks = {column.key: column.task for column in board.columns}
+    assert tasks["accuracy"] == task and tasks["sample_complexity"] == (task if trials else "")
+    assert tasks["aligned_gap"] == tasks["macs_ratio"] == ""
     titles = texts_of(board)
     assert f"accuracy ({task})" in titles
     assert (f"N50: training samples for half of the trials ({task})" in titles) == trials
@@ -83,13 +84,16 @@ WORLD = [
 ]
 
 
+def tasks_of(judged: Judged) -> dict[str, str]:
+    return {column.key: column.task for column in judged.columns}
+
+
 def test_each_column_of_a_board_over_all_tasks_is_of_one_task() -> None:
     judged = judge(WORLD)
-    columns = ("accuracy", "sample_complexity", "spurious_gap", "worst_group_accuracy", "aligned_gap", "macs_ratio")
-    tasks = ["composite", "theory", "spurious", "spurious", None, None]
-    assert [judged.task_of.get(column) for column in columns] == tasks
-    assert judge(WORLD, "task").task_of == {}  # its rows say theirs
-    legend = tables.legend_of(judged.rows, tables.shown_columns(judged.rows), judged.task_of)
+    keys = ("accuracy", "sample_complexity", "spurious_gap", "worst_group_accuracy", "macs_ratio", "strategy")
+    assert [tasks_of(judged)[key] for key in keys] == ["composite", "theory", "spurious", "spurious", "", ""]
+    assert set(tasks_of(judge(WORLD, "task")).values()) == {""}  # its rows say theirs
+    legend = tables.legend_of(judged.rows, tables.shown_columns(judged.rows, judged.columns))
     assert legend.startswith(
         "Accuracy, AUROC and MACs: composite task, where it was run. N50: training samples for half of the trials to "
         "succeed, theory task, where it was run. Gap: accuracy where the background fits the class minus that where it "
@@ -99,5 +103,5 @@ def test_each_column_of_a_board_over_all_tasks_is_of_one_task() -> None:
 
 def test_gaps_are_of_the_task_that_has_them() -> None:
     judged = judge([record("waterbirds", "dense", accuracy=0.7, spurious_gap=0.2, worst_group_accuracy=0.5)])
-    assert judged.task_of["spurious_gap"] == judged.task_of["accuracy"] == "waterbirds"
-    assert judge(WORLD[:2]).task_of.get("spurious_gap") is None
+    assert tasks_of(judged)["spurious_gap"] == tasks_of(judged)["accuracy"] == "waterbirds"
+    assert tasks_of(judge(WORLD[:2]))["spurious_gap"] == ""

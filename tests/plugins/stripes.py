@@ -7,6 +7,7 @@ from pydantic import Field
 
 import sparsebench
 from sparsebench import seeds
+from sparsebench.measure.metrics import MetricKind
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.pictures import PictureTask
 
@@ -15,6 +16,9 @@ class Stripes(PictureTask):
     """Pictures of noise with a striped square, whose stripes run across or down."""
 
     name: ClassVar[str] = "stripes"
+    metrics: ClassVar[tuple[MetricKind, ...]] = (
+        MetricKind("hesitation", "loss", "spread of the losses of the test pictures", title="hesitation, sd"),
+    )
 
     canvas: int = Field(32, ge=16, description="pixels of a side")
     test: int = Field(20, gt=0, description="test pictures")
@@ -22,6 +26,9 @@ class Stripes(PictureTask):
 
     def draw(self, n_train, repetition, locations):
         return Data(self._split("train", n_train, repetition), self._split("test", self.test, repetition), ("-", "|"))
+
+    def measure(self, items, test):
+        return {"hesitation": items.losses.std()}
 
     def known_classes(self, locations):
         return ("-", "|")
