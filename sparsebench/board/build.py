@@ -23,8 +23,8 @@ from sparsebench.board.entries import (
     Entry,
     Key,
     Setting,
-    declared,
     frame_of,
+    metrics_of_tasks,
     settings_of,
     titled,
 )
@@ -94,7 +94,7 @@ def judge(records: Flats, by: str | None = None) -> Judged:
         raise UserError("--by", got=f"'{by}'", allowed="task")
     frame = frame_of(records)
     settings, lossy = settings_of(frame), _lossy(frame)
-    kinds = declared(frame)
+    kinds = metrics_of_tasks(frame)
     parts = [_over_all(settings, lossy, kinds)] if by is None else _by_task(settings, lossy, kinds)
     rows = [row for part in parts for row in part.rows]
     every = parts[0].columns if by is None else [*EVERY, *map(columns.column_of, kinds)]
@@ -137,28 +137,28 @@ def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]], k
     main = first("composite", "spurious", among=tasks)
     trials = first("theory", among={name: one for name, one in tasks.items() if one.has_trials})
     parts = (main, trials, tasks.get("spurious", main))
-    homes = _homes(kinds, [one for one in (*parts, *tasks.values()) if one is not None])
-    judged = _judged(parts, homes, lossy)
-    return replace(judged, columns=_with_tasks(judged.rows, parts, homes))
+    setting_of = _setting_of(kinds, [one for one in (*parts, *tasks.values()) if one is not None])
+    judged = _judged(parts, setting_of, lossy)
+    return replace(judged, columns=_with_tasks(judged.rows, parts, setting_of))
 
 
-Homes = Mapping[MetricKind, Setting | None]
+SettingOf = Mapping[MetricKind, Setting | None]
 """The metrics that tasks declare, each with the setting that it is taken from; None where it was not measured."""
 
 
-def _homes(kinds: Sequence[MetricKind], settings: Sequence[Setting]) -> Homes:
+def _setting_of(kinds: Sequence[MetricKind], settings: Sequence[Setting]) -> SettingOf:
     """Return for each metric that tasks declare the first setting that has it."""
     return {kind: next((one for one in settings if one.has(kind.name)), None) for kind in kinds}
 
 
-def _with_tasks(rows: Sequence[Row], parts: Parts, homes: Homes) -> list[Column]:
+def _with_tasks(rows: Sequence[Row], parts: Parts, setting_of: SettingOf) -> list[Column]:
     """Return all columns with the task that each was taken from; of parts without a value there is none."""
     filled = {column.part for column in EVERY if any(row.get(column.key) not in (None, "") for row in rows)}
     named = zip(("accuracy", "trials", "gaps"), parts, strict=True)
     tasks = {part: one.task for part, one in named if one is not None and part in filled}
     every = [column._replace(task=tasks.get(column.part, "")) for column in EVERY]
-    own = [(columns.column_of(kind), home) for kind, home in homes.items()]
-    return every + [column._replace(task="" if home is None else home.task) for column, home in own]
+    extra = [(columns.column_of(kind), setting) for kind, setting in setting_of.items()]
+    return every + [column._replace(task="" if setting is None else setting.task) for column, setting in extra]
 
 
 def _by_task(
@@ -166,7 +166,7 @@ def _by_task(
 ) -> list[Judged]:
     return [
         _judged(
-            (one, one, one), _homes(kinds, [one]), lossy,
+            (one, one, one), _setting_of(kinds, [one]), lossy,
             {"task": one.task, "model": one.model, "n_train": one.largest},
         )
         for one in titled(settings)
@@ -177,12 +177,14 @@ Parts = tuple[Setting | None, Setting | None, Setting | None]
 """What accuracy and cost, trials, and gaps are taken from."""
 
 
-def _judged(parts: Parts, homes: Homes, lossy: Collection[tuple[str, str]], about: Row | None = None) -> Judged:
+def _judged(
+    parts: Parts, setting_of: SettingOf, lossy: Collection[tuple[str, str]], about: Row | None = None
+) -> Judged:
     """Return the rows of a board, ranked, and the same over budgets where there are several."""
     main, _, spurious = parts
-    judged = _ranked([(about or {}) | row for row in _rows(*parts, homes)], main, lossy)
-    own = [columns.column_of(kind) for kind, home in homes.items() if home is main]
-    whole = None if main is None else over_budgets.board(main, judged.rows, lossy, own)
+    judged = _ranked([(about or {}) | row for row in _rows(*parts, setting_of)], main, lossy)
+    extra = [columns.column_of(kind) for kind, setting in setting_of.items() if setting is main]
+    whole = None if main is None else over_budgets.board(main, judged.rows, lossy, extra)
     if whole is None:
         return judged
     return replace(judged, budgets=[replace(whole, tables=_tables(judged.rows, spurious))])
@@ -210,10 +212,10 @@ def _mean(mine: Entry, metric: str) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None, homes: Homes) -> list[Row]:
+def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None, setting_of: SettingOf) -> list[Row]:
     """Return one row a strategy and budget: accuracy and cost from `main`, the other columns from their tasks."""
     grouped = [{} if part is None else part.entries for part in (main, trials, spurious)]
-    grouped += [{} if home is None else home.tested for home in homes.values()]
+    grouped += [{} if setting is None else setting.tested for setting in setting_of.values()]
     if main is not None:
         grouped[0] = main.tested
     aligned = spurious is not None and spurious.task in gaps.TASKS
@@ -230,8 +232,8 @@ def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None
         for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (VERIFIED, "")):
             row[name] = _common({word for entry in there for word in entry.words(name)}, otherwise)
         row |= none | {columns.TRACK.key: TRACK if main is None else main.track}
-        own = zip(homes, mine[3:], strict=True)
-        rows.append(row | {kind.name: None if entry is None else entry.over_seeds(kind) for kind, entry in own})
+        extra = zip(setting_of, mine[3:], strict=True)
+        rows.append(row | {kind.name: None if entry is None else entry.over_seeds(kind) for kind, entry in extra})
     return rows
 
 

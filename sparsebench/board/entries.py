@@ -53,7 +53,7 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     }
     lacking |= {"track": TRACK} if "track" not in frame else {}
     lacking |= {name: 0 for name in ("n_train", "repetition", OUTCOMES[0]) if name not in frame}
-    read = (*METRICS, "macs_ratio_asked", *(kind.name for kind in declared(frame)))
+    read = (*METRICS, "macs_ratio_asked", *(kind.name for kind in metrics_of_tasks(frame)))
     numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in read}
     frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
     if not frame["cell_id"].is_monotonic_increasing:
@@ -63,7 +63,7 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     return frame
 
 
-def declared(frame: pd.DataFrame) -> tuple[MetricKind, ...]:
+def metrics_of_tasks(frame: pd.DataFrame) -> tuple[MetricKind, ...]:
     """Return the metrics on boards that the tasks of a table of records declare, as far as it knows them."""
     return tuple(kind for kind in frame.attrs.get(DECLARED, ()) if kind.over_seeds != "none")
 

@@ -27,14 +27,14 @@ def read(out: Path, metrics: Set[str] | None = None) -> pd.DataFrame:
     Raises:
         UserError: as `flat.load`.
     """
-    kinds = declared_in(out)
+    kinds = metrics_in(out)
     wanted = None if metrics is None else metrics | {kind.name for kind in kinds}
     records = describe(flat.table(out, wanted), out)
     records.attrs[DECLARED] = kinds
     return records
 
 
-def declared_in(out: Path) -> tuple[MetricKind, ...]:
+def metrics_in(out: Path) -> tuple[MetricKind, ...]:
     """Return what a run's folder says of the metrics that its tasks declare, by name."""
     kinds = {}
     for path in sorted((out / manifests.METRICS).glob("*.json")):

@@ -10,7 +10,7 @@ import torch
 from sparsebench.cells.prepare import Prepared
 from sparsebench.errors import DivergedError, UserError
 from sparsebench.measure import groups, selection
-from sparsebench.measure.metrics import unit_of
+from sparsebench.measure.metrics import decided_by, unit_of
 from sparsebench.measure.scores import Items, Score, scores, share
 from sparsebench.measure.spuriosity import token_spuriosity
 from sparsebench.models.actor import Actor
@@ -136,7 +136,7 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
     if task.recipe().loss == "cross-entropy":
         result.add_score(items.p_label)
     for name, success in task.successes(items.loss, items.accuracy).items():
-        result.add(name, float(success), 1)
+        result.add(name, float(success), 1, "" if decided_by(name) else _declared_unit(task, name))
     _add_declared(result, task, items, test)
     result.outcomes = Outcomes(
         n=len(test.labels), predicted=pack(items.predicted), label=pack(items.labels), group=pack(items.groups),
@@ -148,18 +148,26 @@ def _add_declared(result: Result, task: Task, items: Items, test: Split) -> None
     """Add the metrics that the task declares.
 
     Raises:
-        UserError: it returns another, or one that the model shows.
+        UserError: it returns another, one that is there already, or an infinite value.
     """
-    units = {kind.name: kind.unit for kind in task.metrics}
     for name, value in task.measure(items, test).items():
-        if name not in units:
-            raise UserError(
-                f"task '{task.name}' returns a metric that it does not declare", got=f"'{name}'",
-                allowed=sorted(units) or "none", next_step="add it to the task's `metrics`",
-            )  # fmt: skip
+        unit = _declared_unit(task, name)
         if name in result.metrics:
-            raise UserError(f"metric '{name}' of task '{task.name}' is one of the model too", next_step="rename it")
-        result.add(name, value, len(items.labels), units[name])
+            raise UserError(f"metric '{name}' of task '{task.name}' is measured already", next_step="rename it")
+        if np.isinf(value):
+            raise UserError(f"metric '{name}' of task '{task.name}'", got=value, allowed="a finite number, or NaN")
+        result.add(name, value, len(items.labels), unit)
+
+
+def _declared_unit(task: Task, name: str) -> str:
+    """Return the unit that a task declares of a metric."""
+    units = {kind.name: kind.unit for kind in task.metrics}
+    if name not in units:
+        raise UserError(
+            f"task '{task.name}' returns a metric that it does not declare", got=f"'{name}'",
+            allowed=sorted(units) or "none", next_step="add it to the task's `metrics`",
+        )  # fmt: skip
+    return units[name]
 
 
 def _add_selection(result: Result, evaluation: Evaluation, samples: Samples, mask: Mask, depth: int) -> None:

@@ -88,7 +88,7 @@ def test_it_is_chosen_and_exported_by_its_name(finished: tuple[Path, str]) -> No
 def test_merged_folders_know_it(finished: tuple[Path, str], tmp_path: Path) -> None:
     merged = tmp_path / "merged"
     assert call("merge", finished[0], "-o", merged).exit_code == 0
-    assert reading.declared_in(merged) == reading.declared_in(finished[0]) != ()
+    assert reading.metrics_in(merged) == reading.metrics_in(finished[0]) != ()
 
 
 def test_what_a_folder_says_of_metrics_is_checked(
@@ -103,7 +103,7 @@ def test_what_a_folder_says_of_metrics_is_checked(
     for number, content in enumerate(wrong):
         (folder / f"{number}.json").write_bytes(content)
     (folder / "right.json").write_bytes(own.read_bytes())
-    assert reading.declared_in(tmp_path) == reading.declared_in(finished[0])
+    assert reading.metrics_in(tmp_path) == reading.metrics_in(finished[0])
     assert len([line for line in caplog.messages if "is left out" in line]) == len(wrong)
 
 
@@ -141,13 +141,26 @@ def test_a_wrong_metric_is_one_line(tmp_path: Path, old: str, new: str, message:
     assert "Traceback" not in done.output and not (tmp_path / "out").exists()
 
 
-def test_a_metric_that_was_not_declared_fails_the_cell_in_one_line(tmp_path: Path) -> None:
-    plugin = changed(tmp_path, 'return {"hesitation"', 'return {"doubt"')
-    done = run(plugin, tmp_path / "out", "--seeds", 1)
+UNDECLARED = (
+    "task 'stripes' returns a metric that it does not declare; got 'doubt'; allowed: hesitation; "
+    "add it to the task's `metrics`"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('return {"hesitation"', 'return {"doubt"', UNDECLARED),
+        ("    def measure(", "    def successes(self, test_loss, accuracy):\n"
+         '        return {"doubt": True}\n\n    def measure(', UNDECLARED),
+        ("items.losses.std()", "float('inf')",
+         "metric 'hesitation' of task 'stripes'; got inf; allowed: a finite number, or NaN"),
+    ],
+    ids=["measure", "successes", "infinite"],
+)  # fmt: skip
+def test_a_metric_that_cannot_be_fails_the_cell_in_one_line(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    done = run(changed(tmp_path, old, new), tmp_path / "out", "--seeds", 1)
     assert done.exit_code == 1
     for record in store.read(tmp_path / "out").values():
         assert record.failure is not None and record.failure.traceback == ""
-        assert record.failure.reason == (
-            "task 'stripes' returns a metric that it does not declare; got 'doubt'; allowed: hesitation; "
-            "add it to the task's `metrics`"
-        )
+        assert record.failure.reason == reason

@@ -81,13 +81,13 @@ def _view(name: str, title: str, rows: Sequence[Row], columns: Sequence[Column])
         "name": name,
         "title": title,
         "length": len(rows),
-        "columns": [_described(column) for column in columns],
+        "columns": [_data_of(column) for column in columns],
         "values": {key: _packed([row.get(key) for row in rows]) for key in keys_of(columns)},
         "texts": {c.key: _packed([text_of(_whole(row, c), c) for row in rows]) for c in numbers},
     }
 
 
-def _described(column: Column) -> dict[str, Any]:
+def _data_of(column: Column) -> dict[str, Any]:
     """Return what the page knows of a column."""
     return {
         "key": column.key, "heading": column.heading, "shown": column.shown, "what": column.what,
