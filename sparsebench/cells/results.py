@@ -44,8 +44,8 @@ class Result:
 
     def add_score(self, score: Score) -> None:
         """Add what is known from outcomes."""
-        about = score._asdict()
-        self.metrics[score.name] = Metric(unit=unit_of(about.pop("name")), **about)
+        name, *own = score
+        self.metrics[name] = Metric(**dict(zip(Score._fields[1:], own, strict=True)))
 
 
 def measure(result: Result, cell: Prepared, trained: dict[str, float]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from sparsebench.measure import groups as by_group
+from sparsebench.measure.metrics import unit_of
 
 TOP_5_FROM = 10
 """With fewer classes it says little that the label is among the five that the network finds likeliest."""
@@ -53,7 +54,7 @@ class Items:
     @property
     def p_label(self) -> Score:
         """The mean probability of the own class, where the losses are cross-entropies."""
-        return Score("p_label", float(np.exp(-self.losses.astype(np.float64)).mean()), len(self.losses))
+        return Score.of("p_label", float(np.exp(-self.losses.astype(np.float64)).mean()), len(self.losses))
 
 
 class Score(NamedTuple):
@@ -61,10 +62,16 @@ class Score(NamedTuple):
 
     name: str
     value: float | None
+    unit: str
     n: int
     low: float | None = None
     high: float | None = None
     method: str = ""
+
+    @classmethod
+    def of(cls, name: str, value: float | None, n: int) -> Score:
+        """Return a number without an interval, in the metric's unit."""
+        return cls(name, value, unit_of(name), n)
 
 
 def mean_loss(losses: np.ndarray) -> float:
@@ -76,8 +83,8 @@ def share(name: str, outcomes: np.ndarray) -> Score:
     """Return the share of true outcomes, with its Wilson interval over the items."""
     n, hits = len(outcomes), int(outcomes.sum())
     if n == 0:
-        return Score(name, None, 0)
-    return Score(name, hits / n, n, *_wilson(hits, n), WILSON)
+        return Score.of(name, None, 0)
+    return Score(name, hits / n, unit_of(name), n, *_wilson(hits, n), WILSON)
 
 
 @lru_cache(maxsize=4096)
@@ -99,10 +106,10 @@ def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: 
     yield share("accuracy", correct)
     if classes >= TOP_5_FROM:
         yield share("accuracy_top5", items.ranks < 5)
-    yield Score("test_loss", items.loss, n)
+    yield Score.of("test_loss", items.loss, n)
     if len(group_names) > 1:
         for number, name in enumerate(group_names):
             yield share(f"accuracy: {name}", correct[items.groups == number])
-            yield Score(f"train_samples: {name}", float(train_sizes[number]), int(sum(train_sizes)))
+            yield Score.of(f"train_samples: {name}", float(train_sizes[number]), int(sum(train_sizes)))
         for name, value in by_group.summary(correct, items.groups, np.asarray(train_sizes)).items():
-            yield Score(name, value, n)
+            yield Score.of(name, value, n)

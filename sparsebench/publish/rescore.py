@@ -9,7 +9,7 @@ from itertools import permutations
 import numpy as np
 
 from sparsebench.errors import UserError
-from sparsebench.measure.metrics import decided_by, unit_of
+from sparsebench.measure.metrics import decided_by
 from sparsebench.measure.scores import TOP_5_FROM, Items, Score, scores, share
 from sparsebench.publish.classes import classes_of
 from sparsebench.publish.folder import Unfit, plain
@@ -133,7 +133,7 @@ def _expected(record: Record, items: Items, order: Sequence[str], task: Task | N
     if P_LABEL in record.metrics and (task is None or task.recipe().loss == "cross-entropy"):
         made[P_LABEL] = items.p_label  # older records do not have it
     successes = {} if task is None else task.successes(items.loss, items.accuracy)
-    return made | {name: Score(name, float(success), 1) for name, success in successes.items()}
+    return made | {name: Score.of(name, float(success), 1) for name, success in successes.items()}
 
 
 def _compared(metrics: Mapping[str, Metric], made: Mapping[str, Score], untold: frozenset[str]) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _compared(metrics: Mapping[str, Metric], made: Mapping[str, Score], untold: 
 
 
 def _same(reported: Metric, score: Score) -> bool:
-    if (reported.unit, reported.n, reported.method) != (unit_of(score.name), score.n, score.method):
+    if (reported.unit, reported.n, reported.method) != (score.unit, score.n, score.method):
         return False
     return all(same(getattr(reported, end), getattr(score, end)) for end in ("value", "low", "high"))
 
@@ -160,5 +160,4 @@ def same(a: float | None, b: float | None) -> bool:
 
 def _text(one: Metric | Score) -> str:
     interval = "" if one.low is None else f" [{one.low!r}, {one.high!r}]"
-    unit = one.unit if isinstance(one, Metric) else unit_of(one.name)
-    return f"{one.value!r}{interval} {plain(unit, 20)} of {one.n}"
+    return f"{one.value!r}{interval} {plain(one.unit, 20)} of {one.n}"

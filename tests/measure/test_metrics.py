@@ -41,11 +41,11 @@ def test_a_metric_that_the_table_does_not_have_cannot_be_added() -> None:
     with pytest.raises(KeyError, match="selection_iou"):
         result.add("selection_iou", 0.5, 10)
     with pytest.raises(KeyError, match="selection_iou"):
-        result.add_score(Score("selection_iou", 0.5, 10))
+        Score.of("selection_iou", 0.5, 10)
     with pytest.raises(KeyError, match="loss: 3 on china"):
         result.add("loss: 3 on china", 0.5, 10)
     result.add("macs_ratio", float("nan"), 10)
-    result.add_score(Score("accuracy: 3 on china", 0.5, 10, 0.2, 0.8, "by hand"))
+    result.add_score(Score.of("accuracy: 3 on china", 0.5, 10)._replace(low=0.2, high=0.8, method="by hand"))
     assert {name: metric.model_dump() for name, metric in result.metrics.items()} == {
         "macs_ratio": {"value": None, "unit": "fraction", "n": 10, "low": None, "high": None, "method": ""},
         "accuracy: 3 on china": {
