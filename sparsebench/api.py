@@ -65,7 +65,7 @@ def run(
     """
     import pandas as pd
 
-    from sparsebench.board.build import build, columns_of
+    from sparsebench.board.build import columns_of, judge
     from sparsebench.board.columns import keys_of
 
     finished = execute(
@@ -76,8 +76,8 @@ def run(
         checkpoint=checkpoint, timeout=timeout, memory_limit=memory_limit, observe=observe, shard=shard, engine=engine,
         exclusive=exclusive, address=address, cluster=cluster, on_record=on_record,
     )  # fmt: skip
-    rows = build(finished)
-    return pd.DataFrame(rows, columns=keys_of(columns_of(rows)))
+    judged = judge(finished)
+    return pd.DataFrame(judged.rows, columns=keys_of(columns_of(judged.rows, judged.columns)))
 
 
 def execute(
@@ -246,11 +246,12 @@ def leaderboard(records: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from sparsebench.board.build import build, columns_of
+    from sparsebench.board.build import columns_of, judge
     from sparsebench.board.columns import BY_TASK, keys_of
 
-    rows = build(records, by)
-    return pd.DataFrame(rows, columns=keys_of([*(BY_TASK if by and not rows else ()), *columns_of(rows)]))
+    judged = judge(records, by)
+    first = BY_TASK if by and not judged.rows else ()
+    return pd.DataFrame(judged.rows, columns=keys_of([*first, *columns_of(judged.rows, judged.columns)]))
 
 
 def _several(given: Sequence[str] | str) -> tuple[str, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparsebench.board.columns import Column
+from sparsebench.board.columns import EVERY, Column
 
 Row = dict[str, Any]
 
@@ -96,6 +96,7 @@ class BudgetBoard:
         rows: one a strategy; keys as in `budget_table.columns_of`.
         curves: one a row, dense's of the point at 1 alone.
         told: lines that say what can be told apart.
+        declared: columns of the metrics that the task declares.
         tables: what is measured beside it.
     """
 
@@ -108,6 +109,7 @@ class BudgetBoard:
     rows: list[Row]
     curves: list[BudgetCurve]
     told: list[str]
+    declared: tuple[Column, ...] = ()
     tables: list[Table] = field(default_factory=list)
 
 
@@ -117,6 +119,7 @@ class Board:
 
     Attributes:
         rows: one a strategy and budget over all tasks; `by_task` one a task and model as well. Keys as in `columns`.
+        columns: of those that rows may have each, with the task that those of `rows` were taken from.
         notes: what a reader must know besides.
         over_budgets: of the task that `rows` are of, None where it has a single budget; `budgets` of all tasks.
         curves, groups: of tasks that have them.
@@ -128,6 +131,7 @@ class Board:
     rows: list[Row]
     by_task: list[Row]
     notes: list[str]
+    columns: Sequence[Column] = EVERY
     over_budgets: BudgetBoard | None = None
     budgets: list[BudgetBoard] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)

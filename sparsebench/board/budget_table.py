@@ -12,6 +12,7 @@ from sparsebench.board.columns import (
     BY_KEY,
     BY_TASK,
     CHECKS,
+    EVERY,
     HOW,
     KEPT,
     MACS_AT_2,
@@ -34,6 +35,7 @@ from sparsebench.board.tables import (
     grid,
     legend_of,
     listed,
+    meanings_of,
     render,
     shown_columns,
 )
@@ -64,6 +66,7 @@ def columns_of(board: BudgetBoard) -> list[Column]:
         BY_KEY["selection_auroc"]._replace(heading=f"AUROC {at}"),
         SPEED_UP._replace(heading=f"speed-up {at}"),
         P_LABEL._replace(heading=f"p(label) {at}"),
+        *(column._replace(heading=f"{column.heading} {at}") for column in board.declared),
         CHECKS,
         VERIFIED,
     )
@@ -82,7 +85,12 @@ class _Part(NamedTuple):
 
 
 def text(
-    rows: Sequence[Row], budgets: Sequence[BudgetBoard], form: str, notes: Sequence[str] = (), choice: Choice = ALL
+    rows: Sequence[Row],
+    budgets: Sequence[BudgetBoard],
+    form: str,
+    notes: Sequence[str] = (),
+    choice: Choice = ALL,
+    columns: Sequence[Column] = EVERY,
 ) -> str:
     """Return a board in one of FORMATS: tables of curves, then the other rows; CSV and JSON have all rows.
 
@@ -92,18 +100,20 @@ def text(
         form: see `tables.render`.
         notes: lines below.
         choice: of columns.
+        columns: that rows may have, see `Judged`.
 
     Raises:
         UserError: another format, or a column that there is not.
     """
     if not budgets or form not in ("table", "md", "latex"):
-        return chosen(rows, columns_of_rows(rows) if form == "csv" else shown_columns(rows), form, notes, None, choice)
+        shown = columns_of_rows(rows, columns) if form == "csv" else shown_columns(rows, columns)
+        return chosen(rows, shown, form, notes, legend_of(rows, shown), choice)
     parts = [part for one in budgets for part in _parts(one, "task" in rows[0])]
     several = {(one.task, one.model, one.n_train, one.track) for one in budgets}
     others = [row for row in rows if (*(row.get(column.key) for column in BY_TASK), _track(row)) not in several]
     if others and "task" in rows[0]:
-        columns = shown_columns(others)
-        parts.append(_Part("Other tasks", others, columns, True, legend_of(others, columns)))
+        shown = shown_columns(others, columns)
+        parts.append(_Part("Other tasks", others, shown, True, legend_of(others, shown)))
     choice.check([column for part in parts if part.main for column in part.columns])
     done = "\n".join if form == "latex" else "\n\n".join
     made = done(line for part in parts for line in _lines(part, form, choice))
@@ -118,7 +128,7 @@ def _track(row: Row) -> str:
 
 
 def chosen(
-    rows: Sequence[Row], columns: Sequence[Column], form: str, notes: Sequence[str], legend: str | None, choice: Choice
+    rows: Sequence[Row], columns: Sequence[Column], form: str, notes: Sequence[str], legend: str, choice: Choice
 ) -> str:
     """Return one table with the columns that are chosen, or have room.
 
@@ -128,20 +138,17 @@ def chosen(
     if choice.names and form == "json":
         raise UserError("--columns is of tables", got="--format json", allowed="table, md, csv or latex")
     choice.check(columns)
-    if form == "table" or choice.names:
-        legend = legend_of(rows, columns) if legend is None else legend
-        columns = choice.chosen(columns)
-        if form == "table":
-            rows, columns = choice.fitted(rows, columns)
-        return render(rows, form, notes, columns, legend)
-    return render(rows, form, notes, columns if legend is not None else None, legend)
+    columns = choice.chosen(columns)
+    if form == "table":
+        rows, columns = choice.fitted(rows, columns)
+    return render(rows, form, notes, columns, legend)
 
 
 def _parts(board: BudgetBoard, titled: bool) -> list[_Part]:
     """Return the tables of a board of curves."""
     columns = columns_of(board)
     title = f"{board.task}, {board.model}, N {board.n_train}" if titled else ""
-    legend = f"{LEGEND} {LEGEND_OF_CHECKS}" if CHECKS in columns else LEGEND
+    legend = " ".join([LEGEND, *([LEGEND_OF_CHECKS] if CHECKS in columns else []), *meanings_of(board.declared)])
     beside = [_beside(one) for one in board.tables]
     return [_Part(title, board.rows, columns, True, legend, board.told), *beside]
 

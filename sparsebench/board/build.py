@@ -13,7 +13,7 @@ import pandas as pd
 
 from sparsebench.board import columns, gaps, over_budgets, references
 from sparsebench.board.board import BudgetBoard, Row, Table
-from sparsebench.board.columns import NOT_RANKED
+from sparsebench.board.columns import EVERY, NOT_RANKED, Column
 from sparsebench.board.entries import (
     DENSE,
     PRETRAINING,
@@ -24,19 +24,19 @@ from sparsebench.board.entries import (
     Key,
     Setting,
     frame_of,
+    metrics_of_tasks,
     settings_of,
     titled,
 )
 from sparsebench.errors import UserError
+from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.badges import CHECKS, SEVERAL, UNCHECKED
 from sparsebench.stats import paired
 from sparsebench.stats.intervals import Interval, mean_interval, n50_ratio, sample_complexity
 
 Flats = Iterable[Mapping[str, Any]]
 """Flat records, a mapping each, or a table of pandas."""
-MAIN, TRIALS, SPURIOUS = ("composite", "spurious"), ("theory",), ("spurious",)
-"""The tasks that a board over all tasks takes its columns from: accuracy and cost, sample complexity, gaps."""
-ALWAYS = [column for column in columns.EVERY if column in (*columns.COLUMNS, columns.BY_LOSS)]
+ALWAYS = [column for column in EVERY if column in (*columns.COLUMNS, columns.BY_LOSS)]
 """The columns that a row begins with."""
 
 
@@ -60,11 +60,13 @@ class Judged:
         rows: see `columns_of` for their columns.
         contests: of the main task of a board over all tasks, or of each.
         budgets: of those of them whose strategies have several budgets, with a row a strategy.
+        columns: those that rows may have, in a board over all tasks with the task that each was taken from.
     """
 
     rows: list[Row]
     contests: list[Contest]
     budgets: list[BudgetBoard] = field(default_factory=list)
+    columns: Sequence[Column] = EVERY
 
     @property
     def single(self) -> list[Contest]:
@@ -92,15 +94,18 @@ def judge(records: Flats, by: str | None = None) -> Judged:
         raise UserError("--by", got=f"'{by}'", allowed="task")
     frame = frame_of(records)
     settings, lossy = settings_of(frame), _lossy(frame)
-    parts = [_over_all(settings, lossy)] if by is None else _by_task(settings, lossy)
+    kinds = metrics_of_tasks(frame)
+    parts = [_over_all(settings, lossy, kinds)] if by is None else _by_task(settings, lossy, kinds)
     rows = [row for part in parts for row in part.rows]
-    nothings: dict[columns.Column, Any] = dict.fromkeys((*columns.OVER_BUDGETS, columns.BY_LOSS))
+    every = parts[0].columns if by is None else [*EVERY, *map(columns.column_of, kinds)]
+    nothings: dict[Column, Any] = dict.fromkeys((*columns.OVER_BUDGETS, columns.BY_LOSS, *every[len(EVERY) :]))
     nothings |= {columns.CHECKS: UNCHECKED, columns.VERIFIED: "", columns.TRACK: TRACK}
     for column, nothing in nothings.items():
         if all(row[column.key] == nothing for row in rows):
             for row, key in product(rows, column.keys):
                 del row[key]
-    return Judged(rows, [each for part in parts for each in part.contests], [b for part in parts for b in part.budgets])
+    contests = [each for part in parts for each in part.contests]
+    return Judged(rows, contests, [each for part in parts for each in part.budgets], every)
 
 
 def _lossy(frame: pd.DataFrame) -> set[tuple[str, str]]:
@@ -109,13 +114,13 @@ def _lossy(frame: pd.DataFrame) -> set[tuple[str, str]]:
     return set(zip(failed["strategy"], failed["budget"], strict=True))
 
 
-def columns_of(rows: Sequence[Row]) -> list[columns.Column]:
-    """Return the columns of rows: the board's, and others where they have them."""
+def columns_of(rows: Sequence[Row], every: Sequence[Column] = EVERY) -> list[Column]:
+    """Return those of every column that rows have: the board's, and others where they have them."""
     there = rows[0] if rows else {}
-    return [one for one in columns.EVERY if one in columns.COLUMNS or one.key in there]
+    return [one for one in every if one.key in columns.BY_KEY or one.key in there]
 
 
-def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -> Judged:
+def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]], kinds: Sequence[MetricKind]) -> Judged:
     """Return the board over all tasks: of each task its setting with the most records, then the largest size.
 
     Never the latest: the same cells must give the same board.
@@ -126,30 +131,60 @@ def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -
     if len(tasks) > 1:
         tasks.pop(PRETRAINING, None)
 
-    def first(names: Sequence[str], *, trials: bool = False) -> Setting | None:
-        some = (tasks[name] for name in (*names, *tasks) if name in tasks)
-        return next((one for one in some if not trials or one.has_trials), None)
+    def first(*names: str, among: Mapping[str, Setting]) -> Setting | None:
+        return next((among[name] for name in (*names, *among) if name in among), None)
 
-    main = first(MAIN)
-    return _judged((main, first(TRIALS, trials=True), tasks.get("spurious", main)), lossy)
+    main = first("composite", "spurious", among=tasks)
+    trials = first("theory", among={name: one for name, one in tasks.items() if one.has_trials})
+    parts = (main, trials, tasks.get("spurious", main))
+    setting_of = _setting_of(kinds, [one for one in (*parts, *tasks.values()) if one is not None])
+    judged = _judged(parts, setting_of, lossy)
+    return replace(judged, columns=_with_tasks(judged.rows, parts, setting_of))
 
 
-def _by_task(settings: Sequence[Setting], lossy: Collection[tuple[str, str]]) -> list[Judged]:
+SettingOf = Mapping[MetricKind, Setting | None]
+"""The metrics that tasks declare, each with the setting that it is taken from; None where it was not measured."""
+
+
+def _setting_of(kinds: Sequence[MetricKind], settings: Sequence[Setting]) -> SettingOf:
+    """Return for each metric that tasks declare the first setting that has it."""
+    return {kind: next((one for one in settings if one.has(kind.name)), None) for kind in kinds}
+
+
+def _with_tasks(rows: Sequence[Row], parts: Parts, setting_of: SettingOf) -> list[Column]:
+    """Return all columns with the task that each was taken from; of parts without a value there is none."""
+    filled = {column.part for column in EVERY if any(row.get(column.key) not in (None, "") for row in rows)}
+    named = zip(("accuracy", "trials", "gaps"), parts, strict=True)
+    tasks = {part: one.task for part, one in named if one is not None and part in filled}
+    every = [column._replace(task=tasks.get(column.part, "")) for column in EVERY]
+    extra = [(columns.column_of(kind), setting) for kind, setting in setting_of.items()]
+    return every + [column._replace(task="" if setting is None else setting.task) for column, setting in extra]
+
+
+def _by_task(
+    settings: Sequence[Setting], lossy: Collection[tuple[str, str]], kinds: Sequence[MetricKind]
+) -> list[Judged]:
     return [
-        _judged((one, one, one), lossy, {"task": one.task, "model": one.model, "n_train": one.largest})
+        _judged(
+            (one, one, one), _setting_of(kinds, [one]), lossy,
+            {"task": one.task, "model": one.model, "n_train": one.largest},
+        )
         for one in titled(settings)
-    ]
+    ]  # fmt: skip
 
 
 Parts = tuple[Setting | None, Setting | None, Setting | None]
 """What accuracy and cost, trials, and gaps are taken from."""
 
 
-def _judged(parts: Parts, lossy: Collection[tuple[str, str]], about: Row | None = None) -> Judged:
+def _judged(
+    parts: Parts, setting_of: SettingOf, lossy: Collection[tuple[str, str]], about: Row | None = None
+) -> Judged:
     """Return the rows of a board, ranked, and the same over budgets where there are several."""
     main, _, spurious = parts
-    judged = _ranked([(about or {}) | row for row in _rows(*parts)], main, lossy)
-    whole = None if main is None else over_budgets.board(main, judged.rows, lossy)
+    judged = _ranked([(about or {}) | row for row in _rows(*parts, setting_of)], main, lossy)
+    extra = [columns.column_of(kind) for kind, setting in setting_of.items() if setting is main]
+    whole = None if main is None else over_budgets.board(main, judged.rows, lossy, extra)
     if whole is None:
         return judged
     return replace(judged, budgets=[replace(whole, tables=_tables(judged.rows, spurious))])
@@ -177,9 +212,10 @@ def _mean(mine: Entry, metric: str) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None) -> list[Row]:
+def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None, setting_of: SettingOf) -> list[Row]:
     """Return one row a strategy and budget: accuracy and cost from `main`, the other columns from their tasks."""
     grouped = [{} if part is None else part.entries for part in (main, trials, spurious)]
+    grouped += [{} if setting is None else setting.tested for setting in setting_of.values()]
     if main is not None:
         grouped[0] = main.tested
     aligned = spurious is not None and spurious.task in gaps.TASKS
@@ -195,7 +231,9 @@ def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None
         row["n_seeds"] = min(_seeds(entry) for entry in there)
         for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (VERIFIED, "")):
             row[name] = _common({word for entry in there for word in entry.words(name)}, otherwise)
-        rows.append(row | none | {columns.TRACK.key: TRACK if main is None else main.track})
+        row |= none | {columns.TRACK.key: TRACK if main is None else main.track}
+        extra = zip(setting_of, mine[3:], strict=True)
+        rows.append(row | {kind.name: None if entry is None else entry.over_seeds(kind) for kind, entry in extra})
     return rows
 
 

@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from sparsebench.measure.metrics import MetricKind
+
 FORMATS = ("table", "md", "csv", "json", "latex")
 """Of tables, see `tables.render`."""
 NOT_REACHED, NOT_RANKED = "not reached", "not ranked"
 
 Shown = Literal["text", "fraction", "signed", "samples", "ratio", "speed", "count", "p", "spent"]
+Part = Literal["", "accuracy", "trials", "gaps"]
 
 
 class Column(NamedTuple):
@@ -23,8 +26,9 @@ class Column(NamedTuple):
             where that is not the budget.
         what: one sentence, with the unit.
         interval: whether KEY_low and KEY_high are its 95 % interval; None where there is none.
-        task: which task it is of in a board over all tasks, or "".
+        part: of a board over all tasks, each part of which is taken from one task; "" where it is of all.
         tables: whether people are shown it; CSV and JSON have every column.
+        task: which task it was taken from; "" where it is of all, or each row says its own.
     """
 
     key: str
@@ -32,8 +36,9 @@ class Column(NamedTuple):
     shown: Shown
     what: str
     interval: bool = False
-    task: str = ""
+    part: Part = ""
     tables: bool = True
+    task: str = ""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -54,35 +59,35 @@ COLUMNS = (
     Column("trained", "trained", "text", "whether it has parameters that are trained with the network"),
     Column("budget", "budget", "text", "what was asked for: a share of dense MACs or a keep rate, and in which blocks"),
     Column("macs_ratio", "MACs / dense", "fraction", "realised MACs as a share of the dense ones"),
-    Column("accuracy", "accuracy", "fraction", "test accuracy, mean over seeds", True, "composite"),
+    Column("accuracy", "accuracy", "fraction", "test accuracy, mean over seeds", True, "accuracy"),
     Column("accuracy_delta", "acc. - dense", "signed", "difference of accuracy to dense, seed by seed", True,
-           "composite"),
+           "accuracy"),
     Column("versus_dense", "vs dense", "text",
-           "better, worse or not told: all differences to dense judged together", False, "composite"),
+           "better, worse or not told: all differences to dense judged together", False, "accuracy"),
     Column("random_inside_delta", "acc. - random_inside", "signed",
-           "difference of accuracy to random tokens inside the network at the same budget", True, "composite"),
+           "difference of accuracy to random tokens inside the network at the same budget", True, "accuracy"),
     Column("versus_random_inside", "vs random_inside", "text",
-           "better, worse or not told: all differences to random_inside judged together", False, "composite"),
+           "better, worse or not told: all differences to random_inside judged together", False, "accuracy"),
     Column("pareto", "Pareto", "text",
-           "no: a ranked row with no more MACs is told to be more accurate", False, "composite"),
-    Column("sample_complexity", "N50", "samples", "training samples for half of the trials to succeed", True, "theory"),
-    Column("sample_complexity_ratio", "N50 / dense", "ratio", "N50 divided by that of dense", True, "theory"),
+           "no: a ranked row with no more MACs is told to be more accurate", False, "accuracy"),
+    Column("sample_complexity", "N50", "samples", "training samples for half of the trials to succeed", True, "trials"),
+    Column("sample_complexity_ratio", "N50 / dense", "ratio", "N50 divided by that of dense", True, "trials"),
     Column("aligned_gap", "gap", "fraction",
-           "accuracy where the background fits the class minus that where it does not", True, "spurious"),
+           "accuracy where the background fits the class minus that where it does not", True, "gaps"),
     Column("aligned_gap_reduction", "gap reduction", "signed", "gap of dense minus its own, seed by seed", True,
-           "spurious"),
+           "gaps"),
     Column("worst_group_accuracy", "worst group", "fraction", "accuracy of the group that is worst over all seeds",
-           False, "spurious"),
+           False, "gaps"),
     Column("spurious_gap", "average - worst", "fraction", "average minus worst-group accuracy, seed by seed", False,
-           "spurious"),
+           "gaps"),
     Column("spurious_gap_reduction", "its reduction", "signed",
-           "average minus worst group of dense minus its own, seed by seed", True, "spurious", tables=False),
+           "average minus worst group of dense minus its own, seed by seed", True, "gaps", tables=False),
     Column("selection_auroc", "AUROC", "fraction", "how well kept and removed tokens are told by relevance", False,
-           "composite"),
-    Column("images_per_s", "images/s", "speed", "median speed of the test on its device", False, "composite"),
-    Column("device", "device", "text", "cpu or the name of the GPU, where images/s were measured", False, "composite"),
+           "accuracy"),
+    Column("images_per_s", "images/s", "speed", "median speed of the test on its device", False, "accuracy"),
+    Column("device", "device", "text", "cpu or the name of the GPU, where images/s were measured", False, "accuracy"),
     Column("pareto_speed", "Pareto, speed", "text",
-           "no: a ranked row that is no slower on this device is told to be more accurate", False, "composite"),
+           "no: a ranked row that is no slower on this device is told to be more accurate", False, "accuracy"),
     Column("n_seeds", "seeds", "count", "repetitions"),
 )  # fmt: skip
 BY_KEY = {column.key: column for column in COLUMNS}
@@ -94,7 +99,7 @@ BY_LOSS = Column(
     "samples",
     "N50 by the paper's criterion, the test loss, where the task's is the test error",
     True,
-    "theory",
+    "trials",
 )
 HOW = Column("how", "how", "text",
              "drop, fuse, merge or mix: what becomes of tokens; trained: it learns that; truth: an oracle")  # fmt: skip
@@ -116,7 +121,7 @@ _BY_KEY = {column.key: column for column in (*COLUMNS, BY_LOSS)}
 GAPS = (
     *(_BY_KEY[key] for key in ("strategy", "budget", "aligned_gap", "aligned_gap_reduction", "worst_group_accuracy")),
     _BY_KEY["spurious_gap"],
-    _BY_KEY["accuracy"]._replace(interval=False, task="spurious"),
+    _BY_KEY["accuracy"]._replace(interval=False),
 )
 TRIALS = tuple(
     _BY_KEY[key]
@@ -126,6 +131,14 @@ TRIALS = tuple(
 _AFTER = [column.key for column in COLUMNS].index("sample_complexity_ratio") + 1
 EVERY = (*BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, VERIFIED, *OVER_BUDGETS, TRACK)
 """CHECKS and those after it, and BY_LOSS, are there where rows have something to say of them."""
+
+
+SHOWN: dict[str, Shown] = {"fraction": "fraction", "samples": "samples", "images/s": "speed"}
+
+
+def column_of(kind: MetricKind) -> Column:
+    """Return the column of a metric that a task declares."""
+    return Column(kind.name, kind.heading, SHOWN.get(kind.unit, "ratio"), f"{kind.what}, in {kind.unit}")
 
 
 def accuracy_at(budget: float) -> Column:

@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sparsebench.measure.metrics import GROUP as OF_GROUPS
+from sparsebench.measure.metrics import METRICS as KINDS
+from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.badges import CHECKS, UNCHECKED
 from sparsebench.records.cell import canonical
 from sparsebench.records.record import unpack
@@ -22,12 +25,11 @@ from sparsebench.stats.paired import Contender
 
 DENSE = "dense"
 PRETRAINING = "plain"
-METRICS = (
-    "accuracy", "success", "success_loss", "fitted", "macs_ratio", "macs_ratio_planned", "spurious_gap",
-    "worst_group_accuracy", "selection_auroc", "images_per_s", "p_label",
-)  # fmt: skip
-"""The metrics that the board reads."""
+METRICS = tuple(kind.name for kind in KINDS if kind.over_seeds != "none" and not kind.name.endswith(OF_GROUPS))
+"""The metrics that the board reads, besides those of groups and those that tasks declare."""
 TRAINED, VERIFIED, HOW, READY = "trained", "verified", "how", "ready for the board"
+DECLARED = "metrics of tasks"
+"""Under which a table of records says what the metrics are that its tasks declare."""
 ABOUT = (
     "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
     "inactive",
@@ -51,13 +53,19 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     }
     lacking |= {"track": TRACK} if "track" not in frame else {}
     lacking |= {name: 0 for name in ("n_train", "repetition", OUTCOMES[0]) if name not in frame}
-    numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in (*METRICS, "macs_ratio_asked")}
+    read = (*METRICS, "macs_ratio_asked", *(kind.name for kind in metrics_of_tasks(frame)))
+    numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in read}
     frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
     if not frame["cell_id"].is_monotonic_increasing:
         frame = frame.sort_values("cell_id", kind="stable")
     frame = frame.iloc[np.lexsort((frame["repetition"], frame["n_train"]))]
     frame.attrs[READY] = True
     return frame
+
+
+def metrics_of_tasks(frame: pd.DataFrame) -> tuple[MetricKind, ...]:
+    """Return the metrics on boards that the tasks of a table of records declare, as far as it knows them."""
+    return tuple(kind for kind in frame.attrs.get(DECLARED, ()) if kind.over_seeds != "none")
 
 
 class Columns:
@@ -124,6 +132,11 @@ class Entry:
         values = self.column(metric)
         there = ~np.isnan(values)
         return dict(zip(self.repetitions[there].tolist(), values[there].tolist(), strict=True))
+
+    def over_seeds(self, kind: MetricKind) -> float | None:
+        """Return a metric over all seeds, None where it was not measured."""
+        values = list(self.by_seed(kind.name).values())
+        return float(np.median(values) if kind.over_seeds == "median" else np.mean(values)) if values else None
 
     @cached_property
     def trials(self) -> Successes | None:
@@ -215,6 +228,10 @@ class Setting:
     def tested(self) -> dict[Key, Entry]:
         """The entries at the largest number of training samples, of those that have it."""
         return {key: some for key, entry in self.entries.items() if (some := entry.at(self.largest)).size}
+
+    def has(self, metric: str) -> bool:
+        """Say whether a metric was measured at the largest number of training samples."""
+        return any(entry.by_seed(metric) for entry in self.tested.values())
 
     @cached_property
     def has_trials(self) -> bool:

@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from sparsebench.board import budget_figure
 from sparsebench.board.board import BudgetBoard, Row
-from sparsebench.board.columns import NOT_REACHED
+from sparsebench.board.columns import EVERY, NOT_REACHED, Column
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = {"baseline": "#6b7280", "deployable": "#2563eb", "oracle": "#d97706"}
 
 
 PANELS = {
-    "accuracy": "accuracy (composite)",
-    "sample_complexity": "N50: training samples for half of the trials (theory)",
-    "aligned_gap_reduction": "reduction of the spurious gap (spurious)",
+    "accuracy": "accuracy",
+    "sample_complexity": "N50: training samples for half of the trials",
+    "aligned_gap_reduction": "reduction of the spurious gap",
 }
 
 
-def draw(rows: Sequence[Row], over: BudgetBoard | None = None) -> bytes:
-    """Return a PNG: accuracy, sample complexity and spurious-gap reduction, a line a row, with 95 % intervals.
+def draw(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Sequence[Column] = EVERY) -> bytes:
+    """Return a PNG of `figure_of`."""
+    drawn = io.BytesIO()
+    figure_of(rows, over, columns).savefig(drawn, format="png", dpi=110, metadata={"Software": None})
+    return drawn.getvalue()
+
+
+def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Sequence[Column] = EVERY) -> Figure:
+    """Return a figure: accuracy, sample complexity and spurious-gap reduction, a line a row, with 95 % intervals.
 
     Columns that are empty in every row are left out. Where strategies have several budgets the picture opens with their
-    curves, in place of the accuracies, and the others are those at the budget nearest one half.
+    curves, in place of the accuracies, and the others are those at the budget nearest one half. A column's title
+    says the task that it was taken from.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -43,10 +54,10 @@ def draw(rows: Sequence[Row], over: BudgetBoard | None = None) -> bytes:
         parts = [*figure.subfigures(2, 1, squeeze=False, height_ratios=[top, high])[:, 0]] if high else [figure]
         budget_figure.draw(parts[0].subplots(), over)
     if high:
-        _panels(parts[-1], there, list(reversed(rows)))
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=110, metadata={"Software": None})
-    return drawn.getvalue()
+        tasks = {column.key: column.task for column in columns}
+        titles = {key: f"{PANELS[key]} ({task})" if (task := tasks.get(key)) else PANELS[key] for key in there}
+        _panels(parts[-1], titles, list(reversed(rows)))
+    return figure
 
 
 def _at_middle(rows: Sequence[Row], over: BudgetBoard) -> list[Row]:
@@ -55,12 +66,14 @@ def _at_middle(rows: Sequence[Row], over: BudgetBoard) -> list[Row]:
     return [row for row in rows if " ".join(row["budget"].replace(",", " ").split()[:2]) not in others]
 
 
-def _panels(figure: Any, there: Sequence[str], shown: Sequence[Row]) -> None:
-    """Draw columns beside each other, and what their colours mean."""
+def _panels(figure: Any, titles: Mapping[str, str], shown: Sequence[Row]) -> None:
+    """Draw columns beside each other under their titles, and what their colours mean."""
     from matplotlib.patches import Patch
 
-    for column, axis in zip(there, figure.subplots(1, max(1, len(there)), sharey=True, squeeze=False)[0], strict=False):
+    axes = figure.subplots(1, max(1, len(titles)), sharey=True, squeeze=False)[0]
+    for (column, title), axis in zip(titles.items(), axes, strict=False):
         _panel(axis, shown, column)
+        axis.set_title(title, fontsize=10)
         axis.set_yticks(range(len(shown)), [_name(row) for row in shown])
     kinds = [kind for kind in COLOURS if any(row["kind"] == kind for row in shown)]
     handles = [Patch(color=COLOURS[kind], label=kind) for kind in kinds]
@@ -89,7 +102,6 @@ def _panel(axis: Any, rows: Sequence[Row], column: str) -> None:
             axis.errorbar(value, place, xerr=_error(row, column), fmt="o", color=colour, capsize=3)
         elif value is not None:
             axis.barh(place, value, height=0.6, color=colour, alpha=0.8, xerr=_error(row, column), capsize=3)
-    axis.set_title(PANELS[column], fontsize=10)
     axis.tick_params(axis="y", labelsize=8)
     axis.grid(alpha=0.3, axis="x")
     if column == "sample_complexity":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from sparsebench.board.entries import METRICS, Entry, Setting, frame_of, setting
 from sparsebench.records import environment, manifests
 from sparsebench.stats.intervals import mean_interval, wilson
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 GROUP = "accuracy: "
@@ -33,8 +35,11 @@ class _Wanted(frozenset[str]):
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (isinstance(name, str) and name.startswith(GROUP))
 
+    def __or__(self, other: Set[T]) -> frozenset[str | T]:
+        return _Wanted(str(name) for name in (*self, *other))
 
-WANTED: Collection[str] = _Wanted(METRICS)
+
+WANTED: frozenset[str] = _Wanted(METRICS)
 
 
 def gather(folder: Path) -> Board:
@@ -57,6 +62,7 @@ def board_of(records: Flats, folder: Path) -> Board:
         rows=over_all.rows,
         by_task=by_task.rows,
         notes=notes.notes_on(frame, over_all.single),
+        columns=over_all.columns,
         over_budgets=next(iter(over_all.budgets), None),
         budgets=by_task.budgets,
         curves=[_curve(*each) for each in _entries(settings) if each[1].trials is not None],

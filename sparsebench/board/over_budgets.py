@@ -21,7 +21,9 @@ from sparsebench.board.columns import (
     P_LABEL,
     SPEED_UP,
     VERIFIED,
+    Column,
     accuracy_at,
+    keys_of,
     short,
     text_of,
 )
@@ -55,7 +57,9 @@ class Line:
         return dict(sorted(some, key=lambda point: (point[1]["macs_ratio"], point[0])))
 
 
-def board(main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]]) -> BudgetBoard | None:
+def board(
+    main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]], declared: Sequence[Column] = ()
+) -> BudgetBoard | None:
     """Return the board of curves of some rows, and give the rows their columns of it.
 
     None where no strategy has two budgets that are shares of dense MACs, or dense was not measured.
@@ -64,6 +68,7 @@ def board(main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]]
         main: what the rows are of.
         rows: those of a board with a row a strategy and budget.
         lossy: strategies and budgets of which cells failed: these strategies are not ranked.
+        declared: columns of the metrics that the task declares.
     """
     able = [row for row in rows if row["accuracy"] is not None and row["macs_ratio"] is not None]
     dense = next((row for row in able if row["strategy"] == DENSE), None)
@@ -75,7 +80,7 @@ def board(main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]]
     _add_costs(main.tested, able, dense)
     heights = [_add_curve(main.tested, line, dense, budgets[-1]) for line in lines]
     dense |= {KEPT.key: 1.0, MACS_AT_2.key: 1.0}
-    first, *table = [_row(line, budgets, middle) for line in (Line(DENSE, {1.0: dense}), *lines)]
+    first, *table = [_row(line, budgets, middle, keys_of(declared)) for line in (Line(DENSE, {1.0: dense}), *lines)]
     failed = {strategy for strategy, _ in lossy}
     fair = [line.kind != "oracle" and next(iter(line.rows.values()))["strategy"] not in failed for line in lines]
     area = _rank(table, heights, fair)
@@ -93,7 +98,7 @@ def board(main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]]
     drawn = {line.strategy: _curve(line) for line in (Line(DENSE, {1.0: dense}), *lines)}
     return BudgetBoard(
         main.task, main.model, main.largest, main.track, budgets, middle, shown,
-        [drawn[row["strategy"]] for row in shown], told,
+        [drawn[row["strategy"]] for row in shown], told, tuple(declared),
     )  # fmt: skip
 
 
@@ -158,8 +163,8 @@ def _interval(keys: Sequence[str], interval: Interval) -> Row:
     return dict(zip(keys, ends, strict=True))
 
 
-def _row(line: Line, budgets: Sequence[float], middle: float) -> Row:
-    """Return a strategy's row of the table, without what comparisons say."""
+def _row(line: Line, budgets: Sequence[float], middle: float, declared: Sequence[str]) -> Row:
+    """Return a strategy's row of the table, with the metrics of these keys, and without what comparisons say."""
     some = next(iter(line.rows.values()))
     row: Row = {"rank": NOT_RANKED, "strategy": line.strategy, "kind": line.kind}
     row |= {key: some.get(key) for column in (HOW, KEPT, MACS_AT_2) for key in column.keys}
@@ -171,7 +176,7 @@ def _row(line: Line, budgets: Sequence[float], middle: float) -> Row:
     row |= dict.fromkeys(("random_inside_delta", "random_inside_delta_low", "random_inside_delta_high"))
     row["versus_random_inside"] = None
     at_middle = line.rows.get(1.0 if line.strategy == DENSE else middle, {})
-    row |= {key: at_middle.get(key) for key in ("selection_auroc", SPEED_UP.key, P_LABEL.key)}
+    row |= {key: at_middle.get(key) for key in ("selection_auroc", SPEED_UP.key, P_LABEL.key, *declared)}
     return row | {column.key: some.get(column.key) for column in (CHECKS, VERIFIED)}
 
 

@@ -22,8 +22,11 @@ def files(board: Board) -> dict[str, bytes]:
     """Return what is written of a board, by the files' names; a pure function of it."""
     forms = ("md", "csv", "json")
     over = [] if board.over_budgets is None else [board.over_budgets]
-    texts = {f"leaderboard.{form}": text(board.rows, over, form, board.notes).encode() for form in forms}
+    texts = {
+        f"leaderboard.{form}": text(board.rows, over, form, board.notes, columns=board.columns).encode()
+        for form in forms
+    }
     return texts | {
-        "leaderboard.png": figures.draw(board.rows, board.over_budgets),
+        "leaderboard.png": figures.draw(board.rows, board.over_budgets, board.columns),
         "leaderboard.html": page.render(board),
     }

@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+import logging
+from collections.abc import Set
 from pathlib import Path
 
 import pandas as pd
 
-from sparsebench.board.entries import HOW, TRAINED, VERIFIED
+from sparsebench.board.entries import DECLARED, HOW, TRAINED, VERIFIED
+from sparsebench.errors import UserError
+from sparsebench.measure.metrics import MetricKind, check
 from sparsebench.publish.folder import MANIFEST
 from sparsebench.records import checks, flat, manifests
 from sparsebench.records.badges import CHECKS, REMARK, UNCHECKED, Badges
 
+log = logging.getLogger(__name__)
 
-def read(out: Path, metrics: Collection[str] | None = None) -> pd.DataFrame:
+
+def read(out: Path, metrics: Set[str] | None = None) -> pd.DataFrame:
     """Return the rows of `flat.table` with badges, and whether and how each strategy is trained.
+
+    The metrics that tasks declare are read too, and the table's attributes say what they are.
 
     Raises:
         UserError: as `flat.load`.
     """
-    return describe(flat.table(out, metrics), out)
+    kinds = metrics_in(out)
+    wanted = None if metrics is None else metrics | {kind.name for kind in kinds}
+    records = describe(flat.table(out, wanted), out)
+    records.attrs[DECLARED] = kinds
+    return records
+
+
+def metrics_in(out: Path) -> tuple[MetricKind, ...]:
+    """Return what a run's folder says of the metrics that its tasks declare, by name."""
+    kinds = {}
+    for path in sorted((out / manifests.METRICS).glob("*.json")):
+        try:
+            kind = MetricKind(**json.loads(path.read_bytes()))
+            check([kind])
+            kinds[kind.name] = kind
+        except (OSError, ValueError, TypeError, UserError) as error:
+            log.warning("%s is left out: %s", path, error)
+    return tuple(kinds[name] for name in sorted(kinds))
 
 
 def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:

@@ -13,16 +13,30 @@ from tabulate import SEPARATING_LINE, tabulate
 from sparsebench.board import latex
 from sparsebench.board.board import Row
 from sparsebench.board.build import columns_of
-from sparsebench.board.columns import BY_LOSS, CHECKS, FORMATS, NOT_REACHED, Column, file_value, keys_of, side, text_of
+from sparsebench.board.columns import (
+    BY_LOSS,
+    CHECKS,
+    EVERY,
+    FORMATS,
+    NOT_REACHED,
+    Column,
+    file_value,
+    keys_of,
+    side,
+    text_of,
+)
 from sparsebench.errors import UserError
 
 LEGEND = (
-    "Accuracy, AUROC and MACs: composite task, where it was run. N50: training samples for half of the trials to "
-    "succeed, theory task, where it was run. "
-    "Gap: accuracy where the background fits the class minus that where it does not, spurious task. [ ]: 95 % "
-    "intervals, of seeds and items, each for itself; differences and ratios are to dense unless named. vs dense, vs "
-    "random_inside: all rows judged together. Oracles see the relevance mask and are not ranked."
+    "[ ]: 95 % intervals, of seeds and items, each for itself; differences and ratios are to dense unless named. "
+    "vs dense, vs random_inside: all rows judged together. Oracles see the relevance mask and are not ranked."
 )
+LEGEND_OF_ACCURACY = "Accuracy, AUROC and MACs: {} task, where it was run."
+LEGEND_OF_PARTS = {
+    "trials": ("N50: training samples for half of the trials to succeed", ", {} task, where it was run"),
+    "gaps": ("Gap: accuracy where the background fits the class minus that where it does not", ", {} task"),
+}
+"""What the columns of a part mean, and of which task they are, where that is one; see `Column.part`."""
 LEGEND_OF_CHECKS = (
     "Checks: what `sparsebench check` found of this source of the strategy, and this version of sparsebench."
 )
@@ -66,11 +80,26 @@ def render(
 
 
 def legend_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    """Return what is said below a leaderboard."""
-    more = {BY_LOSS: LEGEND_OF_LOSS, CHECKS: LEGEND_OF_CHECKS}
-    legend = " ".join([LEGEND, *(text for column, text in more.items() if column in columns)])
+    """Return what is said below a leaderboard with those columns."""
+    tasks, keys = {column.part: column.task for column in columns if column.task}, {column.key for column in columns}
+    first = [LEGEND_OF_ACCURACY.format(tasks["accuracy"])] if "accuracy" in tasks else []
+    for part, (meaning, where) in LEGEND_OF_PARTS.items():
+        if any(column.part == part for column in columns):
+            first.append(f"{meaning}{where.format(tasks[part]) if part in tasks else ''}.")
+    more = {BY_LOSS.key: LEGEND_OF_LOSS, CHECKS.key: LEGEND_OF_CHECKS}
+    legend = " ".join([*first, LEGEND, *(text for key, text in more.items() if key in keys), *meanings_of(columns)])
     reached = not any(NOT_REACHED in text_of(row, column) for row in rows for column in columns)
     return legend if reached else f"{legend} {NOT_REACHED_MEANS}"
+
+
+def meanings_of(columns: Sequence[Column]) -> list[str]:
+    """Return what the columns are of metrics that tasks declare, a sentence each."""
+    known = {column.key for column in EVERY}
+    return [f"{column.heading}: {column.what}{_of(column)}." for column in columns if column.key not in known]
+
+
+def _of(column: Column) -> str:
+    return f", {column.task} task" if column.task else ""
 
 
 def grid(rows: Sequence[Row], columns: Sequence[Column], form: str) -> str:
@@ -105,9 +134,9 @@ def _apart(rows: Sequence[Row], body: list[list[str]]) -> list[Any]:
     return lines
 
 
-def shown_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns that people are shown: those of which some row has something."""
-    there = [one for one in columns_of(rows) if one.tables]
+def shown_columns(rows: Sequence[Row], columns: Sequence[Column] = EVERY) -> list[Column]:
+    """Return those of columns that people are shown: those of which some row has something."""
+    there = [one for one in columns_of(rows, columns) if one.tables]
     return [one for one in there if not rows or any(row[one.key] not in (None, "") for row in rows)]
 
 

@@ -8,14 +8,15 @@ import numpy as np
 import torch
 
 from sparsebench.cells.prepare import Prepared
-from sparsebench.errors import DivergedError
+from sparsebench.errors import DivergedError, UserError
 from sparsebench.measure import groups, selection
+from sparsebench.measure.metrics import decided_by, unit_of
 from sparsebench.measure.scores import Items, Score, scores, share
 from sparsebench.measure.spuriosity import token_spuriosity
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network, Watchable
 from sparsebench.records.record import Metric, Outcomes, TokenStep, pack, pack_foregrounds, pack_reals
-from sparsebench.tasks.base import Data, Mask, Task, relevant
+from sparsebench.tasks.base import Data, Mask, Split, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.discard import influences
@@ -36,10 +37,10 @@ class Result:
         self.outcomes: Outcomes | None = None
         self.notes: dict[str, str] = {}
 
-    def add(self, name: str, value: float | None, unit: str, n: int) -> None:
-        """Add one metric; NaN becomes None."""
+    def add(self, name: str, value: float | None, n: int, unit: str = "") -> None:
+        """Add one metric; NaN becomes None. The unit is that of `metrics.METRICS` but for what others declare."""
         value = None if value is None or np.isnan(value) else float(value)
-        self.metrics[name] = Metric(value=value, unit=unit, n=n)
+        self.metrics[name] = Metric(value=value, unit=unit or unit_of(name), n=n)
 
     def add_score(self, score: Score) -> None:
         """Add what is known from outcomes."""
@@ -104,14 +105,13 @@ def add_watched(result: Result, watch: Watch, steps: int, task: Task) -> None:
     result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
     result.samples |= {f"trained_{name}": values for name, values in watch.portrait().items()}
     for name, unit in cast(Watchable, watch.network).shows.items():
-        result.add(name, watch.seen[name][-1], unit, n)
-    result.add("iterations", watch.iterations(task.success), "steps", n)
+        result.add(name, watch.seen[name][-1], n, unit)
+    result.add("iterations", watch.iterations(task.success), n)
 
 
 def _add_training(result: Result, trained: dict[str, float], n: int) -> None:
-    units = {"train_loss": "loss", "fitted": "0 or 1", "kept_epoch": "epochs"}
     for name, value in trained.items():
-        result.add(name, value, units.get(name, name), n)
+        result.add(name, value, n)
 
 
 def _add_validation(result: Result, cell: Prepared) -> None:
@@ -123,7 +123,7 @@ def _add_validation(result: Result, cell: Prepared) -> None:
     result.add_score(share("validation_accuracy", correct))
     if len(cell.data.group_names) > 1:
         worst = np.nanmin(groups.group_accuracies(correct, split.groups, len(cell.data.group_names)))
-        result.add("validation_worst_group_accuracy", float(worst), "fraction", len(correct))
+        result.add("validation_worst_group_accuracy", float(worst), len(correct))
 
 
 def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation) -> None:
@@ -136,11 +136,38 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
     if task.recipe().loss == "cross-entropy":
         result.add_score(items.p_label)
     for name, success in task.successes(items.loss, items.accuracy).items():
-        result.add(name, float(success), "0 or 1", 1)
+        result.add(name, float(success), 1, "" if decided_by(name) else _declared_unit(task, name))
+    _add_declared(result, task, items, test)
     result.outcomes = Outcomes(
         n=len(test.labels), predicted=pack(items.predicted), label=pack(items.labels), group=pack(items.groups),
         rank=pack(items.ranks), loss=pack_reals(items.losses), foreground=pack_foregrounds(items.foregrounds),
     )  # fmt: skip
+
+
+def _add_declared(result: Result, task: Task, items: Items, test: Split) -> None:
+    """Add the metrics that the task declares.
+
+    Raises:
+        UserError: it returns another, one that is there already, or an infinite value.
+    """
+    for name, value in task.measure(items, test).items():
+        unit = _declared_unit(task, name)
+        if name in result.metrics:
+            raise UserError(f"metric '{name}' of task '{task.name}' is measured already", next_step="rename it")
+        if np.isinf(value):
+            raise UserError(f"metric '{name}' of task '{task.name}'", got=value, allowed="a finite number, or NaN")
+        result.add(name, value, len(items.labels), unit)
+
+
+def _declared_unit(task: Task, name: str) -> str:
+    """Return the unit that a task declares of a metric."""
+    units = {kind.name: kind.unit for kind in task.metrics}
+    if name not in units:
+        raise UserError(
+            f"task '{task.name}' returns a metric that it does not declare", got=f"'{name}'",
+            allowed=sorted(units) or "none", next_step="add it to the task's `metrics`",
+        )  # fmt: skip
+    return units[name]
 
 
 def _add_selection(result: Result, evaluation: Evaluation, samples: Samples, mask: Mask, depth: int) -> None:
@@ -150,13 +177,13 @@ def _add_selection(result: Result, evaluation: Evaluation, samples: Samples, mas
     """
     if samples.relevance is None:
         for name in SELECTION:
-            result.add(name, None, "fraction", 0)
+            result.add(name, None, 0)
         return
     matter = relevant(samples.relevance.cpu().numpy(), mask)
     precision, recall = selection.precision_recall(evaluation.kept, matter)
     auroc = selection.auroc(evaluation.scores, matter)
     for name, value in zip(SELECTION, (precision, recall, auroc), strict=True):
-        result.add(name, value, "fraction", len(matter))
+        result.add(name, value, len(matter))
     if depth == 1 or not evaluation.choices:
         return
     rows = [
@@ -185,7 +212,7 @@ def _add_spuriosity(
         right = np.zeros(n, dtype=bool) if found is None else found.predicted == labels
         indices = (None, None) if found is None else token_spuriosity(found.z[right], inside[right])
         for name, value in zip(("a_tsi", "m_tsi"), indices, strict=True):
-            result.add(name + end, value, "ratio", int(right.sum()))
+            result.add(name + end, value, int(right.sum()))
 
 
 def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation: Evaluation) -> None:
@@ -197,15 +224,15 @@ def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation:
     dense, macs = cost.macs(full), cost.macs(steps)
     planned = dense if actor is None else cost.macs(actor.planned)
     bounds = actor is not None and actor.strategy.adaptive and actor.budget.counts is not None
-    result.add("macs", macs, "MACs", n)
-    result.add("macs_dense", dense, "MACs", n)
-    result.add("macs_ratio", macs / dense, "fraction", n)
+    result.add("macs", macs, n)
+    result.add("macs_dense", dense, n)
+    result.add("macs_ratio", macs / dense, n)
     if len(evaluation.macs) and np.ptp(evaluation.macs):
-        result.add("macs_p95", float(np.quantile(evaluation.macs, 0.95)), "MACs", n)
-    result.add("macs_ratio_planned", None if bounds else planned / dense, "fraction", n)
+        result.add("macs_p95", float(np.quantile(evaluation.macs, 0.95)), n)
+    result.add("macs_ratio_planned", None if bounds else planned / dense, n)
 
 
 def _add_timing(result: Result, network: Network, actor: Actor | None, samples: Samples, batch: int) -> None:
     batch, seconds = seconds_per_batch(network, actor, samples, batch)
     result.samples["seconds_per_batch"] = tuple(round(s, 6) for s in seconds)
-    result.add("images_per_s", batch / float(np.median(seconds)), "images/s", len(seconds))
+    result.add("images_per_s", batch / float(np.median(seconds)), len(seconds))

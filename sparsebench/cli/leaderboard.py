@@ -91,7 +91,7 @@ def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice) ->
     from sparsebench.board.gather import bibtex
     from sparsebench.board.notes import notes_on
 
-    records = reading.read(folder, METRICS)
+    records = reading.read(folder, frozenset(METRICS))
     if form == BIBTEX:
         return "\n\n".join([*bibtex(folder, records), ""]).encode()
     judged, chosen = judge(records, by), budget_table.chosen
@@ -100,5 +100,6 @@ def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice) ->
     elif view == "matched":
         text = chosen(views.matched(judged.contests), views.MATCHED, form, (), views.LEGEND_OF_MATCHED, choice)
     else:
-        text = budget_table.text(judged.rows, judged.budgets, form, notes_on(records, judged.single), choice)
+        notes = notes_on(records, judged.single)
+        text = budget_table.text(judged.rows, judged.budgets, form, notes, choice, judged.columns)
     return text.encode("utf-8", "replace")

@@ -59,6 +59,7 @@ def run(form: str, choice: Choice, dry_run: bool, out: Path, **options: Any) -> 
             out=out, on_plan=progress.begin, on_record=progress.step, on_stop=progress.stopping, **options
         )
     judged = judge(finished)
-    click.echo(text(judged.rows, judged.budgets, form, notes_on(finished, judged.single), choice), nl=False)
+    notes = notes_on(finished, judged.single)
+    click.echo(text(judged.rows, judged.budgets, form, notes, choice, judged.columns), nl=False)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     sys.exit(int(not finished["status"].isin(("ok", "unsupported", "skipped")).all()))

@@ -13,7 +13,7 @@ from sparsebench.engine import devices
 from sparsebench.engine.underway import Beat
 from sparsebench.errors import UserError
 from sparsebench.observe.observers import Observers
-from sparsebench.planning.planner import Plan, keep_strategies
+from sparsebench.planning.planner import Plan, keep_metrics, keep_strategies
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import environment, store
 from sparsebench.records.record import Head, Record
@@ -64,6 +64,7 @@ def execute(
         raise UserError("--checkpoint", got=checkpoint, allowed="seconds, or 0 for never")
     observers = observers or Observers(registry)
     keep_strategies(out, registry, plan.jobs)
+    keep_metrics(out, registry, plan.jobs)
     _clear_checkpoints(plan, out)
     if not plan.todo:
         return

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsebench.measure import groups as by_group
+from sparsebench.measure.metrics import unit_of
 from sparsebench.stats.intervals import wilson
 
 TOP_5_FROM = 10
@@ -52,11 +53,11 @@ class Items:
     @property
     def p_label(self) -> Score:
         """The mean probability of the own class, where the losses are cross-entropies."""
-        return Score("p_label", float(np.exp(-self.losses.astype(np.float64)).mean()), "fraction", len(self.losses))
+        return Score.of("p_label", float(np.exp(-self.losses.astype(np.float64)).mean()), len(self.losses))
 
 
 class Score(NamedTuple):
-    """One number, None where there is nothing to measure, and its interval if it is a share."""
+    """One of `metrics.METRICS`, None where there is nothing to measure, and its interval if it is a share."""
 
     name: str
     value: float | None
@@ -65,6 +66,11 @@ class Score(NamedTuple):
     low: float | None = None
     high: float | None = None
     method: str = ""
+
+    @classmethod
+    def of(cls, name: str, value: float | None, n: int) -> Score:
+        """Return a number without an interval, in the metric's unit."""
+        return cls(name, value, unit_of(name), n)
 
 
 def mean_loss(losses: np.ndarray) -> float:
@@ -76,9 +82,9 @@ def share(name: str, outcomes: np.ndarray) -> Score:
     """Return the share of true outcomes, with its Wilson interval over the items."""
     n, hits = len(outcomes), int(outcomes.sum())
     if n == 0:
-        return Score(name, None, "fraction", 0)
+        return Score.of(name, None, 0)
     low, high = wilson(np.array(hits / n), np.array(n))
-    return Score(name, hits / n, "fraction", n, float(low), float(high), WILSON)
+    return Score(name, hits / n, unit_of(name), n, float(low), float(high), WILSON)
 
 
 def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: Sequence[int]) -> Iterator[Score]:
@@ -94,10 +100,10 @@ def scores(items: Items, classes: int, group_names: Sequence[str], train_sizes: 
     yield share("accuracy", correct)
     if classes >= TOP_5_FROM:
         yield share("accuracy_top5", items.ranks < 5)
-    yield Score("test_loss", items.loss, "loss", n)
+    yield Score.of("test_loss", items.loss, n)
     if len(group_names) > 1:
         for number, name in enumerate(group_names):
             yield share(f"accuracy: {name}", correct[items.groups == number])
-            yield Score(f"train_samples: {name}", float(train_sizes[number]), "samples", int(sum(train_sizes)))
+            yield Score.of(f"train_samples: {name}", float(train_sizes[number]), int(sum(train_sizes)))
         for name, value in by_group.summary(correct, items.groups, np.asarray(train_sizes)).items():
-            yield Score(name, value, "fraction", n)
+            yield Score.of(name, value, n)

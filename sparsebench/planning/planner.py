@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -210,6 +210,14 @@ def keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
                 name=name, sha256=sha256, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
                 citation=cls.citation, bibtex=cls.bibtex, how=how_of(cls),
             ).model_dump(mode="json"))  # fmt: skip
+
+
+def keep_metrics(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
+    """Write what the metrics are that the tasks of jobs declare, unless it is there."""
+    for name in sorted({job.cell.task.name for job in jobs}):
+        with suppress(UserError):  # in a file that the workers load
+            for kind in registry.task(name).metrics:
+                store.keep(out / manifests.METRICS, asdict(kind))
 
 
 def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:

@@ -20,6 +20,7 @@ import pluggy
 from sparsebench.contract import complaint
 from sparsebench.errors import UserError, one_line, unknown
 from sparsebench.hooks import PROJECT, Hooks
+from sparsebench.measure import metrics
 from sparsebench.models.base import Model
 from sparsebench.observer import Observer
 from sparsebench.records.origin import Origin
@@ -84,6 +85,9 @@ class Registry:
         if name not in self._tasks:
             self._look_for(name, self._tasks)
         if name not in self._tasks:
+            for plugin, reason in self.broken.items():
+                if plugin.startswith("file:"):
+                    raise UserError(f"unknown task '{name}', and {plugin} could not be loaded", got=reason)
             raise unknown("task", name, self._tasks)
         return self._tasks[name]
 
@@ -236,7 +240,7 @@ class Registry:
             self.manager.register(module, name=name)
             _check_hooks(module)
             self._take(name, "sparsebench_strategies", lambda x: self._add_strategy(x, origin, file))
-            self._take(name, "sparsebench_tasks", lambda x: _add(x, Task, self._tasks))
+            self._take(name, "sparsebench_tasks", self._add_task)
             self._take(name, "sparsebench_models", lambda x: _add(x, Model, self._models))
             self._take(name, "sparsebench_observers", lambda x: _add(x, Observer, self._observers))
         except Exception as error:  # a stranger's code: whatever it raises is its own
@@ -273,6 +277,16 @@ class Registry:
                 f"its strategy '{cls.name}' has the name of one of plugin '{taken.origin.plugin}'; rename it"
             )
         self._strategies[cls.name] = Found(cls, origin, file)
+
+    def _add_task(self, cls: type[Task]) -> None:
+        known = {kind.name: kind for other in self._tasks.values() for kind in other.metrics}
+        _add(cls, Task, self._tasks)
+        metrics.check(cls.metrics)
+        for kind in cls.metrics:
+            if known.get(kind.name, kind) != kind:
+                raise UserError(
+                    f"another task has a metric '{kind.name}', which is not the same", next_step="rename it"
+                )
 
     def record_hooks(self) -> list[pluggy.HookImpl]:
         """Return what looks at records without being named: each with a `plugin_name` and a `function`."""

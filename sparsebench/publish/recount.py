@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel, Step, VitCost
+from sparsebench.measure.metrics import METRICS, unit_of
 from sparsebench.models.base import Model
 from sparsebench.models.vits import Timm
 from sparsebench.publish.folder import plain
@@ -17,7 +18,7 @@ from sparsebench.publish.rescore import same
 from sparsebench.records.record import Metric, Record, TokenStep
 from sparsebench.tasks.base import Task
 
-COUNTED = ("macs", "macs_dense", "macs_ratio", "macs_ratio_planned")
+COUNTED = tuple(kind.name for kind in METRICS if kind.decided_by == "trajectory")
 SCORINGS = ("", "class", "received", "mean")
 ROUNDING = 1e-9
 """Tokens; counts are means over images."""
@@ -115,7 +116,7 @@ def _compared(record: Record, cost: CostModel) -> Iterator[str]:
         reported = record.metrics.get(name)
         if reported is None:
             yield f"{name} is missing"
-        elif reported != Metric(value=reported.value, unit="fraction" if "ratio" in name else "MACs", n=n):
+        elif reported != Metric(value=reported.value, unit=unit_of(name), n=n):
             yield f"{name} is in {plain(reported.unit, 20)} of {reported.n}, or has an interval"
         elif name in made and not same(reported.value, float(made[name])):
             yield f"{name} is {reported.value!r}, and its trajectory comes to {float(made[name])!r}"

@@ -9,6 +9,7 @@ from itertools import permutations
 import numpy as np
 
 from sparsebench.errors import UserError
+from sparsebench.measure.metrics import decided_by
 from sparsebench.measure.scores import TOP_5_FROM, Items, Score, scores, share
 from sparsebench.publish.folder import Unfit, plain
 from sparsebench.records.record import Metric, Record, unpack, unpack_reals
@@ -19,10 +20,8 @@ TOLERANCE = 1e-14
 """Shares are the same to the bit wherever they are computed. Sums and square roots are rounded, and another build may
 sum n numbers in another order: they differ by no more than log2(n) 2^-53 then (Higham 1993), 2e-15 for a million."""
 BY_GROUP, TRAINED = "accuracy: ", "train_samples: "
-SUMMARY = ("average_test", "average_train", "worst_group_accuracy", "spurious_gap")
 SUCCESSES = frozenset({"success", "success_loss"})
 P_LABEL = "p_label"
-DECIDED = frozenset({"accuracy", "accuracy_top5", "test_loss", P_LABEL, *SUCCESSES, *SUMMARY})
 UNTOLD = frozenset({"accuracy_top5", "test_loss", P_LABEL, *SUCCESSES})
 """What schema 1, which has neither ranks nor losses, cannot tell."""
 MOST_GROUPS, MOST_TRAINED = 6, 1e12
@@ -30,7 +29,7 @@ MOST_GROUPS, MOST_TRAINED = 6, 1e12
 
 def decided(name: str) -> bool:
     """Say whether outcomes decide a metric; numbers of training samples are taken as they are reported."""
-    return name in DECIDED or name.startswith(BY_GROUP)
+    return decided_by(name) == "outcomes"
 
 
 def items_of(record: Record) -> Items | None:
@@ -115,7 +114,7 @@ def _classes(items: Items, task: Task | None) -> tuple[int, ...]:
 def _orders(metrics: Mapping[str, Metric], items: Items, names: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the orders of the groups' names in which each has its accuracy; the plain one if there is none."""
     correct = items.correct
-    shares = [share("", correct[items.groups == number]) for number in range(len(names))]
+    shares = [share(BY_GROUP, correct[items.groups == number]) for number in range(len(names))]
     fits = [{name for name in names if _same(metrics[BY_GROUP + name], score)} for score in shares]
     return [order for order in permutations(names) if all(map(set.__contains__, fits, order))] or [tuple(names)]
 
@@ -133,7 +132,7 @@ def _expected(record: Record, items: Items, order: Sequence[str], task: Task | N
     if P_LABEL in record.metrics and (task is None or task.recipe().loss == "cross-entropy"):
         made[P_LABEL] = items.p_label  # older records do not have it
     successes = {} if task is None else task.successes(items.loss, items.accuracy)
-    return made | {name: Score(name, float(success), "0 or 1", 1) for name, success in successes.items()}
+    return made | {name: Score.of(name, float(success), 1) for name, success in successes.items()}
 
 
 def _compared(metrics: Mapping[str, Metric], made: Mapping[str, Score], untold: frozenset[str]) -> Iterator[str]:

@@ -1,7 +1,8 @@
-"""What lies beside records: what their strategies are, and which suites they answer.
+"""What lies beside records: what their strategies and metrics are, and which suites they answer.
 
 OUT/strategies/<hash>.json      one for each source of a strategy
 OUT/suites/<hash>.json          one for each suite, as it was asked for
+OUT/metrics/<hash>.json         one for each metric that a task declares, see `MetricKind`
 
 Each file is named after what it says, and no record hangs on it.
 """
@@ -21,7 +22,7 @@ from sparsebench.strategy import Kind, Site, Strategy
 
 log = logging.getLogger(__name__)
 
-STRATEGIES, SUITES = "strategies", "suites"
+STRATEGIES, SUITES, METRICS = "strategies", "suites", "metrics"
 DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
 """How tokens are disposed of, by the disposals."""
 _DISPOSAL = re.compile(rf"[(\s]disposal=({'|'.join(DISPOSED)})[,)]")

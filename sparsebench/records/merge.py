@@ -17,7 +17,7 @@ from sparsebench.records.record import Record
 
 log = logging.getLogger(__name__)
 
-BESIDE = (environment.FOLDER, "checks", manifests.STRATEGIES, manifests.SUITES)
+BESIDE = (environment.FOLDER, "checks", manifests.STRATEGIES, manifests.SUITES, manifests.METRICS)
 """Folders whose .json files belong to records and are named after what they say."""
 
 

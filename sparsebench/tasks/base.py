@@ -6,12 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
+from sparsebench.measure.metrics import MetricKind
+
+if TYPE_CHECKING:
+    from sparsebench.measure.scores import Items  # which needs scipy
 
 Inputs = Literal["tokens", "images"]
 Mask = Literal["any", "half", "inside", "top"]
@@ -209,6 +213,7 @@ class Task(BaseModel):
         inputs: "tokens" or "images"; models say which they take.
         default_model: the model it is run with unless another is named.
         trains: False for one that only tests the weights that a model brings, with 0 training samples.
+        metrics: those that it measures besides, see `measure`; boards have a column of each.
         added: parameters that cells of older records do not have; at their defaults they are in no cell.
     """
 
@@ -218,6 +223,7 @@ class Task(BaseModel):
     inputs: ClassVar[Inputs]
     default_model: ClassVar[str]
     trains: ClassVar[bool] = True
+    metrics: ClassVar[tuple[MetricKind, ...]] = ()
     added: ClassVar[frozenset[str]] = frozenset()
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
@@ -271,3 +277,12 @@ class Task(BaseModel):
         """Return `success` under that name, where the task has a criterion, and by theirs what other ones say."""
         success = self.success(test_loss, accuracy)
         return {} if success is None else {"success": success}
+
+    def measure(self, items: Items, test: Split) -> Mapping[str, float]:
+        """Return the values of `metrics` by name, NaN where there is nothing to measure.
+
+        Args:
+            items: what came out for each test item.
+            test: the test split.
+        """
+        return {}

@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from sparsebench.board import budget_table, columns, figures
 from sparsebench.board.board import BudgetBoard, Row
 from sparsebench.board.build import Judged, build, judge
 from sparsebench.board.columns import keys_of
+from sparsebench.board.entries import DECLARED
 from sparsebench.board.fit import WIDTH, Choice
 from sparsebench.board.gather import board_of
 from sparsebench.board.notes import notes_on
 from sparsebench.board.publish import files
 from sparsebench.errors import UserError
+from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.record import pack
 from sparsebench.stats.curves import area
 from sparsebench.stats.paired import Contender, compare
@@ -294,3 +297,16 @@ def test_who_was_not_asked_for_the_lowest_budget_has_no_area() -> None:
     easy = row_of(board, "easy")
     assert (easy["rank"], easy["kept_accuracy"]) == ("not ranked", None)
     assert "not ranked, as they were not asked for the lowest budget: easy" in board.told
+
+
+def test_a_metric_that_a_task_declares_is_shown_at_the_middle_budget() -> None:
+    frame = pd.DataFrame([record | {"doubt": 0.125 + record["macs_ratio"]} for record in WORLD])
+    frame.attrs[DECLARED] = (MetricKind("doubt", "nats", "how unsure it is", title="doubt, mean"),)
+    judged = judge(frame)
+    rows = {row["strategy"]: row for row in over(judged).rows}
+    at_middle = {row["strategy"]: row["doubt"] for row in judged.rows if row["budget"] in ("macs 0.5", "macs 1")}
+    assert {name: row["doubt"] for name, row in rows.items()} == at_middle and rows["dense"]["doubt"] == 1.125
+    made = budget_table.text(judged.rows, judged.budgets, "md", columns=judged.columns)
+    assert "| doubt, mean @.5 |" in made.replace("  ", "") and "doubt, mean: how unsure it is, in nats." in made
+    header, *_ = csv.reader(io.StringIO(budget_table.text(judged.rows, judged.budgets, "csv", columns=judged.columns)))
+    assert header[-1] == "doubt"

@@ -44,7 +44,8 @@ def render(board: Board) -> bytes:
 
     Every text of a board is shown as text, whatever is in it.
     """
-    views = [_view("all", "All tasks", board.rows), _view("task", "By task", board.by_task)]
+    named = (("all", "All tasks", board.rows), ("task", "By task", board.by_task))
+    views = [_view(name, title, rows, shown(rows, board.columns)) for name, title, rows in named]
     scripts = [_asset(name) for name in (*SCRIPTS, *([SCRIPT_OF_BUDGETS] if board.budgets else []))]
     data = {"views": views} | {name: [asdict(each) for each in getattr(board, name)] for name in ("curves", "groups")}
     data |= {"budgets": [_drawn(one) for one in board.budgets]} if board.budgets else {}
@@ -57,9 +58,9 @@ def render(board: Board) -> bytes:
             scripts=scripts,
             data=_embedded(data),
             board=board,
-            plain=_plain(board.rows),
+            plain=_plain(board.rows, shown(board.rows, board.columns)),
             budgets=[_over_budgets(one) for one in board.budgets],
-            explained=shown([*board.by_task, *board.rows]),
+            explained=shown([*board.by_task, *board.rows], board.columns),
             machines=sorted({_machine(environment) for environment in board.environments.values()}),
             pictures=[(CAPTIONS.get(name, name), _data_url(png)) for name, png in board.pictures.items()],
         )
@@ -67,24 +68,31 @@ def render(board: Board) -> bytes:
     return page.encode("utf-8", "replace")  # a lone surrogate is in no UTF-8
 
 
-def shown(rows: Sequence[Row]) -> list[Column]:
-    """Return the columns that people are shown in which some row has a value, in order."""
-    known = [column for column in EVERY if column.tables]
+def shown(rows: Sequence[Row], columns: Sequence[Column] = EVERY) -> list[Column]:
+    """Return those of columns that people are shown in which some row has a value, in order."""
+    known = [column for column in columns if column.tables]
     return [column for column in known if any(row.get(column.key) not in (None, "", NOT_RANKED) for row in rows)]
 
 
-def _view(name: str, title: str, rows: Sequence[Row]) -> dict[str, Any]:
+def _view(name: str, title: str, rows: Sequence[Row], columns: Sequence[Column]) -> dict[str, Any]:
     """Return one table, column by column: of each key the values, and of each number what people read of it."""
-    columns = shown(rows)
     numbers = [column for column in columns if column.shown != "text"]
     return {
         "name": name,
         "title": title,
         "length": len(rows),
-        "columns": [column._asdict() | {"keys": column.keys} for column in columns],
-        "values": {key: _packed([file_value(row.get(key)) for row in rows]) for key in keys_of(tuple(columns))},
+        "columns": [_data_of(column) for column in columns],
+        "values": {key: _packed([file_value(row.get(key)) for row in rows]) for key in keys_of(columns)},
         "texts": {c.key: _packed([text_of(_whole(row, c), c) for row in rows]) for c in numbers},
     }
+
+
+def _data_of(column: Column) -> dict[str, Any]:
+    """Return what the page knows of a column."""
+    return {
+        "key": column.key, "heading": column.heading, "shown": column.shown, "what": column.what,
+        "interval": column.interval, "task": column.task, "tables": column.tables, "keys": column.keys,
+    }  # fmt: skip
 
 
 def _packed(values: list[Any]) -> Any:
@@ -106,9 +114,8 @@ def _whole(row: Row, column: Column) -> Row:
     return {key: row.get(key) for key in column.keys}
 
 
-def _plain(rows: Sequence[Row]) -> list[list[str]]:
+def _plain(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:
     """Return the table for those who run no scripts: headings, then the rows."""
-    columns = shown(rows)
     return [[column.heading for column in columns]] + [[text_of(_whole(r, c), c) for c in columns] for r in rows]
 
 

@@ -1,0 +1,166 @@
+"""A metric that a task of a plugin declares: from the plugin file to the boards, and what is wrong with one."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import sparsebench
+from sparsebench.board import reading
+from sparsebench.board.build import judge
+from sparsebench.board.gather import WANTED, gather
+from sparsebench.board.page import render
+from sparsebench.cli import main
+from sparsebench.records import store
+
+STRIPES = Path(__file__).resolve().parents[1] / "plugins" / "stripes.py"
+MEANING = "hesitation, sd: spread of the losses of the test pictures, in loss, stripes task."
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def run(plugin: Path, out: Path, *more: object) -> Result:
+    return call(
+        "run", "--plugin", plugin, "--task", "stripes", "--model", "vit:dim=16,depth=2,heads=2", "--n-train", 20,
+        "--out", out, "--jobs", 0, *more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return the folder of a run of stripes, and its table with every column; do not write to the folder."""
+    out = tmp_path_factory.mktemp("finished")
+    done = run(STRIPES, out, "--seeds", 2, "--wide")
+    assert done.exit_code == 0, done.output
+    return out, done.stdout
+
+
+@pytest.fixture(scope="module")
+def expected(finished: tuple[Path, str]) -> dict[str, float]:
+    """Return the mean over the seeds of what records have, by strategy."""
+    values: dict[str, list[float]] = {}
+    for record in store.read(finished[0]).values():
+        metric = record.metrics["hesitation"]
+        assert (metric.unit, metric.n) == ("loss", 20) and metric.value is not None and record.outcomes is not None
+        values.setdefault(record.label, []).append(metric.value)
+    assert all(len(own) == 2 and own[0] != own[1] for own in values.values())
+    return {strategy: float(np.mean(own)) for strategy, own in values.items()}
+
+
+def test_boards_have_a_column_of_it(finished: tuple[Path, str], expected: dict[str, float]) -> None:
+    out, _ = finished
+    with (out / "leaderboard.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[-1] == "hesitation"
+    assert {row["strategy"]: float(row["hesitation"]) for row in rows} == pytest.approx(expected)
+    rows = json.loads((out / "leaderboard.json").read_bytes())
+    assert {row["strategy"]: row["hesitation"] for row in rows} == pytest.approx(expected)
+    for by in (None, "task"):
+        table = sparsebench.leaderboard(sparsebench.load_records(out), by=by)
+        assert dict(zip(table["strategy"], table["hesitation"], strict=True)) == pytest.approx(expected)
+
+
+def test_people_see_its_title_and_its_meaning(finished: tuple[Path, str], expected: dict[str, float]) -> None:
+    out, wide = finished
+    assert "hesitation, sd" in wide.splitlines()[0] and MEANING in wide
+    assert all(f"{value:.3g}" in wide for value in expected.values())
+    assert MEANING in (out / "leaderboard.md").read_text()
+    again = call("leaderboard", out, "--wide", "--by", "task").stdout
+    assert "hesitation, sd" in again.splitlines()[0] and MEANING.replace(", stripes task", "") in again
+    shown = "<dt>hesitation, sd</dt><dd>spread of the losses of the test pictures, in loss (stripes task)</dd>"
+    assert shown in render(gather(out)).decode()
+    assert "hesitation" in call("leaderboard", out, "--format", "latex").stdout
+
+
+def test_it_is_chosen_and_exported_by_its_name(finished: tuple[Path, str]) -> None:
+    out, _ = finished
+    assert call("leaderboard", out, "--columns", "strategy,hesitation").stdout.splitlines()[0].split() == [
+        "strategy", "hesitation,", "sd",
+    ]  # fmt: skip
+    assert "hesitation" in call("export", out).stdout.splitlines()[0].split(",")
+
+
+def test_merged_folders_know_it(finished: tuple[Path, str], tmp_path: Path) -> None:
+    merged = tmp_path / "merged"
+    assert call("merge", finished[0], "-o", merged).exit_code == 0
+    assert reading.metrics_in(merged) == reading.metrics_in(finished[0]) != ()
+
+
+def test_what_a_folder_says_of_metrics_is_checked(
+    finished: tuple[Path, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    (own,) = (finished[0] / "metrics").glob("*.json")
+    about = json.loads(own.read_bytes())
+    wrong = [b"[", b"[]", b"7", *(json.dumps(about | more).encode() for more in (
+        {"name": "rank"}, {"unit": ""}, {"what": 7}, {"more": 1}, {"over_seeds": "sum"}, {"title": None}))]  # fmt: skip
+    for number, content in enumerate(wrong):
+        (folder / f"{number}.json").write_bytes(content)
+    (folder / "right.json").write_bytes(own.read_bytes())
+    assert reading.metrics_in(tmp_path) == reading.metrics_in(finished[0])
+    assert len([line for line in caplog.messages if "is left out" in line]) == len(wrong)
+
+
+def test_other_boards_do_not_have_it(finished: tuple[Path, str]) -> None:
+    records = reading.read(finished[0], WANTED)
+    records.attrs.clear()
+    assert "hesitation" not in judge(records).rows[0]
+
+
+def changed(folder: Path, old: str, new: str) -> Path:
+    """Return the plugin with another text in place of one."""
+    text = STRIPES.read_text()
+    assert old in text
+    path = folder / "stripes.py"
+    path.write_text(text.replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"loss", "spread', '"", "spread', "metric 'hesitation' has no unit"),
+        ('MetricKind("hesitation"', 'MetricKind("accuracy"', "the name of metric 'accuracy' is taken; rename it"),
+        ('MetricKind("hesitation"', 'MetricKind("rank"', "the name of metric 'rank' is taken; rename it"),
+        ("return [Stripes]", 'return [Stripes, type("Other", (Stripes,), {"name": "other", "metrics": '
+         '(MetricKind("hesitation", "s", "time"),), "__module__": __name__})]',
+         "another task has a metric 'hesitation', which is not the same"),
+    ],
+    ids=["no unit", "a metric's name", "a column's name", "another task's"],
+)  # fmt: skip
+def test_a_wrong_metric_is_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+    done = run(changed(tmp_path, old, new), tmp_path / "out", "--seeds", 1)
+    assert done.exit_code == 2
+    assert [message in line for line in done.stderr.splitlines()] == [True]
+    assert "Traceback" not in done.output and not (tmp_path / "out").exists()
+
+
+UNDECLARED = (
+    "task 'stripes' returns a metric that it does not declare; got 'doubt'; allowed: hesitation; "
+    "add it to the task's `metrics`"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('return {"hesitation"', 'return {"doubt"', UNDECLARED),
+        ("    def measure(", "    def successes(self, test_loss, accuracy):\n"
+         '        return {"doubt": True}\n\n    def measure(', UNDECLARED),
+        ("items.losses.std()", "float('inf')",
+         "metric 'hesitation' of task 'stripes'; got inf; allowed: a finite number, or NaN"),
+    ],
+    ids=["measure", "successes", "infinite"],
+)  # fmt: skip
+def test_a_metric_that_cannot_be_fails_the_cell_in_one_line(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    done = run(changed(tmp_path, old, new), tmp_path / "out", "--seeds", 1)
+    assert done.exit_code == 1
+    for record in store.read(tmp_path / "out").values():
+        assert record.failure is not None and record.failure.traceback == ""
+        assert record.failure.reason == reason
