@@ -40,7 +40,7 @@ def test_what_works_on_records_imports_no_torch(out: Path, tmp_path: Path, argum
     given = [{"OUT": str(out), "NEW": str(tmp_path / "new")}.get(a, a) for a in arguments]
     code = f"""
 import sys
-from sparsebench.board import compact, flat
+from sparsebench.records import flat, parquet
 from sparsebench.board.publish import publish
 from sparsebench.cli import main
 parquet.UNREAD = 1

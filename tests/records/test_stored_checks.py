@@ -73,8 +73,8 @@ def test_a_write_that_is_cut_short_leaves_the_old_report(tmp_path, monkeypatch):
 def test_reading_imports_no_torch(tmp_path):
     checks.write(report(), tmp_path)
     code = (
-        "import sys; from pathlib import Path; from sparsebench.board.badges import Badges; "
-        "from sparsebench.testing import stored; Badges(checks.read(Path(sys.argv[1]))); print('torch' in sys.modules)"
+        "import sys; from pathlib import Path; from sparsebench.records.badges import Badges; "
+        "from sparsebench.records import checks; Badges(checks.read(Path(sys.argv[1]))); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=100)
     assert done.stdout == "False\n", done.stderr

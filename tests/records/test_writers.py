@@ -16,7 +16,7 @@ from sparsebench.records.record import Record
 WRITE = """
 import os, sys
 from pathlib import Path
-from sparsebench.sweep import store
+from sparsebench.records import store
 template, out, first, number = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 record, writer = store.parse(template.read_bytes()), store.Writer(out)
 for k in range(first, first + number):
