@@ -17,7 +17,7 @@ from sparsebench.errors import UserError
 def export(folder: Path, form: str, out: Path | None) -> None:
     """Write the records of a run's FOLDER for other programs, one row a record.
 
-    csv and parquet have flat columns, docs/records.md says which; jsonl the whole records. parquet needs pyarrow:
+    csv and parquet have flat columns, docs/reference/records.md says which; jsonl the whole records. parquet needs pyarrow:
     pip install 'sparsebench[scale]'.
     """
     from sparsebench.records.export import write
