@@ -1,7 +1,8 @@
 """Boards in documents: what README.md and docs/ show of the folders of boards beside them.
 
-Between `<!-- NAME board -->` and `<!-- end of NAME board -->` a page has NAME/leaderboard.md, and README.md the rows and
-columns of `short`; between `<!-- NAME verdicts -->` and its end NAME/verdicts.md; docs/results/NAME/FILE is NAME/FILE.
+Between `<!-- NAME board -->` and `<!-- end of NAME board -->` a page has NAME/leaderboard.md, and README.md what
+`short` gives; between `<!-- NAME verdicts -->` and its end NAME/verdicts.md. A picture
+docs/results/NAME/FILE is a copy of NAME/FILE.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sparsebench.board.gather import gather
 from sparsebench.records.store import write_whole
 
 README = "README.md"
-MARKED = re.compile(r"(<!-- ([\w-]+) (board|verdicts) -->\n)(.*?)(<!-- end of \2 \3 -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- ([\w-]+) (board|verdicts) -->\n).*?(<!-- end of \2 \3 -->)", re.DOTALL)
 BASELINES = (DENSE, "oracle", "random_inside")
 BEST = 7
 COLUMNS = (
@@ -62,7 +63,7 @@ def _filled(text: str, folder: Path, is_readme: bool) -> str:
     """Return a document's text with each marked part as the folder has it; parts of other folders stay."""
 
     def part(match: re.Match[str]) -> str:
-        begin, name, kind, before, end = match.groups()
+        begin, name, kind, end = match.groups()
         file = folder / name / ("leaderboard.md" if kind == "board" else "verdicts.md")
         if not file.is_file():
             return match[0]

@@ -26,8 +26,16 @@ HTML, BIBTEX = "html", "bibtex"
     show_default=True,
     help="The board; every two strategies compared; or rows of equal MACs and of equal accuracy.",
 )
-@click.option("--check", is_flag=True, help="Say whether the boards in FOLDER, and documents that show them, are what records give.")
-@click.option("--update", is_flag=True, help="Write the boards in FOLDER and documents that show them anew, or a board where there is none.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Say whether the boards in FOLDER, and documents that show them, are what records give.",
+)
+@click.option(
+    "--update",
+    is_flag=True,
+    help="Write the boards in FOLDER and documents that show them anew, or a board where there is none.",
+)
 @table
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[standard output]")
 def leaderboard(

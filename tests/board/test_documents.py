@@ -92,5 +92,5 @@ def test_the_documents_of_the_repository_show_boards_that_it_has() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     marks = [found for page in pages for found in documents.MARKED.finditer(page.read_text(encoding="utf-8"))]
     assert len(marks) >= 8
-    for _, name, kind, _, _ in (found.groups() for found in marks):
+    for _, name, kind, _ in (found.groups() for found in marks):
         assert (ROOT / "leaderboard" / name / ("leaderboard.md" if kind == "board" else "verdicts.md")).is_file()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from pages import ROOT, code, commands
+from pages import FENCED, PAGES, ROOT, code, commands, text_of
 
 from sparsebench.cli import main
 
@@ -40,6 +40,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_does_not_run_says_what_it_lacks() -> None:
+    languages = {found[2] for page in PAGES for found in FENCED.finditer(text_of(page))}
+    assert languages <= {"bash", "python", "text", "yaml"}
     marked = [line for line in commands() if line.why_not]
     assert {line.why_not for line in marked} <= {"needs a GPU", "needs a cluster", "needs a download"}
     assert [line.code for line in marked if line.code in IN_CI] == []

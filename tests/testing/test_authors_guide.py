@@ -66,7 +66,7 @@ def test_the_observer_of_the_page_writes_a_line_a_record(tmp_path):
 
 def test_the_task_of_the_page_knows_where_its_stripes_are(tmp_path):
     (tmp_path / "stripes.py").write_text(code("docs/write/task.md")[0])
-    tiny = TINY | {"tasks": "stripes:test=40,epochs=1", "n_train": [50], "macs": 0.5}
+    tiny = TINY | {"tasks": "stripes:test=40,epochs=1", "n_train": [50], "macs": [0.5]}
     sparsebench.run([f"{tmp_path}/stripes.py"], out=tmp_path / "out", **tiny)
     records = sparsebench.load_records(tmp_path / "out").set_index("strategy")
     assert set(records["status"]) == {"ok"}
@@ -88,7 +88,7 @@ def test_the_task_of_the_page_draws_stripes_in_its_boxes():
 
 def test_the_model_of_the_page_costs_what_it_says(tmp_path):
     (tmp_path / "deep_sets.py").write_text(code("docs/write/model.md")[0])
-    sparsebench.run([f"{tmp_path}/deep_sets.py"], model="deep_sets", out=tmp_path / "out", **(TINY | {"macs": 0.5}))
+    sparsebench.run([f"{tmp_path}/deep_sets.py"], model="deep_sets", out=tmp_path / "out", **(TINY | {"macs": [0.5]}))
     records = sparsebench.load_records(tmp_path / "out").set_index("strategy")
     assert set(records["status"]) == {"ok"}
     assert abs(records["macs_ratio"]["oracle"] - 0.5) < 0.03
