@@ -53,14 +53,14 @@ def _documents(folder: Path) -> dict[Path, bytes]:
     """Return what the documents beside a folder must hold, by their paths."""
     root = folder.resolve().parent
     pages = [path for path in (root / README, *sorted((root / "docs").rglob("*.md"))) if path.is_file()]
-    wanted = {path: _filled(path.read_text("utf-8"), folder, path == root / README).encode() for path in pages}
+    wanted = {path: _filled(path.read_bytes(), folder, path == root / README) for path in pages}
     copies = [path for path in sorted((root / "docs" / "results").glob("*/*")) if path.suffix != ".md"]
     sources = {path: folder / path.parent.name / path.name for path in copies}
     return wanted | {path: source.read_bytes() for path, source in sources.items() if source.is_file()}
 
 
-def _filled(text: str, folder: Path, is_readme: bool) -> str:
-    """Return a document's text with each marked part as the folder has it; parts of other folders stay."""
+def _filled(content: bytes, folder: Path, is_readme: bool) -> bytes:
+    """Return a document with each marked part as the folder has it; parts of other folders, and odd bytes, stay."""
 
     def part(match: re.Match[str]) -> str:
         begin, name, kind, end = match.groups()
@@ -70,4 +70,4 @@ def _filled(text: str, folder: Path, is_readme: bool) -> str:
         board = gather(folder / name).over_budgets if is_readme and kind == "board" else None
         return f"{begin}{file.read_text('utf-8') if board is None else short(board)}{end}"
 
-    return MARKED.sub(part, text)
+    return MARKED.sub(part, content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")

@@ -26,7 +26,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "docs" / "results" / "paper").mkdir(parents=True)
     (tmp_path / "docs" / "results" / "paper" / "figure.png").write_bytes(b"old")
     (tmp_path / "docs" / "results" / "page.md").write_text(PAGE)
-    (tmp_path / "README.md").write_text("nothing of ours\n")
+    (tmp_path / "README.md").write_bytes(b"nothing of ours,\r\nnor any \xff\n")
     return tmp_path
 
 
