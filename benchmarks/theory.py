@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from timing import Row, Run, ratio, table, turns
 
-from sparsebench.engine import THREADS
+from sparsebench.engine.slots import THREADS
 from sparsebench.engine.worker import one_thread
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.shipped import Shallow, TwoLayer

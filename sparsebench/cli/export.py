@@ -17,8 +17,8 @@ from sparsebench.errors import UserError
 def export(folder: Path, form: str, out: Path | None) -> None:
     """Write the records of a run's FOLDER for other programs, one row a record.
 
-    csv and parquet have flat columns, docs/records.md says which; jsonl the whole records. parquet needs pyarrow:
-    pip install 'sparsebench[scale]'.
+    csv and parquet have flat columns, docs/reference/records.md says which; jsonl the whole records. parquet needs
+    pyarrow: pip install 'sparsebench[scale]'.
     """
     from sparsebench.records.export import write
     from sparsebench.records.store import whole_file

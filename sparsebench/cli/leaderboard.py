@@ -26,8 +26,16 @@ HTML, BIBTEX = "html", "bibtex"
     show_default=True,
     help="The board; every two strategies compared; or rows of equal MACs and of equal accuracy.",
 )
-@click.option("--check", is_flag=True, help="Say whether the boards in FOLDER are what their records give.")
-@click.option("--update", is_flag=True, help="Write the boards in FOLDER anew, or one where there is none.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Say whether the boards in FOLDER, and documents that show them, are what records give.",
+)
+@click.option(
+    "--update",
+    is_flag=True,
+    help="Write the boards in FOLDER and documents that show them anew, or a board where there is none.",
+)
 @table
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[standard output]")
 def leaderboard(
@@ -63,7 +71,7 @@ def leaderboard(
 
 def _published(folder: Path, write: bool) -> int:
     """Compare the boards in a folder with their records, or write them; return how the command leaves."""
-    from sparsebench.board import published
+    from sparsebench.board import documents, published
 
     wrong = 0
     folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder)
@@ -74,7 +82,12 @@ def _published(folder: Path, write: bool) -> int:
         wrong += bool(found) and not write
     if wrong:
         click.echo(f"{wrong} of {len(folders)} boards differ; sparsebench leaderboard {folder} --update", err=True)
-    return int(wrong > 0)
+    stale = documents.update(folder) if write else documents.differing(folder)
+    for path in stale:
+        click.echo(f"{path}: {'written' if write else f'does not show what is in {folder}'}")
+    if stale and not write:
+        click.echo(f"{len(stale)} documents differ; sparsebench leaderboard {folder} --update", err=True)
+    return int(wrong > 0 or (bool(stale) and not write))
 
 
 def _page(folder: Path) -> bytes:

@@ -197,7 +197,7 @@ class VitCost:
 
 
 @dataclass(frozen=True)
-class _OneLayerCost:
+class OneLayerCost:
     """A network of one attention layer, before which a strategy acts, wherever it says that it does.
 
     Attributes:
@@ -251,7 +251,7 @@ class _OneLayerCost:
 
 
 @dataclass(frozen=True)
-class ShallowCost(_OneLayerCost):
+class ShallowCost(OneLayerCost):
     """The one-layer network of Li et al. 2023, eq. (1): L tokens, width d, attention widths m_b and m_a, m neurons.
 
     Each head has its own attention; a skip connection costs no multiplication; each output reads all neurons.
@@ -265,7 +265,7 @@ class ShallowCost(_OneLayerCost):
 
     @property
     def head_width(self) -> int:
-        """See `_OneLayerCost.head_width`."""
+        """See `OneLayerCost.head_width`."""
         return self.m_b
 
     def macs(self, steps: Sequence[Step]) -> float:
@@ -279,7 +279,7 @@ class ShallowCost(_OneLayerCost):
 
 
 @dataclass(frozen=True)
-class TwoLayerCost(_OneLayerCost):
+class TwoLayerCost(OneLayerCost):
     """The network of Jiang et al. 2024: width d, attention width d_h; W_V w_O, one vector for all, is not counted."""
 
     d_h: int
@@ -287,7 +287,7 @@ class TwoLayerCost(_OneLayerCost):
 
     @property
     def head_width(self) -> int:
-        """See `_OneLayerCost.head_width`."""
+        """See `OneLayerCost.head_width`."""
         return self.d_h
 
     def macs(self, steps: Sequence[Step]) -> float:
@@ -303,7 +303,7 @@ class TwoLayerCost(_OneLayerCost):
 
 
 @dataclass(frozen=True)
-class PositionalCost(_OneLayerCost):
+class PositionalCost(OneLayerCost):
     """The network of Jelassi et al. 2022: one value a token, attention that no sample changes.
 
     Counted is what the kept tokens need; the program multiplies by zeros in place of cutting A for each sample.

@@ -90,7 +90,7 @@ METRICS = (
     _M("macs_ratio_planned", "fraction", "what the budget was solved to", "trajectory", "mean"),
     _M("macs_p95", "MACs", "of one test sample, 95th percentile; where they differ", "reported", "none", False),
     _M("images_per_s", "images/s", "median of timed test batches", "reported", "median", True),
-    _M("selection_auroc", "fraction", "how well kept and removed tokens are told by relevance", "reported", "mean",
+    _M("selection_auroc", "fraction", "how well scores separate relevant tokens from the others", "reported", "mean",
        True),
     _M("selection_precision", "fraction", "of kept tokens, the relevant ones", "reported", "none", True),
     _M("selection_recall", "fraction", "of relevant tokens, the kept ones", "reported", "none", True),

@@ -1,4 +1,4 @@
-"""Records as files for other programs: one row a record; docs/records.md says what the columns are."""
+"""Records as files for other programs: one row a record; docs/reference/records.md says what the columns are."""
 
 from __future__ import annotations
 

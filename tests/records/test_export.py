@@ -65,8 +65,8 @@ def test_parquet_without_pyarrow_is_refused_with_the_way_to_get_it(monkeypatch: 
 
 
 def test_every_column_is_described() -> None:
-    """Each in a line of docs/records.md that begins a table row with it; a metric with its unit."""
-    text = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
+    """Each in a line of docs/reference/records.md that begins a table row with it; a metric with its unit."""
+    text = (ROOT / "docs" / "reference" / "records.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| `")]
     cells = {row[1]: row[2] for row in rows}
     for record in store.read(GOLDEN).values():

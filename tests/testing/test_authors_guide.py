@@ -1,11 +1,13 @@
-"""The examples of docs/authors.md are run, and what it says of names is so."""
+"""The Python of README.md and docs/ is run, and what the guide says of names is so."""
 
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import torch
+from pages import PAGES, code, text_of
+from torch.utils.flop_counter import FlopCounterMode
 
 import sparsebench
 from sparsebench.records.origin import Origin
@@ -13,8 +15,9 @@ from sparsebench.strategy import SITES, Strategy
 from sparsebench.testing import run
 from sparsebench.view import NEEDS, TokenView
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "authors.md"
-CODE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+GUIDE = "docs/write/strategy.md"
+CODE = code(GUIDE)
+TINY = {"tasks": "theory:steps=10,test=10,tokens=20", "n_train": [4], "seeds": 1, "jobs": 0, "device": "cpu"}
 
 
 def strategy_in(code):
@@ -25,8 +28,10 @@ def strategy_in(code):
     return cls(), names
 
 
-@pytest.mark.parametrize("code", CODE[:5], ids=["far_out", "neighbours", "gate", "half", "lonely"])
-def test_the_strategies_of_the_page_conform(code):
+@pytest.mark.parametrize(
+    "code", [*CODE[:5], *code("README.md")], ids=["far_out", "neighbours", "gate", "half", "lonely", "mine"]
+)
+def test_the_strategies_of_the_pages_conform(code):
     strategy, names = strategy_in(code)
     assert names.get("sparsebench_strategies", lambda: [type(strategy)])() == [type(strategy)]
     outcomes = list(run.outcomes(strategy, run.blank(strategy, Origin(plugin="page"))))
@@ -43,7 +48,7 @@ def test_the_test_of_the_page_collects_its_checks(tmp_path):
 
 
 def test_the_page_names_every_field_site_and_declaration():
-    text = PAGE.read_text()
+    text = text_of(GUIDE)
     fields = {name for name in vars(TokenView) if not name.startswith("_")} | NEEDS
     declared = {name for name in Strategy.__class_vars__ if name != "model_config"}
     for name in (*fields, *SITES, *declared):
@@ -51,14 +56,60 @@ def test_the_page_names_every_field_site_and_declaration():
 
 
 def test_the_observer_of_the_page_writes_a_line_a_record(tmp_path):
-    (tmp_path / "lines.py").write_text(CODE[6])
-    request = {"tasks": "theory:steps=10,test=10,tokens=20", "n_train": [4], "seeds": 1, "jobs": 0, "device": "cpu"}
-    sparsebench.run(observe=f"{tmp_path}/lines.py:file=log.txt", out=tmp_path / "out", **request)
+    (tmp_path / "lines.py").write_text(code("docs/write/observer.md")[0])
+    sparsebench.run(observe=f"{tmp_path}/lines.py:file=log.txt", out=tmp_path / "out", **TINY)
     records = sparsebench.load_records(tmp_path / "out")
     lines = sorted((tmp_path / "out" / "log.txt").read_text().splitlines())
     assert [line.split()[:3] for line in lines] == records[["cell_id", "strategy", "status"]].values.tolist()
     assert [float(line.split()[3]) for line in lines] == records["accuracy"].tolist()
 
 
-def test_all_code_of_the_page_is_run():
-    assert len(CODE) == 7
+def test_the_task_of_the_page_knows_where_its_stripes_are(tmp_path):
+    (tmp_path / "stripes.py").write_text(code("docs/write/task.md")[0])
+    tiny = TINY | {"tasks": "stripes:test=40,epochs=1", "n_train": [50], "macs": [0.5]}
+    sparsebench.run([f"{tmp_path}/stripes.py"], out=tmp_path / "out", **tiny)
+    records = sparsebench.load_records(tmp_path / "out").set_index("strategy")
+    assert set(records["status"]) == {"ok"}
+    auroc = records["selection_auroc"]
+    assert auroc["oracle"] == 1 and auroc["anti_oracle"] == 0 and 0.2 < auroc["random"] < 0.8
+
+
+def test_the_task_of_the_page_draws_stripes_in_its_boxes():
+    names: dict = {"__name__": __name__}
+    exec(code("docs/write/task.md")[0], names)
+    (cls,) = names["sparsebench_tasks"]()
+    split, again = (cls().draw(8, 0, {}).train for _ in range(2))
+    assert (split.inputs == again.inputs).all() and (split.inputs != cls().draw(8, 1, {}).train.inputs).any()
+    for image, label, (top, left, height, width) in zip(split.inputs, split.labels, split.boxes, strict=True):
+        tile = image[:, top : top + height, left : left + width]
+        assert (tile == (tile[:, :1] if label else tile[:, :, :1])).all()  # columns run from top to bottom
+        assert set(tile.reshape(-1).tolist()) == {0, 255}
+
+
+def test_the_model_of_the_page_costs_what_it_says(tmp_path):
+    (tmp_path / "deep_sets.py").write_text(code("docs/write/model.md")[0])
+    sparsebench.run([f"{tmp_path}/deep_sets.py"], model="deep_sets", out=tmp_path / "out", **(TINY | {"macs": [0.5]}))
+    records = sparsebench.load_records(tmp_path / "out").set_index("strategy")
+    assert set(records["status"]) == {"ok"}
+    assert abs(records["macs_ratio"]["oracle"] - 0.5) < 0.03
+    names: dict = {"__name__": __name__}
+    exec((tmp_path / "deep_sets.py").read_text(), names)
+    network = names["Network"](20, 7, 64)
+    with FlopCounterMode(display=False) as counter:
+        network(torch.zeros(1, 20, 7))
+    assert counter.get_total_flops() == 2 * network.cost.macs(network.cost.dense())
+
+
+def test_the_lines_of_python_on_runs_give_boards(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(code("docs/how-to/run.md")[0], names)
+    assert list(names["table"]["strategy"]) == list(names["same"]["strategy"]) and len(names["records"]) == 6
+
+
+def test_all_code_of_the_pages_is_run():
+    counts = {page: len(code(page)) for page in PAGES if code(page)}
+    assert counts == {
+        "README.md": 1, "docs/how-to/run.md": 1, "docs/write/model.md": 1, "docs/write/observer.md": 1,
+        GUIDE: 6, "docs/write/task.md": 1,
+    }  # fmt: skip

@@ -1,0 +1,66 @@
+"""Writes docs/reference/cli.md from the commands themselves."""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from sparsebench.cli import main
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
+ABOUT = """# Commands
+
+Each command says the same with `--help`. Exit codes are 0 if all is well, 1 if something failed, 2 if the command is
+wrong.
+"""
+NO_WRAP = "\b\n"
+
+
+def page() -> str:
+    """Return the page: a section a command."""
+    return "\n".join([ABOUT, *_sections(main, "sparsebench")])
+
+
+def _sections(group: click.Group, words: str) -> Iterator[str]:
+    for name, command in sorted(group.commands.items()):
+        yield from _section(command, f"{words} {name}")
+        if isinstance(command, click.Group):
+            yield from _sections(command, f"{words} {name}")
+
+
+def _section(command: click.Command, words: str) -> Iterator[str]:
+    arguments = [_argument(one) for one in command.params if isinstance(one, click.Argument)]
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    yield f"## {words.removeprefix('sparsebench ')}\n"
+    yield f"`{' '.join([words, *arguments, *(['[OPTIONS]'] if options else [])])}`\n"
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        as_it_is = paragraph.startswith(NO_WRAP)  # click's mark of a paragraph whose lines stay
+        yield f"```text\n{paragraph.removeprefix(NO_WRAP).strip()}\n```\n" if as_it_is else f"{paragraph}\n"
+    if options:
+        yield "\n".join(f"- `{_names(one)}`: {' '.join((one.help or '').split())}{_default(one)}" for one in options)
+        yield ""
+
+
+def _argument(argument: click.Argument) -> str:
+    value = _value(argument)
+    return value if argument.required or value.startswith("[") else f"[{value}]"
+
+
+def _names(option: click.Option) -> str:
+    names = ", ".join([*option.opts, *option.secondary_opts])
+    return names if option.is_flag else f"{names} {_value(option)}"
+
+
+def _value(parameter: click.Parameter) -> str:
+    if isinstance(parameter.type, click.Choice):
+        return "|".join(parameter.type.choices)
+    return parameter.metavar or (parameter.name or "").upper()
+
+
+def _default(option: click.Option) -> str:
+    return f" Default: `{option.default}`." if option.show_default and option.default is not None else ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,73 @@
+"""Boards in documents: what README.md and docs/ show of the folders of boards beside them.
+
+Between `<!-- NAME board -->` and `<!-- end of NAME board -->` a page has NAME/leaderboard.md, and README.md what
+`short` gives; between `<!-- NAME verdicts -->` and its end NAME/verdicts.md. A picture
+docs/results/NAME/FILE is a copy of NAME/FILE.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sparsebench.board import budget_table, tables
+from sparsebench.board.board import BudgetBoard
+from sparsebench.board.columns import NOT_RANKED
+from sparsebench.board.entries import DENSE
+from sparsebench.board.gather import gather
+from sparsebench.records.store import write_whole
+
+README = "README.md"
+MARKED = re.compile(r"(<!-- ([\w-]+) (board|verdicts) -->\n).*?(<!-- end of \2 \3 -->)", re.DOTALL)
+BASELINES = (DENSE, "oracle", "random_inside")
+BEST = 7
+COLUMNS = (
+    "rank", "strategy", "how", "kept_accuracy", "macs_at_2",
+    "accuracy_at_0.7", "accuracy_at_0.5", "accuracy_at_0.4", "versus_random_inside",
+)  # fmt: skip
+
+
+def differing(folder: Path) -> list[Path]:
+    """Return the documents beside a folder of boards that do not show what is in it."""
+    return [path for path, content in _documents(folder).items() if path.read_bytes() != content]
+
+
+def update(folder: Path) -> list[Path]:
+    """Write those documents anew, and return their paths."""
+    changed = {path: content for path, content in _documents(folder).items() if path.read_bytes() != content}
+    for path, content in changed.items():
+        write_whole(path, content)
+    return list(changed)
+
+
+def short(board: BudgetBoard) -> str:
+    """Return a Markdown table of the BASELINES and the BEST other strategies that are ranked."""
+    ranked = [row["strategy"] for row in board.rows if row["rank"] != NOT_RANKED and row["kind"] != "oracle"]
+    names = {*BASELINES, *[name for name in ranked if name not in BASELINES][:BEST]}
+    rows = [row for row in board.rows if row["strategy"] in names]
+    columns = [column for column in budget_table.columns_of(board) if column.key in COLUMNS]
+    return tables.grid(rows, columns, "md") + "\n"
+
+
+def _documents(folder: Path) -> dict[Path, bytes]:
+    """Return what the documents beside a folder must hold, by their paths."""
+    root = folder.resolve().parent
+    pages = [path for path in (root / README, *sorted((root / "docs").rglob("*.md"))) if path.is_file()]
+    wanted = {path: _filled(path.read_bytes(), folder, path == root / README) for path in pages}
+    copies = [path for path in sorted((root / "docs" / "results").glob("*/*")) if path.suffix != ".md"]
+    sources = {path: folder / path.parent.name / path.name for path in copies}
+    return wanted | {path: source.read_bytes() for path, source in sources.items() if source.is_file()}
+
+
+def _filled(content: bytes, folder: Path, is_readme: bool) -> bytes:
+    """Return a document with each marked part as the folder has it; parts of other folders, and odd bytes, stay."""
+
+    def part(match: re.Match[str]) -> str:
+        begin, name, kind, end = match.groups()
+        file = folder / name / ("leaderboard.md" if kind == "board" else "verdicts.md")
+        if not file.is_file():
+            return match[0]
+        board = gather(folder / name).over_budgets if is_readme and kind == "board" else None
+        return f"{begin}{file.read_text('utf-8') if board is None else short(board)}{end}"
+
+    return MARKED.sub(part, content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")

@@ -1,0 +1,63 @@
+"""Every shell command of README.md and docs/ runs: in .ci/run, or here, or it says what it lacks."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pages import FENCED, PAGES, ROOT, code, commands, text_of
+
+from sparsebench.cli import main
+
+PAPERS = ("theory", "overfitting", "spatial", "images")
+
+
+def begins(words: str) -> list[str]:
+    """Return the commands of the pages that begin with these words."""
+    return [line.code for line in commands() if line.code.startswith(words)]
+
+
+CHECK = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+ASKED = re.findall(r'^ *readme "(.*)"', CHECK, re.MULTILINE)
+WORDS = [words.replace("$paper", paper) for words in ASKED for paper in (PAPERS if "$paper" in words else PAPERS[:1])]
+IN_CI = {begins(words)[0] for words in WORDS if begins(words)}
+HERE = [line for line in commands() if not line.why_not and line.code not in IN_CI]
+FILES = {"mine.py": "README.md", "stripes.py": "docs/write/task.md", "deep_sets.py": "docs/write/model.md"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder as a user has it: a run, boards, networks, and the files of the pages."""
+    shutil.copytree(ROOT / "tests" / "golden" / "store", tmp_path / "sparsebench-out")
+    (tmp_path / "leaderboard").symlink_to(ROOT / "leaderboard")
+    (tmp_path / "my-networks").symlink_to(ROOT / "sparsebench" / "networks")
+    for name, page in FILES.items():
+        (tmp_path / name).write_text(code(page)[0], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_what_does_not_run_says_what_it_lacks() -> None:
+    languages = {found[2] for page in PAGES for found in FENCED.finditer(text_of(page))}
+    assert languages <= {"bash", "python", "text", "yaml"}
+    marked = [line for line in commands() if line.why_not]
+    assert {line.why_not for line in marked} <= {"needs a GPU", "needs a cluster", "needs a download"}
+    assert [line.code for line in marked if line.code in IN_CI] == []
+
+
+def test_the_check_runs_commands_of_the_pages() -> None:
+    assert [words for words in WORDS if not begins(words)] == []
+    assert f"for paper in {' '.join(PAPERS)};" in CHECK
+
+
+@pytest.mark.parametrize("page", sorted({line.page for line in HERE}))
+def test_the_other_commands_of_a_page_run_one_after_the_other(page: str, folder: Path) -> None:
+    """`run` only says what it would run."""
+    for line in HERE:
+        program, *words = shlex.split(line.code)
+        if line.page == page:
+            assert program == "sparsebench", f"{line.code}: run it in .ci/run, or say what it lacks"
+            done = CliRunner().invoke(main, [*words, *(["--dry-run"] if words[0] == "run" else [])])
+            assert done.exit_code == 0, f"{line.code}: {done.output}"
