@@ -156,7 +156,7 @@ def check(kinds: Iterable[MetricKind]) -> None:
 
 
 def table() -> str:
-    """Return METRICS as a table in Markdown, as docs/records.md has it."""
+    """Return METRICS as a table in Markdown, as docs/reference/records.md has it."""
     better = {None: "", True: "more", False: "less"}
     lines = ["| metric | unit | what it is | better | on boards | decided by |", "|---|---|---|---|---|---|"]
     for kind in METRICS:

@@ -22,7 +22,7 @@ NAMES = [kind.name for kind in METRICS]
 
 def test_the_documented_table_is_this_one() -> None:
     """If not, put what `table()` returns between the markers."""
-    text = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "records.md").read_text(encoding="utf-8")
     assert text.partition("<!-- metrics -->\n")[2].partition("<!-- end of metrics -->")[0] == metrics.table()
 
 
