@@ -15,8 +15,28 @@ from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 
-BAD = ("clings", "allocates", "forks", "leaves", "closes", "scribbles")
+BAD = ("clings", "allocates", "forks", "closes", "scribbles")
 GOOD = ("dense", "random", "oracle", "anti_oracle")
+LEAVES = """
+import os, time
+from typing import ClassVar
+import sparsebench
+
+class Leaves(sparsebench.Strategy):
+    name: ClassVar[str] = "leaves"
+
+    def scores(self, view):
+        if not os.environ.get("IT_LEFT_ONE"):
+            os.environ["IT_LEFT_ONE"] = "1"
+            if os.fork() == 0:
+                time.sleep(600)
+                os._exit(0)
+        return view.tokens.sum(dim=-1)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Leaves]
+"""
 LIMITS = engine.Limits(timeout=6, memory=int(1.25 * 2**30))
 
 
@@ -24,12 +44,13 @@ LIMITS = engine.Limits(timeout=6, memory=int(1.25 * 2**30))
 def run(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Record], Path]:
     """Return the records of bad strategies and of good ones after them, by strategy, and the folder."""
     out = tmp_path_factory.mktemp("contained")
-    plugins = tuple(str(samples / f"{name}.py") for name in BAD)
+    (out / "leaves.py").write_text(LEAVES)
+    plugins = (*(str(samples / f"{name}.py") for name in BAD), str(out / "leaves.py"))
     request = Request(
         suite="quick-scratch", plugins=plugins, tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1
     )
     records = list(engine.local(expand(request, Registry()), 2, out, "cpu", {}, limits=LIMITS))
-    assert len(records) == len(BAD) + len(GOOD)
+    assert len(records) == len(plugins) + len(GOOD)
     return {record.label: record for record in records}, out
 
 
@@ -40,7 +61,7 @@ def reason(record: Record) -> str:
 
 def test_each_cell_has_one_record_and_the_good_ones_are_as_ever(run: tuple[dict[str, Record], Path]) -> None:
     records, out = run
-    assert set(records) == {*BAD, *GOOD}
+    assert set(records) == {*BAD, "leaves", *GOOD}
     jobs = expand(
         Request(suite="quick-scratch", tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1), Registry()
     )
