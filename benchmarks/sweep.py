@@ -31,9 +31,9 @@ from sparsebench.contain.keeper import descendants
 from sparsebench.engine import run as runs
 from sparsebench.engine.dask import Cluster, connected
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from sparsebench.cli.options import setting, trainer_of
+from sparsebench.cli.options import RUN, SETTING, callbacks_of, options
 from sparsebench.cli.progress import Progress
 from sparsebench.errors import UserError
+from sparsebench.planning.request import values_of
 
 
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@setting
+@options(*SETTING, *RUN)
 @click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task.")
 @click.option("--json", "as_json", is_flag=True, help="What was compared, and a list of rows, one a block.")
 @click.option("--markdown", is_flag=True, help="A table for a page or a pull request.")
@@ -30,7 +32,7 @@ def compare(
     picture: Path | None,
     samples: int,
     out: Path,
-    **options: Any,
+    **given: Any,
 ) -> None:
     """Say where strategies A and B, NAME|FILE.py[:PARAM=V...], keep the same patches, block by block.
 
@@ -46,12 +48,13 @@ def compare(
         raise UserError("--picture", got=str(picture), allowed="a name that ends with .png")
     from sparsebench.look import agreement_picture, agreement_table
     from sparsebench.look import compare as comparing
-    from sparsebench.planning.contenders import Request
+    from sparsebench.look.training import Trainer
     from sparsebench.records.store import write_whole
 
+    request, files, how = values_of(given | {"tasks": task, "seeds": 1})
+    request = replace(request, single=True)
     with Progress(out) as progress:
-        trainer = trainer_of(options, out, progress)
-        request = Request(tasks=(task,), seeds=1, single=True, **options)
+        trainer = Trainer(files, how, out, callbacks_of(progress))
         found = comparing.compare((a, b), request, trainer, samples if picture else 0)
     if picture is not None:
         write_whole(picture, agreement_picture.draw(found))

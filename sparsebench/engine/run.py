@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsebench import engine
 from sparsebench.engine import devices
+from sparsebench.engine.options import Choice
 from sparsebench.engine.underway import Beat
 from sparsebench.errors import UserError
 from sparsebench.observe.observers import Observers
+from sparsebench.planning import planner
 from sparsebench.planning.planner import Plan, keep_strategies
+from sparsebench.planning.request import Files, How, Request
+from sparsebench.planning.shard import Shard
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import environment, store
 from sparsebench.records.record import Head, Record
@@ -23,6 +28,87 @@ if TYPE_CHECKING:
 
 CUT_SHORT = ("crashed", "timeout", "oom")
 """Statuses of cells that were ended before their time: what runs them again goes on from their checkpoints."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Who is told of a run.
+
+    Attributes:
+        on_plan: called with the plan and the number of workers before the first cell starts.
+        on_record: called with each stored record.
+        on_stop: called, in a signal handler, at the first Ctrl-C.
+    """
+
+    on_plan: Callable[[Plan, int], None] = lambda plan, workers: None
+    on_record: Callable[[Record], None] = lambda record: None
+    on_stop: Callable[[], None] = lambda: None
+
+
+SILENT = Callbacks()
+Narrow = Callable[[Plan], Plan]
+
+
+def run(
+    request: Request,
+    files: Files,
+    how: How,
+    registry: Registry,
+    out: Path,
+    callbacks: Callbacks = SILENT,
+    narrow: Narrow | None = None,
+) -> Plan:
+    """Run what a folder lacks of a request, and return the plan.
+
+    Args:
+        request: which cells.
+        files: the pictures and weights.
+        how: how they are run.
+        registry: from which strategies come.
+        out: the run's folder.
+        callbacks: who is told.
+        narrow: takes what is not wanted out of the plan.
+
+    Raises:
+        UserError: anything unknown, out of range, missing or unwritable.
+        KeyboardInterrupt: it was stopped; what is done is stored.
+    """
+    choice = Choice.of(how)
+    plan = plan_of(request, files, how, registry, out, narrow)
+    carry_out(plan, how, choice, registry, out, callbacks)
+    return plan
+
+
+def plan_of(
+    request: Request, files: Files, how: How, registry: Registry, out: Path, narrow: Narrow | None = None
+) -> Plan:
+    """Return what `run` would do; nothing is run and nothing written."""
+    shard = None if how.shard is None else Shard.parse(how.shard)
+    plan = planner.plan(request, files, registry, out, how.rerun, shard)
+    return plan if narrow is None else narrow(plan)
+
+
+def carry_out(
+    plan: Plan, how: How, choice: Choice, registry: Registry, out: Path, callbacks: Callbacks = SILENT
+) -> None:
+    """Run what is to do of a plan; see `run`."""
+    limits = engine.Limits.given(how.timeout, how.memory_limit, choice.in_processes, how.exclusive)
+    store.check_writable(out)
+    if plan.suite is not None:
+        planner.keep_suite(out, plan.suite, plan.whole)
+    observers = Observers(registry)
+    observers.attach(how.observe, out)
+    with choice.connected() if plan.todo else nullcontext() as cluster:
+        workers = (
+            devices.workers_for(plan, choice.device, choice.jobs, how.exclusive)
+            if cluster is None
+            else cluster.slots(how.exclusive) or choice.jobs or 1
+        )  # none may have come yet
+        callbacks.on_plan(plan, workers)
+        execute(
+            plan, registry, out, choice.device, workers, callbacks.on_record, how.checkpoint, limits,
+            callbacks.on_stop, cluster, observers,
+        )  # fmt: skip
 
 
 def execute(

@@ -18,8 +18,9 @@ from sparsebench.measure.agreement import expected_iou, iou, rank_correlation
 from sparsebench.measure.selection import precision_recall
 from sparsebench.models.actor import Actor
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.job import Job
+from sparsebench.planning.planner import Plan
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.cell import Cell, canonical
@@ -97,10 +98,12 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
     if _key(jobs[0]) == _key(jobs[1]):
         raise UserError("A and B are the same strategy at the same budget", got=" and ".join(map(repr, plugins)))
     strategies = [_acting(job, registry) for job in jobs]
-    plan = trainer.plan(replace(request, plugins=("dense",), alone=True), registry)
-    if pictures:
-        check_pictures(plan, registry)
-    context = trainer.train(plan, registry)
+
+    def check(plan: Plan) -> None:
+        if pictures:
+            check_pictures(plan, registry)
+
+    plan, context = trainer.train(of_network(request), registry, check)
     cell = _network(plan.jobs[-1], registry, context)
     with one_thread():
         choices = [_choices(job, strategy, cell) for job, strategy in zip(jobs, strategies, strict=True)]
@@ -113,6 +116,11 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
     a, b = (Side(job.label, job.cell.budget.label) for job in jobs)
     rows = spread(cell.data, pictures)
     return Comparison(cell.cell, (a, b), stages, rows, scene(cell, rows) if pictures else None)
+
+
+def of_network(request: Request) -> Request:
+    """Return the request of the network alone on which strategies are compared."""
+    return replace(request, plugins=("dense",), alone=True)
 
 
 def _contender(text: str, request: Request, trainer: Trainer, registry: Registry) -> Job:

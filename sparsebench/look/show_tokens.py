@@ -17,8 +17,8 @@ from sparsebench.errors import UserError
 from sparsebench.look.pictures import Scene, check_pictures, scene, spread
 from sparsebench.look.training import Trainer, trained
 from sparsebench.models.actor import Pass
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plans import Keep, Merge
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -78,9 +78,7 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
         UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
     """
     registry = Registry()
-    plan = trainer.plan(request, registry)
-    check_pictures(plan, registry)
-    context = trainer.train(plan, registry)
+    plan, context = trainer.train(request, registry, lambda plan: check_pictures(plan, registry))
     return look(plan.jobs, store.read(trainer.out), registry, context, n)
 
 

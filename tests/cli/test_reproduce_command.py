@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from sparsebench.cli import main
 from sparsebench.cli import reproduce as command
 from sparsebench.engine import run as runs
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Metric, Record

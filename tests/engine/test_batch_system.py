@@ -6,8 +6,8 @@ from sparsebench import engine
 from sparsebench.engine import batch_system
 from sparsebench.engine import dask as clusters
 from sparsebench.errors import UserError
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 
 pytest.importorskip("dask_jobqueue")

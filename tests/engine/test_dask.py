@@ -20,9 +20,9 @@ from sparsebench import engine
 from sparsebench.cli import main
 from sparsebench.engine import dask as clusters
 from sparsebench.errors import UserError
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

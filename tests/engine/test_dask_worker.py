@@ -8,9 +8,9 @@ import pytest
 
 from sparsebench.engine import dask_worker
 from sparsebench.errors import UserError
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.origin import Origin
 from sparsebench.version import __version__

@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
+from sparsebench.engine.run import Callbacks
 from sparsebench.errors import UserError
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.planner import Plan
+from sparsebench.planning.request import How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Metric, Record
 from sparsebench.reproduce import theory
 from sparsebench.reproduce.paper import Paper, publish
-from sparsebench.reproduce.run import reproduce
+from sparsebench.reproduce.run import reproduce, seconds_of
 from sparsebench.reproduce.theory import seconds
 from sparsebench.reproduce.verdicts import Verdict
 
@@ -77,7 +79,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
 def make(out: Path, *figures: str, rerun: Any = "missing") -> tuple[list[Verdict], int, list[Record]]:
     """Return verdicts, trials without an answer, and what was run."""
     ran: list[Record] = []
-    verdicts, lost = reproduce(theory.PAPER, figures, "quick", out, "cpu", 0, rerun, on_record=ran.append)
+    verdicts, lost = reproduce(
+        theory.PAPER, figures, "quick", out, How("cpu", rerun, jobs=0), callbacks=Callbacks(on_record=ran.append)
+    )
     return verdicts, lost, ran
 
 
@@ -145,10 +149,14 @@ def test_a_figure_of_which_a_trial_is_missing_is_not_drawn(tmp_path: Path, tiny:
 
 def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path: Path, tiny: Any) -> None:
     told: list[Any] = []
-    begin: Any = lambda plan, workers, expected: told.append((len(plan.todo), len(plan.jobs), workers, expected))  # noqa: E731
+
+    def begin(plan: Plan, workers: int) -> None:
+        told.append((len(plan.todo), len(plan.jobs), workers, seconds_of(theory.PAPER, plan, workers)))
+
     for _ in range(2):
         ran: Any = lambda _: told.append("ran")  # noqa: E731
-        reproduce(theory.PAPER, ("4",), "quick", tmp_path / "out", "cpu", 0, on_plan=begin, on_record=ran)
+        callbacks = Callbacks(on_plan=begin, on_record=ran)
+        reproduce(theory.PAPER, ("4",), "quick", tmp_path / "out", How("cpu", jobs=0), callbacks=callbacks)
     (first, *_, again) = told
     assert first[:3] == (2, 2, 0) and again[:3] == (0, 2, 0) and told[1:-1] == ["ran", "ran"]
     assert first[3] > again[3] > 0
@@ -195,7 +203,7 @@ def test_an_unknown_figure_or_preset_is_refused_before_anything_is_written(
     tmp_path: Path, figures: tuple[str, ...], preset: str, says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        reproduce(theory.PAPER, figures, preset, tmp_path / "out", "cpu", 0)
+        reproduce(theory.PAPER, figures, preset, tmp_path / "out", How("cpu", jobs=0))
     assert not (tmp_path / "out").exists()
 
 
