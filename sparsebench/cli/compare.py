@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from sparsebench.cli.options import RUN, SETTING, callbacks_of, options
+from sparsebench.cli.options import PLACE, RUN, SETTING, callbacks_of, options
 from sparsebench.cli.progress import Progress
 from sparsebench.errors import UserError
 from sparsebench.planning.request import values_of
@@ -23,6 +23,7 @@ from sparsebench.planning.request import values_of
 @click.option("--markdown", is_flag=True, help="A table for a page or a pull request.")
 @click.option("--picture", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw both on test pictures.")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to draw.")
+@options(*PLACE)
 def compare(
     a: str,
     b: str,
@@ -32,6 +33,7 @@ def compare(
     picture: Path | None,
     samples: int,
     out: Path,
+    dry_run: bool,
     **given: Any,
 ) -> None:
     """Say where strategies A and B, NAME|FILE.py[:PARAM=V...], keep the same patches, block by block.
@@ -52,10 +54,16 @@ def compare(
     from sparsebench.records.store import write_whole
 
     request, files, how = values_of(given | {"tasks": task, "seeds": 1})
-    request = replace(request, single=True)
+    request, drawn = replace(request, single=True), samples if picture else 0
+    if dry_run:
+        from sparsebench.cli.dry_run import foreseen
+
+        trainer = Trainer(replace(files, download=False), how, out)
+        click.echo(foreseen(comparing.plan_of((a, b), request, trainer, drawn)))
+        return
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, callbacks_of(progress))
-        found = comparing.compare((a, b), request, trainer, samples if picture else 0)
+        found = comparing.compare((a, b), request, trainer, drawn)
     if picture is not None:
         write_whole(picture, agreement_picture.draw(found))
         click.echo(f"written: {picture}", err=True)

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
-    from sparsebench.engine.run import Narrow
     from sparsebench.planning.expected import Expected
     from sparsebench.planning.job import Job
-    from sparsebench.planning.request import Files, How, Request
+    from sparsebench.planning.planner import Plan
 
 
-def foreseen(request: Request, files: Files, how: How, out: Path, narrow: Narrow | None = None) -> str:
-    """Return the cells to run by task and strategy, and what is expected of them; see `runs.plan_of`."""
+def foreseen(plan: Plan) -> str:
+    """Return the cells to run by task and strategy, and what is expected of them."""
     from tabulate import tabulate
 
-    from sparsebench.engine.run import plan_of
-    from sparsebench.plugin.registry import Registry
-
-    plan = plan_of(request, replace(files, download=False), how, Registry(), out, narrow)
     groups: defaultdict[tuple[str, str], list[Job]] = defaultdict(list)
     for job in plan.todo:
         groups[job.cell.task.name, job.label].append(job)

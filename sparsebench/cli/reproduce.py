@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsebench.cli.options import PICTURES, callbacks_of, options
+from sparsebench.cli.options import PICTURES, PLACE, callbacks_of, options
 from sparsebench.cli.progress import Progress
 from sparsebench.planning.request import values_of
 
@@ -79,15 +79,20 @@ def _command(paper: str) -> click.Command:
     command = click.Command(
         paper, params=list[click.Parameter](own), help=text, short_help=f"Of {short}.", callback=callback
     )
-    return options(*HOW, *(PICTURES if paper in PICTURED else ()))(command)
+    return options(*HOW, *(PICTURES if paper in PICTURED else ()), "shard", *PLACE)(command)
 
 
-def _make(paper: str, figures: tuple[str, ...], preset: str, out: Path | None, **given: Any) -> None:
+def _make(paper: str, figures: tuple[str, ...], preset: str, out: Path | None, dry_run: bool, **given: Any) -> None:
     from sparsebench.reproduce import run
 
     about: Paper = importlib.import_module(f"sparsebench.reproduce.{paper}").PAPER
     folder = out or Path(f"sparsebench-{paper}-{preset}")
     _, files, how = values_of(given)
+    if dry_run:
+        from sparsebench.cli.dry_run import foreseen
+
+        click.echo(foreseen(run.plan_of(about, figures, preset, folder, how, replace(files, download=False))))
+        return
     with Progress(folder) as progress:
 
         def begin(plan: Plan, workers: int) -> None:

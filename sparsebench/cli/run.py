@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,10 @@ def run(form: str, choice: Choice, dry_run: bool, out: Path, **given: Any) -> No
     request, files, how = values_of(given)
     if dry_run:
         from sparsebench.cli.dry_run import foreseen
+        from sparsebench.engine.run import plan_of
+        from sparsebench.plugin.registry import Registry
 
-        click.echo(foreseen(request, files, how, out))
+        click.echo(foreseen(plan_of(request, replace(files, download=False), how, Registry(), out)))
         return
     with Progress(out) as progress:
         finished = execute(request, files, how, out, callbacks_of(progress))

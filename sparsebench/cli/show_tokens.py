@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from sparsebench.cli.options import REQUEST, callbacks_of, options
+from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
 from sparsebench.cli.progress import Progress
 from sparsebench.errors import UserError
 from sparsebench.planning.request import values_of
@@ -20,11 +20,13 @@ from sparsebench.planning.request import values_of
 @click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task of pictures.")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to show.")
 @click.option("--file", type=click.Path(path_type=Path), help="The PNG to write.  [default: tokens.png in --out]")
+@options(*PLACE)
 def show_tokens(
     task: str,
     samples: int,
     file: Path | None,
     out: Path,
+    dry_run: bool,
     **given: Any,
 ) -> None:
     """Draw which patches of test pictures the strategies keep, block by block, and what the network then says.
@@ -36,13 +38,18 @@ def show_tokens(
     file = file or out / "tokens.png"
     if file.suffix.lower() != ".png":
         raise UserError("--file", got=str(file), allowed="a name that ends with .png")
-    from sparsebench.look.show_tokens import show
+    from sparsebench.look.show_tokens import plan_of, show
     from sparsebench.look.tokens_picture import draw
     from sparsebench.look.training import Trainer
     from sparsebench.records.store import write_whole
 
     request, files, how = values_of(given | {"tasks": task, "seeds": 1})
     request = replace(request, single=True)
+    if dry_run:
+        from sparsebench.cli.dry_run import foreseen
+
+        click.echo(foreseen(plan_of(request, Trainer(replace(files, download=False), how, out))))
+        return
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, callbacks_of(progress))
         pictures = show(request, trainer, samples)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from sparsebench.look.pictures import Scene, check_pictures, scene, spread
 from sparsebench.look.training import Trainer, trained
 from sparsebench.models.actor import Pass
 from sparsebench.planning.job import Job
+from sparsebench.planning.planner import Plan
 from sparsebench.planning.request import Request
 from sparsebench.plans import Keep, Merge
 from sparsebench.plugin.registry import Registry
@@ -78,8 +80,14 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
         UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
     """
     registry = Registry()
-    plan, context = trainer.train(request, registry, lambda plan: check_pictures(plan, registry))
+    plan, context = trainer.train(request, registry, partial(check_pictures, registry=registry))
     return look(plan.jobs, store.read(trainer.out), registry, context, n)
+
+
+def plan_of(request: Request, trainer: Trainer) -> Plan:
+    """Return what `show` would train; nothing is written."""
+    registry = Registry()
+    return trainer.plan(request, registry, partial(check_pictures, registry=registry))
 
 
 def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry, context: Context, n: int) -> Pictures:

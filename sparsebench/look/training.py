@@ -22,6 +22,12 @@ from sparsebench.planning.request import Files, How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import canonical
 
+Check = Callable[[Plan], None]
+
+
+def nothing(plan: Plan) -> None:
+    """Find nothing wrong with a plan."""
+
 
 @dataclass(frozen=True)
 class Trainer:
@@ -39,13 +45,11 @@ class Trainer:
     out: Path
     callbacks: runs.Callbacks = runs.SILENT
 
-    def plan(self, request: Request, registry: Registry) -> Plan:
+    def plan(self, request: Request, registry: Registry, check: Check = nothing) -> Plan:
         """Return what is to be looked at and what of it is still to be trained, see `narrowed`; nothing is written."""
-        return runs.plan_of(request, self.files, self.how, registry, self.out, self._narrow)
+        return runs.plan_of(request, self.files, self.how, registry, self.out, self._narrow(check))
 
-    def train(
-        self, request: Request, registry: Registry, check: Callable[[Plan], None] = lambda plan: None
-    ) -> tuple[Plan, Context]:
+    def train(self, request: Request, registry: Registry, check: Check = nothing) -> tuple[Plan, Context]:
         """Train what is to do; return what is to be looked at, and where its weights are.
 
         Args:
@@ -56,19 +60,18 @@ class Trainer:
         Raises:
             UserError: anything unknown, out of range, missing or unwritable.
         """
-
-        def narrow(plan: Plan) -> Plan:
-            plan = self._narrow(plan)
-            check(plan)
-            return plan
-
-        plan = runs.run(request, self.files, self.how, registry, self.out, self.callbacks, narrow)
+        plan = runs.run(request, self.files, self.how, registry, self.out, self.callbacks, self._narrow(check))
         # What a cluster has trained is looked at here.
         device = devices.resolve_device("auto" if self.how.engine == "dask" else self.how.device)
         return plan, Context(self.out, first_of(device), plan.locations)
 
-    def _narrow(self, plan: Plan) -> Plan:
-        return narrowed(plan, self.files, self.out)
+    def _narrow(self, check: Check) -> runs.Narrow:
+        def narrow(plan: Plan) -> Plan:
+            plan = narrowed(plan, self.files, self.out)
+            check(plan)
+            return plan
+
+        return narrow
 
 
 def narrowed(plan: Plan, files: Files, out: Path) -> Plan:

@@ -38,6 +38,11 @@ def request_of(paper: Paper, figures: Sequence[str], preset: str, files: Files) 
     return Request(suite=paper.suites[preset], figures=tuple(figures), **locate(files)[0])
 
 
+def plan_of(paper: Paper, figures: Sequence[str], preset: str, out: Path, how: How, files: Files) -> Plan:
+    """Return what `reproduce` would run; nothing is run and nothing written."""
+    return runs.plan_of(request_of(paper, figures, preset, files), files, how, Registry(), out)
+
+
 def seconds_of(paper: Paper, plan: Plan, workers: int) -> float:
     """Return how many seconds a plan of a paper's trials is expected to take."""
     return START + sum(map(paper.seconds, plan.todo)) / max(1, workers)

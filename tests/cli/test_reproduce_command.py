@@ -185,3 +185,16 @@ def test_it_can_be_said_how_often_a_training_is_saved(tmp_path: Path, monkeypatc
     for extra in ([], ["--checkpoint", "7"], ["--checkpoint", "0"]):
         assert call(*FIGURE, *extra, "--out", fill(tmp_path)).exit_code == 0
     assert given == [60, 7, 0]
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(tmp_path: Path) -> None:
+    result = call(*FIGURE, "--dry-run", "--shard", "0/1", "--out", tmp_path / "out")
+    assert result.exit_code == 0 and result.stdout.startswith("4 of 4 cells to run\n"), result.output
+    refused(call(*FIGURE, "--dry-run", "--shard", "1/1", "--out", tmp_path / "out"), "--shard", "'1/1'")
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_has_the_engines_of_a_run(tmp_path: Path) -> None:
+    result = call(*FIGURE[:-2], "--engine", "inline", "--out", fill(tmp_path))
+    assert result.exit_code == 0 and (tmp_path / "fig4.png").exists(), result.output
+    refused(call(*FIGURE[:-2], "--engine", "dask", "--out", tmp_path), "one of --address tcp://HOST:PORT and --cluster")

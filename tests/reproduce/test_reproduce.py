@@ -16,6 +16,7 @@ from sparsebench.planning.job import Job
 from sparsebench.planning.planner import Plan
 from sparsebench.planning.request import How, Request
 from sparsebench.plugin.registry import Registry
+from sparsebench.publish.submit import submit
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Metric, Record
 from sparsebench.reproduce import theory
@@ -189,6 +190,13 @@ def test_trials_whose_strategy_fails_are_counted_and_noted_and_the_others_drawn(
     assert make(out, "8") == (verdicts, 2, [])
     _, lost, ran = make(out, "8", rerun="failed")
     assert lost == 2 and [record.label for record in ran] == ["raises", "raises"]
+
+
+def test_a_strategy_can_be_submitted_from_what_a_paper_is_reproduced_with(tmp_path: Path, tiny: Any) -> None:
+    make(tmp_path / "out", "8")
+    made = submit(tmp_path / "out", tmp_path / "to")
+    assert (made.manifest.strategy, made.manifest.suite.name, made.verdict.wrong) == ("noise", "tiny", False)
+    assert made.verdict.records == 6
 
 
 @pytest.mark.parametrize(
