@@ -50,14 +50,14 @@ def run(
 def _signature() -> inspect.Signature:
     """Return the signature of `run` with each option by its name."""
     bare, types = inspect.signature(run), get_type_hints(Options)
-    own = [one for one in bare.parameters.values() if one.name != "options"]
-    named = [
+    first = [one for one in bare.parameters.values() if one.name != "options"]
+    options = [
         inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[one.name])
         for fields in OPTIONS.values()
         for one in fields.values()
         if one.name in types
     ]
-    return bare.replace(parameters=[*own, *named])
+    return bare.replace(parameters=[*first, *options])
 
 
 run.__signature__ = _signature()  # type: ignore[attr-defined]

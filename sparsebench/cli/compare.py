@@ -34,7 +34,7 @@ def compare(
     samples: int,
     out: Path,
     dry_run: bool,
-    **given: Any,
+    **values: Any,
 ) -> None:
     """Say where strategies A and B, NAME|FILE.py[:PARAM=V...], keep the same patches, block by block.
 
@@ -53,7 +53,7 @@ def compare(
     from sparsebench.look.training import Trainer
     from sparsebench.records.store import write_whole
 
-    request, files, how = values_of(given | {"tasks": task, "seeds": 1})
+    request, files, how = values_of(values | {"tasks": task, "seeds": 1})
     request, drawn = replace(request, single=True), samples if picture else 0
     if dry_run:
         from sparsebench.cli.dry_run import foreseen

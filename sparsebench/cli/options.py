@@ -74,12 +74,12 @@ _OPTIONS = {name: _option(one) for fields in OPTIONS.values() for name, one in f
 def options(*names: str) -> Callable[[C], C]:
     """Give a command these options, in this order; one that is there has them after its own."""
 
-    def given(command: C) -> C:
+    def decorate(command: C) -> C:
         for name in names if isinstance(command, click.Command) else reversed(names):
             _OPTIONS[name](command)
         return command
 
-    return given
+    return decorate
 
 
 def callbacks_of(progress: Progress) -> Callbacks:

@@ -57,7 +57,7 @@ def reproduce() -> None:
 def _command(paper: str) -> click.Command:
     """Return the command that makes the figures of one paper."""
     title, presets, figures = PAPERS[paper]
-    own = [
+    params: list[click.Parameter] = [
         click.Option(["--figure", "figures"], multiple=True, type=click.Choice(figures), help="Only this; repeatable."),
         click.Option(
             ["--preset"], type=click.Choice(presets), default="default" if "default" in presets else presets[0],
@@ -76,18 +76,16 @@ def _command(paper: str) -> click.Command:
     """
     callback = partial(_make, paper)
     short = title[title.index("(") + 1 : -1]
-    command = click.Command(
-        paper, params=list[click.Parameter](own), help=text, short_help=f"Of {short}.", callback=callback
-    )
+    command = click.Command(paper, params=params, help=text, short_help=f"Of {short}.", callback=callback)
     return options(*HOW, *(PICTURES if paper in PICTURED else ()), "shard", *PLACE)(command)
 
 
-def _make(paper: str, figures: tuple[str, ...], preset: str, out: Path | None, dry_run: bool, **given: Any) -> None:
+def _make(paper: str, figures: tuple[str, ...], preset: str, out: Path | None, dry_run: bool, **values: Any) -> None:
     from sparsebench.reproduce import run
 
     about: Paper = importlib.import_module(f"sparsebench.reproduce.{paper}").PAPER
     folder = out or Path(f"sparsebench-{paper}-{preset}")
-    _, files, how = values_of(given)
+    _, files, how = values_of(values)
     if dry_run:
         from sparsebench.cli.dry_run import foreseen
 

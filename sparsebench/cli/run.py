@@ -28,7 +28,7 @@ from sparsebench.planning.request import values_of
     help="How the leaderboard is printed.",
 )
 @table
-def run(form: str, choice: Choice, dry_run: bool, out: Path, **given: Any) -> None:
+def run(form: str, choice: Choice, dry_run: bool, out: Path, **values: Any) -> None:
     """Run a suite with the strategies named beside the baselines, and print the leaderboard.
 
     What the folder has is not run again: the same command goes on where it was stopped. Leaves with 0 if all is well,
@@ -39,7 +39,7 @@ def run(form: str, choice: Choice, dry_run: bool, out: Path, **given: Any) -> No
     from sparsebench.board.build import judge
     from sparsebench.board.notes import notes_on
 
-    request, files, how = values_of(given)
+    request, files, how = values_of(values)
     if dry_run:
         from sparsebench.cli.dry_run import foreseen
         from sparsebench.engine.run import plan_of

@@ -27,7 +27,7 @@ def show_tokens(
     file: Path | None,
     out: Path,
     dry_run: bool,
-    **given: Any,
+    **values: Any,
 ) -> None:
     """Draw which patches of test pictures the strategies keep, block by block, and what the network then says.
 
@@ -43,7 +43,7 @@ def show_tokens(
     from sparsebench.look.training import Trainer
     from sparsebench.records.store import write_whole
 
-    request, files, how = values_of(given | {"tasks": task, "seeds": 1})
+    request, files, how = values_of(values | {"tasks": task, "seeds": 1})
     request = replace(request, single=True)
     if dry_run:
         from sparsebench.cli.dry_run import foreseen

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from sparsebench.engine import devices
+from sparsebench.engine.queue import Seconds
 from sparsebench.errors import UserError
-from sparsebench.planning.request import Engine, How
+from sparsebench.planning.request import EngineName, How
 
 if TYPE_CHECKING:
     from sparsebench.engine.dask import Cluster
@@ -26,7 +27,7 @@ class Choice:
         cluster: a file that says how one is started.
     """
 
-    engine: Engine
+    engine: EngineName
     device: str
     jobs: int | None
     address: str | None
@@ -40,8 +41,8 @@ class Choice:
             UserError: there is no such engine, something does not go with it, or there is no such device.
         """
         engine, jobs = how.engine, how.jobs
-        if engine not in get_args(Engine):
-            raise UserError("--engine", got=f"'{engine}'", allowed=get_args(Engine))
+        if engine not in get_args(EngineName):
+            raise UserError("--engine", got=f"'{engine}'", allowed=get_args(EngineName))
         if engine != "dask" and (how.address is not None or how.cluster is not None):
             raise UserError(f"--{'cluster' if how.address is None else 'address'} needs --engine dask")
         if engine == "dask" and (how.address is None) == (how.cluster is None):
@@ -58,13 +59,13 @@ class Choice:
         """Whether cells are in processes of their own, which can be ended."""
         return self.jobs != 0
 
-    def connected(self) -> AbstractContextManager[Cluster | None]:
-        """Return the cluster to run on, or None for this machine."""
+    def connected(self, seconds: Seconds) -> AbstractContextManager[Cluster | None]:
+        """Return the cluster to run on, or None for this machine; `seconds` is what each job is expected to take."""
         if self.engine != "dask":
             return nullcontext()
         from sparsebench.engine.dask import connected
 
-        return connected(self.address, self.cluster, self.jobs, self.device)
+        return connected(self.address, self.cluster, self.jobs, self.device, seconds)
 
 
 def _device_of_a_cluster(device: str) -> str:

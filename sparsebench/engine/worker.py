@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import sys
 import warnings
@@ -16,6 +15,7 @@ from sparsebench.contain.exclusive import turn
 from sparsebench.contain.keeper import end_with_parent
 from sparsebench.contain.messages import Line
 from sparsebench.engine.messages import JOBS, Message
+from sparsebench.engine.setting import Setting
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
 
@@ -49,7 +49,7 @@ def one_thread() -> Iterator[None]:
         convolutions.fp32_precision = precision
 
 
-def main(setting: dict[str, Any]) -> None:
+def main(setting: Setting) -> None:
     """Answer jobs until the input ends, or a cell leaves the process in a state that the next must not meet."""
     end_with_parent()
     _end_before_others()
@@ -61,16 +61,15 @@ def main(setting: dict[str, Any]) -> None:
     from sparsebench.contain.health import Health, device_is_lost
     from sparsebench.contain.memory import forget_peak, peak
 
-    locations = {name: Path(path) for name, path in setting["locations"].items()}
     registry = Registry()
     context = Context(
-        Path(setting["out"]), setting["device"], locations, setting["checkpoint"], alone=True,
-        exclusive=setting["exclusive"],
+        setting.out, setting.device, setting.locations, setting.checkpoint, alone=True,
+        exclusive=setting.limits.exclusive,
     )  # fmt: skip
 
     def begin(jobs: Sequence[Job]) -> None:
         forget_peak()
-        _say_where_it_hangs(setting["timeout"])
+        _say_where_it_hangs(setting.limits.timeout)
         line.say(Message(at=tuple(job.cell.id for job in jobs)))
 
     with one_thread(), warnings.catch_warnings():
@@ -112,4 +111,4 @@ def _say_where_it_hangs(timeout: float) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(Setting.model_validate_json(sys.argv[1]))

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args, get_o
 from sparsebench.records.cell import Where
 
 Rerun = Literal["missing", "failed", "always"]
-Engine = Literal["local", "inline", "dask"]
+EngineName = Literal["local", "inline", "dask"]
 T = TypeVar("T")
 
 
@@ -114,7 +114,7 @@ class How:
     shard: str | None = option(
         None, "Only the I-th of N shares of the cells, from 0: for arrays of jobs.", metavar="I/N"
     )
-    engine: Engine = option("local", "Where cells run: worker processes here, this process, or a Dask cluster.")
+    engine: EngineName = option("local", "Where cells run: worker processes here, this process, or a Dask cluster.")
     exclusive: bool = option(
         False, "One cell at a time on a machine, or on each GPU, so that nothing is timed beside another cell."
     )
@@ -155,7 +155,7 @@ class Options(TypedDict, total=False):
     memory_limit: float | str | None
     jobs: int | None
     shard: str | None
-    engine: Engine
+    engine: EngineName
     exclusive: bool
     address: str | None
     cluster: str | os.PathLike[str] | None
@@ -190,16 +190,16 @@ OPTIONS: Mapping[type, Mapping[str, Option]] = {value: _options(value) for value
 """The fields of each value that users may set; no two have the same name."""
 
 
-def values_of(given: Mapping[str, Any]) -> tuple[Request, Files, How]:
+def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, How]:
     """Return the three values of what a user gave by the names of their fields.
 
     Raises:
         TypeError: there is no such field for users.
     """
-    if unknown := given.keys() - {name for options in OPTIONS.values() for name in options}:
+    if unknown := keywords.keys() - {name for options in OPTIONS.values() for name in options}:
         raise TypeError(f"unexpected keyword argument '{min(unknown)}'")
 
-    def made(value: type[T]) -> T:
-        return value(**{name: one.value(given[name]) for name, one in OPTIONS[value].items() if name in given})
+    def new(value: type[T]) -> T:
+        return value(**{name: one.value(keywords[name]) for name, one in OPTIONS[value].items() if name in keywords})
 
-    return made(Request), made(Files), made(How)
+    return new(Request), new(Files), new(How)

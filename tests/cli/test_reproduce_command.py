@@ -181,7 +181,7 @@ print(sorted({{'torch', 'timm', 'torchvision', 'numba'}} & set(sys.modules)))
 
 def test_it_can_be_said_how_often_a_training_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
-    monkeypatch.setattr(runs, "execute", lambda *arguments: given.append(arguments[6]))
+    monkeypatch.setattr(runs, "collect", lambda *arguments: given.append(arguments[2].checkpoint))
     for extra in ([], ["--checkpoint", "7"], ["--checkpoint", "0"]):
         assert call(*FIGURE, *extra, "--out", fill(tmp_path)).exit_code == 0
     assert given == [60, 7, 0]
