@@ -30,10 +30,11 @@ from sparsebench import engine
 from sparsebench.contain.keeper import descendants
 from sparsebench.engine import run as runs
 from sparsebench.engine.dask import Cluster, connected
+from sparsebench.observe.observers import Observers
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 
@@ -145,7 +146,7 @@ def local(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
 def dask(jobs: Sequence[Job], workers: int) -> Iterator[Record]:
     """Yield records of Dask workers here."""
     with tempfile.TemporaryDirectory() as folder, on_loopback(workers, folder) as cluster:
-        yield from cluster.records(jobs, Path(folder) / "out", {})
+        yield from cluster.records(jobs, engine.Setting(out=Path(folder) / "out", device="cpu"), engine.Stop())
 
 
 def on_loopback(workers: int, folder: str) -> partial[Cluster]:
@@ -218,7 +219,8 @@ def lost_worker(number: int, steps: int) -> str:
     jobs, begun = jobs_of(BUSY.format(steps=steps), number), Counter[str]()
     with tempfile.TemporaryDirectory() as folder, on_loopback(2, folder) as cluster:
         pids, found = list(cluster.client.run(os.getpid).values()), list[Record]()
-        for record in cluster.records(jobs, Path(folder) / "out", {}, on_begin=begun.update):
+        setting = engine.Setting(out=Path(folder) / "out", device="cpu")
+        for record in cluster.records(jobs, setting, engine.Stop(), begun.update):
             found.append(record)
             if len(found) == number // 2:
                 os.kill(pids[0], signal.SIGKILL)
@@ -257,7 +259,8 @@ def drive(number: int, address: str) -> None:
             if seen in at:
                 marks.append(resident())
 
-        runs.execute(plan, Registry(), Path(folder), "cpu", 2, note, cluster=cluster)
+        setting, callbacks = engine.Setting(out=Path(folder), device="cpu"), runs.Callbacks(on_record=note)
+        runs.collect(plan, cluster, setting, 2, callbacks, Observers(Registry()))
     print(time.monotonic() - start, *marks)
 
 

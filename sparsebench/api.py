@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack, get_type_hints
+
+from sparsebench.planning.request import OPTIONS, Files, How, Options, Request, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sparsebench.engine.options import Engine
-    from sparsebench.planning.planner import Plan, Rerun
-    from sparsebench.plugin.registry import Registry
-    from sparsebench.records.cell import Where
+    from sparsebench.engine.run import Callbacks
+    from sparsebench.planning.planner import Plan
     from sparsebench.records.record import Record
 
 OUT = "sparsebench-out"
@@ -23,36 +23,9 @@ OUT = "sparsebench-out"
 def run(
     plugins: Sequence[str] | str = (),
     *,
-    suite: str = "quick",
-    tasks: Sequence[str] | str = (),
-    model: str | None = None,
-    pretrained: bool = False,
-    weights: str | os.PathLike[str] | None = None,
-    networks: str | os.PathLike[str] | None = None,
-    images: str | None = None,
-    backgrounds: str | None = None,
-    pretrain_images: str | None = None,
-    data_root: str | os.PathLike[str] | None = None,
-    download: bool = False,
-    device: str = "auto",
-    seeds: int | None = None,
-    keep: Sequence[float] = (),
-    macs: Sequence[float] = (),
-    n_train: Sequence[int] = (),
-    where: Where = "both",
     out: str | os.PathLike[str] = OUT,
-    rerun: Rerun = "missing",
-    jobs: int | None = None,
-    checkpoint: float | None = 60.0,
-    timeout: float | str | None = None,
-    memory_limit: float | str | None = None,
-    observe: Sequence[str] | str = (),
-    shard: str | None = None,
-    engine: Engine = "local",
-    exclusive: bool = False,
-    address: str | None = None,
-    cluster: str | os.PathLike[str] | None = None,
     on_record: Callable[[Record], None] | None = None,
+    **options: Unpack[Options],
 ) -> pd.DataFrame:
     """Run what is missing and return the leaderboard of the request, one row a strategy and budget.
 
@@ -67,135 +40,39 @@ def run(
 
     from sparsebench.board.build import columns_of, judge
     from sparsebench.board.columns import keys_of
+    from sparsebench.engine.run import SILENT, Callbacks
 
-    finished = execute(
-        plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights,
-        networks=networks, images=images, backgrounds=backgrounds, pretrain_images=pretrain_images,
-        data_root=data_root, download=download,
-        device=device, seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=out, rerun=rerun, jobs=jobs,
-        checkpoint=checkpoint, timeout=timeout, memory_limit=memory_limit, observe=observe, shard=shard, engine=engine,
-        exclusive=exclusive, address=address, cluster=cluster, on_record=on_record,
-    )  # fmt: skip
-    judged = judge(finished)
+    callbacks = SILENT if on_record is None else Callbacks(on_record=on_record)
+    judged = judge(execute(*values_of({"plugins": plugins, **options}), Path(out), callbacks))
     return pd.DataFrame(judged.rows, columns=keys_of(columns_of(judged.rows, judged.columns)))
 
 
-def execute(
-    *,
-    plugins: Sequence[str] | str,
-    suite: str,
-    tasks: Sequence[str] | str,
-    model: str | None,
-    pretrained: bool,
-    weights: str | os.PathLike[str] | None,
-    networks: str | os.PathLike[str] | None,
-    images: str | None,
-    backgrounds: str | None,
-    pretrain_images: str | None,
-    data_root: str | os.PathLike[str] | None,
-    download: bool,
-    device: str,
-    seeds: int | None,
-    keep: Sequence[float],
-    macs: Sequence[float],
-    n_train: Sequence[int],
-    where: Where,
-    out: str | os.PathLike[str],
-    rerun: Rerun,
-    jobs: int | None,
-    checkpoint: float | None,
-    timeout: float | str | None,
-    memory_limit: float | str | None,
-    shard: str | None,
-    engine: Engine,
-    exclusive: bool,
-    address: str | None,
-    cluster: str | os.PathLike[str] | None,
-    observe: Sequence[str] | str = (),
-    on_record: Callable[[Record], None] | None = None,
-    on_plan: Callable[[Plan, int], None] | None = None,
-    on_stop: Callable[[], None] | None = None,
-) -> pd.DataFrame:
-    """Run what is missing, write the leaderboard, and return the request's records, flat; see `run`.
+def _signature() -> inspect.Signature:
+    """Return the signature of `run` with each option by its name."""
+    bare, types = inspect.signature(run), get_type_hints(Options)
+    first = [one for one in bare.parameters.values() if one.name != "options"]
+    options = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[one.name])
+        for fields in OPTIONS.values()
+        for one in fields.values()
+        if one.name in types
+    ]
+    return bare.replace(parameters=[*first, *options])
 
-    `on_plan` is called with the plan and the number of workers before the first cell starts, `on_stop` at the first
-    Ctrl-C.
-    """
+
+run.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def execute(request: Request, files: Files, how: How, out: Path, callbacks: Callbacks) -> pd.DataFrame:
+    """Run what is missing, write the leaderboard, and return the request's records, flat; see `run`."""
     from sparsebench.board.publish import publish
-    from sparsebench.engine import Limits, devices
     from sparsebench.engine import run as runs
-    from sparsebench.engine.options import Choice
-    from sparsebench.observe.observers import Observers
-    from sparsebench.planning import planner
     from sparsebench.plugin.registry import Registry
-    from sparsebench.records import store
 
-    folder, registry = Path(out), Registry()
-    choice = Choice.given(engine, address, cluster, jobs)
-    device = choice.resolve_device(device)
-    plan = plan_of(
-        registry, plugins=plugins, suite=suite, tasks=tasks, model=model, pretrained=pretrained, weights=weights,
-        networks=networks, images=images, backgrounds=backgrounds, pretrain_images=pretrain_images,
-        data_root=data_root, download=download,
-        seeds=seeds, keep=keep, macs=macs, n_train=n_train, where=where, out=folder, rerun=rerun, shard=shard,
-    )  # fmt: skip
-    limits = Limits.given(timeout, memory_limit, choice.in_processes, exclusive)
-    store.check_writable(folder)
-    planner.keep_suite(folder, plan.suite, plan.whole)
-    observers = Observers(registry)
-    observers.attach(_several(observe), folder)
-    with choice.connected(device) if plan.todo else nullcontext() as there:
-        workers = (
-            devices.workers_for(plan, device, choice.jobs, exclusive)
-            if there is None
-            else there.slots(exclusive) or jobs or 1
-        )  # none may have come yet
-        if on_plan is not None:
-            on_plan(plan, workers)
-        runs.execute(
-            plan, registry, folder, device, workers, on_record, checkpoint or 0.0, limits, on_stop, there, observers
-        )
-    known = _finished(folder, plan)
-    publish(known, folder)
+    plan = runs.run(request, files, how, Registry(), out, callbacks)
+    known = _finished(out, plan)
+    publish(known, out)
     return known[known["cell_id"].isin([job.cell.id for job in plan.jobs])]
-
-
-def plan_of(
-    registry: Registry,
-    *,
-    plugins: Sequence[str] | str,
-    suite: str,
-    tasks: Sequence[str] | str,
-    model: str | None,
-    pretrained: bool,
-    weights: str | os.PathLike[str] | None,
-    networks: str | os.PathLike[str] | None,
-    images: str | None,
-    backgrounds: str | None,
-    pretrain_images: str | None,
-    data_root: str | os.PathLike[str] | None,
-    download: bool,
-    seeds: int | None,
-    keep: Sequence[float],
-    macs: Sequence[float],
-    n_train: Sequence[int],
-    where: Where,
-    out: str | os.PathLike[str],
-    rerun: Rerun,
-    shard: str | None,
-) -> Plan:
-    """Return what `run` would do; nothing is run and nothing written."""
-    from sparsebench.planning import planner
-    from sparsebench.planning.contenders import Request
-    from sparsebench.planning.shard import Shard
-
-    request = Request(
-        plugins=_several(plugins), suite=suite, tasks=_several(tasks), model=model, pretrained=pretrained, seeds=seeds,
-        keep=tuple(keep), macs=tuple(macs), n_train=tuple(n_train), where=where,
-    )  # fmt: skip
-    root, file, folder = (None if path is None else Path(path) for path in (data_root, weights, networks))
-    files = planner.Files(images, backgrounds, pretrain_images, root, download, file, folder)
-    return planner.plan(request, files, registry, Path(out), rerun, None if shard is None else Shard.parse(shard))
 
 
 def refresh(folder: Path) -> bool:
@@ -252,7 +129,3 @@ def leaderboard(records: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
     judged = judge(records, by)
     first = BY_TASK if by and not judged.rows else ()
     return pd.DataFrame(judged.rows, columns=keys_of([*first, *columns_of(judged.rows, judged.columns)]))
-
-
-def _several(given: Sequence[str] | str) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)

@@ -11,10 +11,10 @@ import pytest
 
 from sparsebench import engine
 from sparsebench.budget import Budget
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
 from sparsebench.planning.planner import needed_by
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell, Part
 from sparsebench.records.origin import Origin

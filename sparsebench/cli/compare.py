@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from sparsebench.cli.options import setting, trainer_of
+from sparsebench.cli.options import PLACE, RUN, SETTING, callbacks_of, options
 from sparsebench.cli.progress import Progress
 from sparsebench.errors import UserError
+from sparsebench.planning.request import values_of
 
 
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
-@setting
+@options(*SETTING, *RUN)
 @click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task.")
 @click.option("--json", "as_json", is_flag=True, help="What was compared, and a list of rows, one a block.")
 @click.option("--markdown", is_flag=True, help="A table for a page or a pull request.")
 @click.option("--picture", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw both on test pictures.")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to draw.")
+@options(*PLACE)
 def compare(
     a: str,
     b: str,
@@ -30,7 +33,8 @@ def compare(
     picture: Path | None,
     samples: int,
     out: Path,
-    **options: Any,
+    dry_run: bool,
+    **values: Any,
 ) -> None:
     """Say where strategies A and B, NAME|FILE.py[:PARAM=V...], keep the same patches, block by block.
 
@@ -46,13 +50,20 @@ def compare(
         raise UserError("--picture", got=str(picture), allowed="a name that ends with .png")
     from sparsebench.look import agreement_picture, agreement_table
     from sparsebench.look import compare as comparing
-    from sparsebench.planning.contenders import Request
+    from sparsebench.look.training import Trainer
     from sparsebench.records.store import write_whole
 
+    request, files, how = values_of(values | {"tasks": task, "seeds": 1})
+    request, drawn = replace(request, single=True), samples if picture else 0
+    if dry_run:
+        from sparsebench.cli.dry_run import foreseen
+
+        trainer = Trainer(replace(files, download=False), how, out)
+        click.echo(foreseen(comparing.plan_of((a, b), request, trainer, drawn)))
+        return
     with Progress(out) as progress:
-        trainer = trainer_of(options, out, progress)
-        request = Request(tasks=(task,), seeds=1, single=True, **options)
-        found = comparing.compare((a, b), request, trainer, samples if picture else 0)
+        trainer = Trainer(files, how, out, callbacks_of(progress))
+        found = comparing.compare((a, b), request, trainer, drawn)
     if picture is not None:
         write_whole(picture, agreement_picture.draw(found))
         click.echo(f"written: {picture}", err=True)

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparsebench.planning.expected import Expected
     from sparsebench.planning.job import Job
-
-HERE = (
-    "device",
-    "jobs",
-    "checkpoint",
-    "timeout",
-    "memory_limit",
-    "observe",
-    "engine",
-    "exclusive",
-    "address",
-    "cluster",
-)
-"""Options that say how cells are run, and not which."""
+    from sparsebench.planning.planner import Plan
 
 
-def foreseen(**options: Any) -> str:
+def foreseen(plan: Plan) -> str:
     """Return the cells to run by task and strategy, and what is expected of them."""
     from tabulate import tabulate
 
-    from sparsebench.api import plan_of
-    from sparsebench.plugin.registry import Registry
-
-    asked = {name: value for name, value in options.items() if name not in HERE}
-    plan = plan_of(Registry(), **asked | {"download": False})
     groups: defaultdict[tuple[str, str], list[Job]] = defaultdict(list)
     for job in plan.todo:
         groups[job.cell.task.name, job.label].append(job)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsebench.cli.options import checkpointed, limited, with_pictures
+from sparsebench.cli.options import PICTURES, PLACE, callbacks_of, options
 from sparsebench.cli.progress import Progress
+from sparsebench.planning.request import values_of
 
 if TYPE_CHECKING:
-    from sparsebench.planning.planner import Rerun
+    from sparsebench.reproduce.paper import Paper
 
 PAPERS = {
     "theory": (
@@ -41,8 +43,9 @@ PAPERS = {
 """Title, presets and figures of each, here so that help need not load them."""
 
 
-PICTURES = {"spatial", "images"}
+PICTURED = {"spatial", "images"}
 """Papers with figures of pictures."""
+HOW = ("device", "jobs", "rerun", "checkpoint", "timeout", "memory_limit")
 
 
 @click.group()
@@ -53,7 +56,7 @@ def reproduce() -> None:
 def _command(paper: str) -> click.Command:
     """Return the command that makes the figures of one paper."""
     title, presets, figures = PAPERS[paper]
-    options = [
+    params: list[click.Parameter] = [
         click.Option(["--figure", "figures"], multiple=True, type=click.Choice(figures), help="Only this; repeatable."),
         click.Option(
             ["--preset"], type=click.Choice(presets), default="default" if "default" in presets else presets[0],
@@ -62,13 +65,6 @@ def _command(paper: str) -> click.Command:
         click.Option(
             ["--out"], type=click.Path(path_type=Path),
             help=f"Where records, figures and verdicts go.  [default: sparsebench-{paper}-PRESET]",
-        ),
-        click.Option(["--device"], default="auto", show_default=True, help="auto, cpu, cuda or cuda:i."),
-        click.Option(
-            ["--jobs"], type=click.IntRange(min=0), help="Worker processes; 0 runs in this one. [one a core, or GPU]"
-        ),
-        click.Option(
-            ["--rerun"], type=click.Choice(["missing", "failed", "always"]), default="missing", show_default=True
         ),
     ]  # fmt: skip
     text = f"""Make {title}.
@@ -79,48 +75,23 @@ def _command(paper: str) -> click.Command:
     """
     callback = partial(_make, paper)
     short = title[title.index("(") + 1 : -1]
-    command = click.Command(
-        paper, params=list[click.Parameter](options), help=text, short_help=f"Of {short}.", callback=callback
-    )
-    limited(checkpointed(command))
-    return with_pictures(command) if paper in PICTURES else command
+    command = click.Command(paper, params=params, help=text, short_help=f"Of {short}.", callback=callback)
+    return options(*HOW, *(PICTURES if paper in PICTURED else ()), "shard", *PLACE)(command)
 
 
-def _make(
-    paper: str,
-    figures: tuple[str, ...],
-    preset: str,
-    out: Path | None,
-    device: str,
-    jobs: int | None,
-    rerun: Rerun,
-    checkpoint: float,
-    timeout: str | None,
-    memory_limit: str | None,
-    **pictures: Any,
-) -> None:
-    from sparsebench.planning.planner import Files
-    from sparsebench.reproduce.run import reproduce as make
+def _make(paper: str, figures: tuple[str, ...], preset: str, out: Path | None, dry_run: bool, **values: Any) -> None:
+    from sparsebench.reproduce import run
 
-    module = importlib.import_module(f"sparsebench.reproduce.{paper}")
+    about: Paper = importlib.import_module(f"sparsebench.reproduce.{paper}").PAPER
     folder = out or Path(f"sparsebench-{paper}-{preset}")
+    _, files, how = values_of(values)
+    if dry_run:
+        from sparsebench.cli.dry_run import foreseen
+
+        click.echo(foreseen(run.plan_of(about, figures, preset, folder, how, replace(files, download=False))))
+        return
     with Progress(folder) as progress:
-        verdicts, lost = make(
-            module.PAPER,
-            figures,
-            preset,
-            folder,
-            device,
-            jobs,
-            rerun,
-            progress.begin,
-            progress.step,
-            Files(**pictures),
-            checkpoint,
-            timeout,
-            memory_limit,
-            progress.stopping,
-        )
+        verdicts, lost = run.reproduce(about, figures, preset, folder, how, files, callbacks_of(progress))
     figure, claim = (max((len(getattr(v, name)) for v in verdicts), default=0) for name in ("figure", "claim"))
     for verdict in verdicts:
         click.echo(f"{verdict.figure:<{figure}}  {verdict.claim:<{claim}}  {verdict.verdict}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +11,14 @@ import click
 
 from sparsebench.board.columns import FORMATS
 from sparsebench.board.fit import Choice
-from sparsebench.cli.options import distributed, request
+from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
 from sparsebench.cli.progress import Progress
 from sparsebench.cli.width import table
+from sparsebench.planning.request import values_of
 
 
 @click.command()
-@request
-@click.option("--task", "tasks", multiple=True, metavar="NAME[:PARAM=V...]", help="Only this task. Repeatable.")
-@click.option("--seeds", type=int, help="Repetitions of each cell, in place of the suite's.")
-@distributed
-@click.option(
-    "--dry-run", is_flag=True, help="Say what would be run, and how long that may take; run and write nothing."
-)
-@click.option(
-    "--observe",
-    multiple=True,
-    metavar="NAME|FILE.py[:PARAM=V]",
-    help="Tell it each record: tensorboard[:dir=DIR], mlflow[:uri=URI], or one's own. Repeatable.",
-)
+@options(*REQUEST, "tasks", "seeds", "shard", *PLACE)
 @click.option(
     "--format",
     "form",
@@ -38,7 +28,7 @@ from sparsebench.cli.width import table
     help="How the leaderboard is printed.",
 )
 @table
-def run(form: str, choice: Choice, dry_run: bool, out: Path, **options: Any) -> None:
+def run(form: str, choice: Choice, dry_run: bool, out: Path, **values: Any) -> None:
     """Run a suite with the strategies named beside the baselines, and print the leaderboard.
 
     What the folder has is not run again: the same command goes on where it was stopped. Leaves with 0 if all is well,
@@ -49,15 +39,16 @@ def run(form: str, choice: Choice, dry_run: bool, out: Path, **options: Any) -> 
     from sparsebench.board.build import judge
     from sparsebench.board.notes import notes_on
 
+    request, files, how = values_of(values)
     if dry_run:
         from sparsebench.cli.dry_run import foreseen
+        from sparsebench.engine.run import plan_of
+        from sparsebench.plugin.registry import Registry
 
-        click.echo(foreseen(out=out, **options))
+        click.echo(foreseen(plan_of(request, replace(files, download=False), how, Registry(), out)))
         return
     with Progress(out) as progress:
-        finished = execute(
-            out=out, on_plan=progress.begin, on_record=progress.step, on_stop=progress.stopping, **options
-        )
+        finished = execute(request, files, how, out, callbacks_of(progress))
     judged = judge(finished)
     notes = notes_on(finished, judged.single)
     click.echo(text(judged.rows, judged.budgets, form, notes, choice, judged.columns), nl=False)

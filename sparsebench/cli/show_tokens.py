@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from sparsebench.cli.options import request, trainer_of
+from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
 from sparsebench.cli.progress import Progress
 from sparsebench.errors import UserError
+from sparsebench.planning.request import values_of
 
 
 @click.command("show-tokens")
-@request
+@options(*REQUEST)
 @click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task of pictures.")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to show.")
 @click.option("--file", type=click.Path(path_type=Path), help="The PNG to write.  [default: tokens.png in --out]")
+@options(*PLACE)
 def show_tokens(
     task: str,
     samples: int,
     file: Path | None,
     out: Path,
-    **options: Any,
+    dry_run: bool,
+    **values: Any,
 ) -> None:
     """Draw which patches of test pictures the strategies keep, block by block, and what the network then says.
 
@@ -34,14 +38,21 @@ def show_tokens(
     file = file or out / "tokens.png"
     if file.suffix.lower() != ".png":
         raise UserError("--file", got=str(file), allowed="a name that ends with .png")
-    from sparsebench.look.show_tokens import show
+    from sparsebench.look.show_tokens import plan_of, show
     from sparsebench.look.tokens_picture import draw
-    from sparsebench.planning.contenders import Request
+    from sparsebench.look.training import Trainer
     from sparsebench.records.store import write_whole
 
+    request, files, how = values_of(values | {"tasks": task, "seeds": 1})
+    request = replace(request, single=True)
+    if dry_run:
+        from sparsebench.cli.dry_run import foreseen
+
+        click.echo(foreseen(plan_of(request, Trainer(replace(files, download=False), how, out))))
+        return
     with Progress(out) as progress:
-        trainer = trainer_of(options, out, progress)
-        pictures = show(Request(tasks=(task,), seeds=1, single=True, **options), trainer, samples)
+        trainer = Trainer(files, how, out, callbacks_of(progress))
+        pictures = show(request, trainer, samples)
     write_whole(file, draw(pictures))
     lost = [shown for shown in pictures.shown if shown.why]
     for shown in lost:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsebench.cli.options import with_pictures
+from sparsebench.cli.options import PICTURES, options
+from sparsebench.cli.progress import Progress
 from sparsebench.errors import UserError
+from sparsebench.planning.request import Files
 
 if TYPE_CHECKING:
     from sparsebench.publish.verify import Verdict
@@ -59,10 +61,9 @@ def verify(
 def _replay(
     folder: Path, verdict: Verdict, number: int, plugin: Path | None, device: str, files: dict[str, Any]
 ) -> None:
-    from sparsebench.planning.planner import Files
     from sparsebench.publish.replay import Here, replay
 
-    replay(folder, verdict, number, Here(plugin, Files(**files), device))
+    replay(folder, verdict, number, Here(plugin, Files(**files), device, Progress(folder).stopping))
 
 
 def _told(verdict: Verdict) -> str:
@@ -75,4 +76,4 @@ def _told(verdict: Verdict) -> str:
     return "\n  ".join(lines)
 
 
-with_pictures(verify)
+options(*PICTURES)(verify)

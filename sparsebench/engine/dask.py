@@ -17,14 +17,13 @@ from typing import Any
 
 from sparsebench.engine import batch_system, dask_worker
 from sparsebench.engine.batch_system import TRIES
-from sparsebench.engine.limits import CHECKPOINT, Limits
 from sparsebench.engine.queue import Queue, Seconds, most_together, unknown
+from sparsebench.engine.setting import OnBegin, Setting, nobody
 from sparsebench.engine.stop import Stop
 from sparsebench.errors import UserError
 from sparsebench.planning.job import Job
 from sparsebench.records import environment, store
 from sparsebench.records.record import Failure, Record
-from sparsebench.tasks.base import Locations
 from sparsebench.version import __version__
 
 log = logging.getLogger(__name__)
@@ -46,10 +45,11 @@ class Cluster:
     Args:
         client: distributed's.
         device: "cpu" or "cuda".
+        seconds: what each job is expected to take.
     """
 
-    def __init__(self, client: Any, device: str):
-        self.client, self.device = client, device
+    def __init__(self, client: Any, device: str, seconds: Seconds = unknown):
+        self.client, self.device, self.seconds = client, device, seconds
 
     def slots(self, exclusive: bool = False) -> int:
         """Return how many cells can run at once: threads of Dask workers, or the GPUs that they say they have.
@@ -64,17 +64,9 @@ class Cluster:
         return int(sum(worker["resources"].get(dask_worker.GPU, 0) for worker in found))
 
     def records(
-        self,
-        jobs: Sequence[Job],
-        out: Path,
-        locations: Locations,
-        checkpoint: float = CHECKPOINT,
-        limits: Limits | None = None,
-        stop: Stop | None = None,
-        on_begin: Callable[[Sequence[str]], None] = lambda ids: None,
-        seconds: Seconds = unknown,
+        self, jobs: Sequence[Job], setting: Setting, stop: Stop, on_begin: OnBegin = nobody
     ) -> Generator[Record, None, None]:
-        """Yield the record of each job as it comes; see `local`.
+        """Yield the record of each job as it comes; see `Engine`.
 
         A cell whose Dask worker is lost is given to another, and after three has a record that says `crashed`. Where
         the scheduler's own setting, `allowed-failures`, lets it begin on a fourth, it is ended there at once. At most a
@@ -83,19 +75,16 @@ class Cluster:
         Raises:
             UserError: a worker is not fit for the run, or the scheduler is lost.
         """
-        with _proof(out) as proof:
-            limits = limits or Limits()
-            setting = dask_worker.Setting(
-                version=__version__, out=out.resolve(), proof=proof, device=self.device, checkpoint=checkpoint,
-                must_share=any(job.after or job.keep_weights for job in jobs), timeout=limits.timeout,
-                memory=limits.memory, exclusive=limits.exclusive,
-                locations={name: Path(path).resolve() for name, path in locations.items()},
+        places = {name: path.resolve() for name, path in setting.locations.items()}
+        with _proof(setting.out) as proof:
+            sent = dask_worker.Sent(
+                setting=setting.model_copy(update={"out": setting.out.resolve(), "locations": places}),
+                version=__version__, proof=proof, must_share=any(job.after or job.keep_weights for job in jobs),
                 files={path: _source(Path(path)) for path in sorted({path for job in jobs for path in job.files})},
             )  # fmt: skip
-            queue = Queue(jobs, most_together(self.device), seconds)
-            run = _Run(self, setting.model_dump_json(), queue, out, on_begin)
-            if stop is not None:
-                stop.tell(run.begin_no_more)
+            queue = Queue(jobs, most_together(self.device), self.seconds)
+            run = _Run(self, sent.model_dump_json(), queue, setting.out, on_begin)
+            stop.tell(run.begin_no_more)
             yield from run.records()
 
 
@@ -109,9 +98,7 @@ class _Run:
         lost: how many workers were lost with jobs, by the first one's cell.
     """
 
-    def __init__(
-        self, cluster: Cluster, setting: str, queue: Queue, out: Path, on_begin: Callable[[Sequence[str]], None]
-    ):
+    def __init__(self, cluster: Cluster, setting: str, queue: Queue, out: Path, on_begin: OnBegin):
         from distributed import as_completed
 
         self.cluster, self.client, self.setting, self.queue, self.out = cluster, cluster.client, setting, queue, out
@@ -251,7 +238,9 @@ class _Run:
 
 
 @contextmanager
-def connected(address: str | None, file: Path | None, workers: int | None, device: str) -> Iterator[Cluster]:
+def connected(
+    address: str | None, file: Path | None, workers: int | None, device: str, seconds: Seconds = unknown
+) -> Iterator[Cluster]:
     """Connect to the scheduler at an address, or start one that submits jobs as a file says.
 
     Args:
@@ -259,6 +248,7 @@ def connected(address: str | None, file: Path | None, workers: int | None, devic
         file: see `batch_system.started`.
         workers: how many Dask workers are submitted; with an address they are there already.
         device: "cpu", or "cuda" for workers with GPUs.
+        seconds: what each job is expected to take.
 
     Raises:
         UserError: Dask is not installed, nobody answers, or the file is wrong.
@@ -275,7 +265,7 @@ def connected(address: str | None, file: Path | None, workers: int | None, devic
         except (OSError, TimeoutError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"no Dask scheduler answers at {address}: {reason}") from error
-        yield Cluster(client, device)
+        yield Cluster(client, device, seconds)
 
 
 @contextmanager

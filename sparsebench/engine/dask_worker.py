@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from sparsebench.engine.limits import Limits
-from sparsebench.engine.processes import LOOK, Supervisor, log_of, setting_of
+from sparsebench.engine.processes import LOOK, Supervisor, log_of
+from sparsebench.engine.setting import Setting
 from sparsebench.engine.slots import slots
 from sparsebench.errors import UserError
 from sparsebench.planning.job import Job
@@ -47,29 +47,21 @@ class Source(_Model):
     text: str
 
 
-class Setting(_Model):
-    """What all cells of a run have in common.
+class Sent(_Model):
+    """What all cells of a run have in common, for other machines.
 
     Attributes:
+        setting: paths are those of the run's machine; image sets lie there on every machine.
         version: of sparsebench.
-        out: the run's folder, where the run's machine has it.
-        proof: a file in that folder whose name nobody else knows: who sees it sees the folder.
+        proof: a file in the run's folder whose name nobody else knows: who sees it sees the folder.
         must_share: whether cells start from weights that lie in the folder.
-        device: "cpu" or "cuda".
-        locations: where image sets lie, on every machine.
         files: the plugin files by path.
     """
 
+    setting: Setting
     version: str
-    out: Path
     proof: str
     must_share: bool
-    device: str
-    checkpoint: float
-    timeout: float
-    memory: int
-    exclusive: bool
-    locations: dict[str, Path]
     files: dict[str, Source]
 
 
@@ -135,7 +127,7 @@ _PLACING = threading.Lock()
 
 @lru_cache(maxsize=8)
 def _place(setting: str, folder: str, threads: int, gpus: int) -> _Place:
-    return _Place(Setting.model_validate_json(setting), Path(folder), threads, gpus)
+    return _Place(Sent.model_validate_json(setting), Path(folder), threads, gpus)
 
 
 class _Idle(NamedTuple):
@@ -149,12 +141,12 @@ class _Idle(NamedTuple):
 class _Place:
     """One run on this machine: where its files are, and the worker processes that wait for more of its cells."""
 
-    def __init__(self, setting: Setting, folder: Path, threads: int, gpus: int):
-        if setting.version != __version__:
-            raise UserError("another sparsebench", got=__version__, allowed=setting.version)
-        self.setting, self.lock = setting, threading.Lock()
-        self.shared = (setting.out / setting.proof).is_file()
-        if setting.must_share and not self.shared:
+    def __init__(self, sent: Sent, folder: Path, threads: int, gpus: int):
+        if sent.version != __version__:
+            raise UserError("another sparsebench", got=__version__, allowed=sent.version)
+        setting, self.lock = sent.setting, threading.Lock()
+        self.run, self.shared = setting.out, (setting.out / sent.proof).is_file()
+        if sent.must_share and not self.shared:
             raise UserError(
                 f"cells start from weights in {setting.out}, which this machine does not see",
                 next_step="give an --out that all machines share",
@@ -162,9 +154,9 @@ class _Place:
         for name, path in setting.locations.items():
             if not path.exists():
                 raise UserError(f"the images '{name}' are not on this machine", got=str(path))
-        self.out = setting.out if self.shared else folder / setting.proof
-        self.files = {path: _at_hand(Path(path), source, folder) for path, source in setting.files.items()}
-        self.limits = Limits(setting.timeout, setting.memory, setting.exclusive)
+        self.out = setting.out if self.shared else folder / sent.proof
+        self.setting = setting.model_copy(update={"out": self.out})
+        self.files = {path: _at_hand(Path(path), source, folder) for path, source in sent.files.items()}
         self.free = slots(setting.device, threads if setting.device == "cpu" else gpus, gpus)
         self.idle: list[_Idle] = []
 
@@ -188,7 +180,7 @@ class _Place:
                 raise
             finally:
                 self._put(supervisor, jobs[-1].cell.draw)
-        note = "" if self.shared else f"{socket.gethostname()} does not see {self.setting.out}: checkpoints stay there"
+        note = "" if self.shared else f"{socket.gethostname()} does not see {self.run}: checkpoints stay there"
         return Answer(records=records, note=note, environment=environment.describe())
 
     def _here(self, job: Job) -> Job:
@@ -203,9 +195,8 @@ class _Place:
                 waiting.timer.cancel()
                 return waiting.supervisor
             slot = self.free.pop(0)
-        setting = setting_of(self.out, self.setting.locations, self.setting.checkpoint, self.limits)
         log = log_of(self.out, f"{socket.gethostname()}-{os.getpid()}-{slot.number}")
-        return Supervisor(setting, slot, log, self.limits, lambda cells: None)
+        return Supervisor(self.setting, slot, log)
 
     def _put(self, supervisor: Supervisor, draw: str) -> None:
         """Let a supervisor wait for a while, unless it was killed."""

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from sparsebench.contain.exclusive import check
 from sparsebench.errors import UserError
+from sparsebench.planning.request import How
 
 TIMEOUT = 6 * 3600.0
 """Seconds that a cell may take unless told otherwise: many times what any cell of the suites here does, and a strategy
 that hangs costs a worker's night rather than the run."""
 
-CHECKPOINT = 60.0
+CHECKPOINT: float = How.checkpoint
 """Seconds between checkpoints of a cell."""
 
 GIB = 2**30

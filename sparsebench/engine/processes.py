@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from sparsebench.contain.process import Worker, how_it_left
 from sparsebench.engine.limits import CHECKPOINT, Limits, shown_size, shown_time
 from sparsebench.engine.messages import JOBS, Message
 from sparsebench.engine.queue import Queue, Seconds, most_together, unknown
+from sparsebench.engine.setting import OnBegin, Setting, nobody
 from sparsebench.engine.slots import Slot, slots
 from sparsebench.engine.stop import Stop
 from sparsebench.errors import UserError
@@ -35,6 +35,57 @@ TRIES = 3
 """Workers in a row that may fail to start."""
 
 
+class Processes:
+    """The engine of worker processes, of one thread each.
+
+    A cell that goes over a limit, or whose worker dies, costs itself: its record says `timeout`, `oom` or `crashed`.
+    The next cell has a fresh worker then, as after any cell that may have left something behind. Workers, and what they
+    have started, end with this process, however it ends.
+
+    Args:
+        workers: how many processes.
+        gpus: how many torch sees.
+        seconds: what each job is expected to take; among equals a worker is given those whose data it has.
+    """
+
+    def __init__(self, workers: int, gpus: int = 0, seconds: Seconds = unknown):
+        self.workers, self.gpus, self.seconds = workers, gpus, seconds
+
+    def records(
+        self, jobs: Sequence[Job], setting: Setting, stop: Stop, on_begin: OnBegin = nobody
+    ) -> Generator[Record, None, None]:
+        """Yield the record of each job as it comes; see `Engine`.
+
+        Raises:
+            UserError: workers do not start.
+        """
+        queue_ = Queue(jobs, most_together(setting.device), self.seconds)
+        records: queue.SimpleQueue[Record | BaseException | None] = queue.SimpleQueue()
+        servers = [
+            _Server(queue_, records, Supervisor(setting, slot, log_of(setting.out, slot.number), on_begin))
+            for slot in slots(setting.device, self.workers, self.gpus)
+        ]
+        stop.tell(queue_.close)
+        for server in servers:
+            server.thread.start()
+        try:
+            serving = len(servers)
+            while serving:
+                record = records.get()
+                if isinstance(record, BaseException):
+                    raise record
+                if record is None:
+                    serving -= 1
+                else:
+                    yield record
+        finally:
+            queue_.close()
+            for server in servers:
+                server.supervisor.kill()
+            for server in servers:
+                server.thread.join()
+
+
 def local(
     jobs: Sequence[Job],
     workers: int,
@@ -45,73 +96,18 @@ def local(
     limits: Limits | None = None,
     stop: Stop | None = None,
     gpus: int = 0,
-    on_begin: Callable[[Sequence[str]], None] = lambda ids: None,
+    on_begin: OnBegin = nobody,
     seconds: Seconds = unknown,
 ) -> Generator[Record, None, None]:
-    """Yield the record of each job as it comes, run by worker processes of one thread each.
-
-    A cell that goes over a limit, or whose worker dies, costs itself: its record says `timeout`, `oom` or `crashed`.
-    The next cell has a fresh worker then, as after any cell that may have left something behind. Workers, and what they
-    have started, end with this process, however it ends.
-
-    Args:
-        jobs: in the order in which they are begun.
-        workers: how many processes.
-        out: the run's folder.
-        device: "cpu", "cuda" or "cuda:i".
-        locations: where the image sets lie.
-        checkpoint: seconds between checkpoints of a cell.
-        limits: what a cell may take.
-        stop: by which the run is asked to end.
-        gpus: how many torch sees.
-        on_begin: called with the ids of cells that something begins for, in other threads.
-        seconds: what each job is expected to take; among equals a worker is given those whose data it has.
-
-    Raises:
-        UserError: workers do not start.
-    """
+    """Yield the record of each job as it comes, run by worker processes; see `Processes`."""
     limits = limits or Limits()
-    queue_ = Queue(jobs, most_together(device), seconds)
-    records: queue.SimpleQueue[Record | BaseException | None] = queue.SimpleQueue()
-    setting = setting_of(out, locations, checkpoint, limits)
-    servers = [
-        _Server(queue_, records, Supervisor(setting, slot, log_of(out, slot.number), limits, on_begin))
-        for slot in slots(device, workers, gpus)
-    ]
-    if stop is not None:
-        stop.tell(queue_.close)
-    for server in servers:
-        server.thread.start()
-    try:
-        serving = len(servers)
-        while serving:
-            record = records.get()
-            if isinstance(record, BaseException):
-                raise record
-            if record is None:
-                serving -= 1
-            else:
-                yield record
-    finally:
-        queue_.close()
-        for server in servers:
-            server.supervisor.kill()
-        for server in servers:
-            server.thread.join()
+    setting = Setting(out=out, device=device, locations=dict(locations), checkpoint=checkpoint, limits=limits)
+    return Processes(workers, gpus, seconds).records(jobs, setting, stop or Stop(), on_begin)
 
 
-def setting_of(out: Path, locations: Locations, checkpoint: float, limits: Limits) -> dict[str, Any]:
-    """Return what all workers of a run are given."""
-    places = {name: str(path) for name, path in locations.items()}
-    return {
-        "out": str(out), "checkpoint": checkpoint, "timeout": limits.timeout, "exclusive": limits.exclusive,
-        "locations": places,
-    }  # fmt: skip
-
-
-def _command(setting: dict[str, Any]) -> list[str]:
+def _command(setting: Setting) -> list[str]:
     """Return what starts a worker; see `worker.main`."""
-    return [sys.executable, "-u", "-P", "-m", "sparsebench.engine.worker", json.dumps(setting)]
+    return [sys.executable, "-u", "-P", "-m", "sparsebench.engine.worker", setting.model_dump_json()]
 
 
 def log_of(out: Path, worker: int | str) -> Path:
@@ -161,23 +157,15 @@ class Supervisor:
     """Gives cells to one worker after another, and ends those that go over a limit or are unfit.
 
     Args:
-        setting: what `worker.main` is given, but for the device.
+        setting: what the cells have in common; the device is the slot's.
         slot: where the workers run.
         log: where what they print is added.
-        limits: what a cell may take.
         on_begin: called with the ids of cells that something begins for.
     """
 
-    def __init__(
-        self,
-        setting: dict[str, Any],
-        slot: Slot,
-        log: Path,
-        limits: Limits,
-        on_begin: Callable[[Sequence[str]], None],
-    ):
-        self.log, self.limits, self.on_begin = log, limits, on_begin
-        self.setting, self.slot = setting | {"device": slot.device}, slot
+    def __init__(self, setting: Setting, slot: Slot, log: Path, on_begin: OnBegin = nobody):
+        self.log, self.limits, self.on_begin = log, setting.limits, on_begin
+        self.setting, self.slot = setting.model_copy(update={"device": slot.device}), slot
         self.worker: Worker | None = None
         self.stopped = False
         self.lock = threading.Lock()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 from sparsebench.contain.exclusive import turn
 from sparsebench.contain.keeper import end_with_parent
 from sparsebench.contain.messages import Line
 from sparsebench.engine.messages import JOBS, Message
+from sparsebench.engine.setting import Setting
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
 
@@ -45,7 +44,7 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-def main(setting: dict[str, Any]) -> None:
+def main(setting: Setting) -> None:
     """Answer jobs until the input ends, or a cell leaves the process in a state that the next must not meet."""
     end_with_parent()
     _end_before_others()
@@ -57,16 +56,15 @@ def main(setting: dict[str, Any]) -> None:
     from sparsebench.contain.health import Health, device_is_lost
     from sparsebench.contain.memory import forget_peak, peak
 
-    locations = {name: Path(path) for name, path in setting["locations"].items()}
     registry = Registry()
     context = Context(
-        Path(setting["out"]), setting["device"], locations, setting["checkpoint"], alone=True,
-        exclusive=setting["exclusive"],
+        setting.out, setting.device, setting.locations, setting.checkpoint, alone=True,
+        exclusive=setting.limits.exclusive,
     )  # fmt: skip
 
     def begin(jobs: Sequence[Job]) -> None:
         forget_peak()
-        _say_where_it_hangs(setting["timeout"])
+        _say_where_it_hangs(setting.limits.timeout)
         line.say(Message(at=tuple(job.cell.id for job in jobs)))
 
     with one_thread(), warnings.catch_warnings():
@@ -109,4 +107,4 @@ def _say_where_it_hangs(timeout: float) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(Setting.model_validate_json(sys.argv[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -13,13 +14,14 @@ from sparsebench.cells.run_cell import failure_of
 from sparsebench.engine.worker import one_thread
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.look.pictures import Scene, check_pictures, scene, spread
-from sparsebench.look.training import Trainer, trained
+from sparsebench.look.training import Check, Trainer, nothing, trained
 from sparsebench.measure.agreement import expected_iou, iou, rank_correlation
 from sparsebench.measure.selection import precision_recall
 from sparsebench.models.actor import Actor
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.job import Job
+from sparsebench.planning.planner import Plan
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.cell import Cell, canonical
@@ -93,14 +95,8 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
             training, fails.
     """
     registry = Registry()
-    jobs = [_contender(text, request, trainer, registry) for text in plugins]
-    if _key(jobs[0]) == _key(jobs[1]):
-        raise UserError("A and B are the same strategy at the same budget", got=" and ".join(map(repr, plugins)))
-    strategies = [_acting(job, registry) for job in jobs]
-    plan = trainer.plan(replace(request, plugins=("dense",), alone=True), registry)
-    if pictures:
-        check_pictures(plan, registry)
-    context = trainer.train(plan, registry)
+    jobs, strategies = _contenders(plugins, request, trainer, registry)
+    plan, context = trainer.train(_of_network(request), registry, _check(pictures, registry))
     cell = _network(plan.jobs[-1], registry, context)
     with one_thread():
         choices = [_choices(job, strategy, cell) for job, strategy in zip(jobs, strategies, strict=True)]
@@ -113,6 +109,31 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
     a, b = (Side(job.label, job.cell.budget.label) for job in jobs)
     rows = spread(cell.data, pictures)
     return Comparison(cell.cell, (a, b), stages, rows, scene(cell, rows) if pictures else None)
+
+
+def plan_of(plugins: tuple[str, str], request: Request, trainer: Trainer, pictures: int) -> Plan:
+    """Return what `compare` would train; nothing is written."""
+    registry = Registry()
+    _contenders(plugins, request, trainer, registry)
+    return trainer.plan(_of_network(request), registry, _check(pictures, registry))
+
+
+def _of_network(request: Request) -> Request:
+    return replace(request, plugins=("dense",), alone=True)
+
+
+def _check(pictures: int, registry: Registry) -> Check:
+    return partial(check_pictures, registry=registry) if pictures else nothing
+
+
+def _contenders(
+    plugins: tuple[str, str], request: Request, trainer: Trainer, registry: Registry
+) -> tuple[list[Job], list[Strategy]]:
+    """Return the jobs of A and B, which must differ, and their strategies."""
+    jobs = [_contender(text, request, trainer, registry) for text in plugins]
+    if _key(jobs[0]) == _key(jobs[1]):
+        raise UserError("A and B are the same strategy at the same budget", got=" and ".join(map(repr, plugins)))
+    return jobs, [_acting(job, registry) for job in jobs]
 
 
 def _contender(text: str, request: Request, trainer: Trainer, registry: Registry) -> Job:

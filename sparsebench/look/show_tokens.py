@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from sparsebench.errors import UserError
 from sparsebench.look.pictures import Scene, check_pictures, scene, spread
 from sparsebench.look.training import Trainer, trained
 from sparsebench.models.actor import Pass
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.job import Job
+from sparsebench.planning.planner import Plan
+from sparsebench.planning.request import Request
 from sparsebench.plans import Keep, Merge
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
@@ -78,10 +80,14 @@ def show(request: Request, trainer: Trainer, n: int) -> Pictures:
         UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
     """
     registry = Registry()
-    plan = trainer.plan(request, registry)
-    check_pictures(plan, registry)
-    context = trainer.train(plan, registry)
+    plan, context = trainer.train(request, registry, partial(check_pictures, registry=registry))
     return look(plan.jobs, store.read(trainer.out), registry, context, n)
+
+
+def plan_of(request: Request, trainer: Trainer) -> Plan:
+    """Return what `show` would train; nothing is written."""
+    registry = Registry()
+    return trainer.plan(request, registry, partial(check_pictures, registry=registry))
 
 
 def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry, context: Context, n: int) -> Pictures:

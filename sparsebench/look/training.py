@@ -11,18 +11,22 @@ from safetensors.torch import load_file
 from sparsebench.cells.prepare import Context, Prepared, prepare
 from sparsebench.engine import devices
 from sparsebench.engine import run as runs
-from sparsebench.engine.limits import Limits
 from sparsebench.engine.slots import first_of
 from sparsebench.errors import UserError
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
+from sparsebench.planning.files import places_of
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
-from sparsebench.planning.planner import Files, Plan
+from sparsebench.planning.planner import Plan
+from sparsebench.planning.request import Files, How, Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import store
 from sparsebench.records.cell import canonical
-from sparsebench.records.record import Record
+
+Check = Callable[[Plan], None]
+
+
+def nothing(plan: Plan) -> None:
+    """Find nothing wrong with a plan."""
 
 
 @dataclass(frozen=True)
@@ -31,42 +35,43 @@ class Trainer:
 
     Attributes:
         files: where its pictures and first weights come from.
+        how: how it is trained.
         out: the run's folder.
-        device, jobs, rerun, checkpoint, timeout, memory_limit: as for a run.
-        on_plan: called with the plan and the number of workers before the first cell starts.
-        on_record: called with each record.
-        on_stop: called at the first Ctrl-C.
+        callbacks: who is told.
     """
 
     files: Files
+    how: How
     out: Path
-    device: str
-    jobs: int | None
-    rerun: planner.Rerun
-    checkpoint: float
-    on_plan: Callable[[Plan, int], None]
-    on_record: Callable[[Record], None]
-    timeout: str | None = None
-    memory_limit: str | None = None
-    on_stop: Callable[[], None] | None = None
+    callbacks: runs.Callbacks = runs.SILENT
 
-    def plan(self, request: Request, registry: Registry) -> Plan:
+    def plan(self, request: Request, registry: Registry, check: Check = nothing) -> Plan:
         """Return what is to be looked at and what of it is still to be trained, see `narrowed`; nothing is written."""
-        return narrowed(planner.plan(request, self.files, registry, self.out, self.rerun), self.files, self.out)
+        return runs.plan_of(request, self.files, self.how, registry, self.out, self._narrow(check))
 
-    def train(self, plan: Plan, registry: Registry) -> Context:
-        """Train what is to do, and return where its weights are.
+    def train(self, request: Request, registry: Registry, check: Check = nothing) -> tuple[Plan, Context]:
+        """Train what is to do; return what is to be looked at, and where its weights are.
+
+        Args:
+            request: of one task with one model.
+            registry: from which strategies come.
+            check: raises UserError, before anything is trained, where it cannot be looked at.
 
         Raises:
-            UserError: the device is not there, or the folder cannot be written.
+            UserError: anything unknown, out of range, missing or unwritable.
         """
-        device = devices.resolve_device(self.device)
-        workers = devices.workers_for(plan, device, self.jobs)
-        limits = Limits.given(self.timeout, self.memory_limit, workers)
-        store.check_writable(self.out)
-        self.on_plan(plan, workers)
-        runs.execute(plan, registry, self.out, device, workers, self.on_record, self.checkpoint, limits, self.on_stop)
-        return Context(self.out, first_of(device), plan.locations)
+        plan = runs.run(request, self.files, self.how, registry, self.out, self.callbacks, self._narrow(check))
+        # What a cluster has trained is looked at here.
+        device = devices.resolve_device("auto" if self.how.engine == "dask" else self.how.device)
+        return plan, Context(self.out, first_of(device), plan.locations)
+
+    def _narrow(self, check: Check) -> runs.Narrow:
+        def narrow(plan: Plan) -> Plan:
+            plan = narrowed(plan, self.files, self.out)
+            check(plan)
+            return plan
+
+        return narrow
 
 
 def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
@@ -105,8 +110,8 @@ def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
     }
     again |= planner.needed_by(again, jobs, lacks)
     todo = [job for job in jobs if job.cell.id in again]
-    places = files.places(jobs, plan.locations) | networks.places({job.weights for job in jobs})
-    return replace(plan, jobs=jobs, todo=todo, locations=places)
+    places = places_of(files, jobs, plan.locations) | networks.places({job.weights for job in jobs})
+    return replace(plan, jobs=jobs, todo=todo, locations=places, suite=None)
 
 
 def trained(job: Job, registry: Registry, context: Context) -> Prepared:

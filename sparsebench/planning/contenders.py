@@ -1,16 +1,16 @@
-"""What is asked of a run, and which strategies at which budgets that comes to."""
+"""Which strategies at which budgets a request comes to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from sparsebench.budget import FULL, SHARED, Budget
 from sparsebench.planning.budgets import BUDGET_KEYS, budgets_of, shared_amount
+from sparsebench.planning.request import Request
 from sparsebench.planning.suite import Suite, SuiteTask
 from sparsebench.plugin.registry import Found, Registry
-from sparsebench.records.cell import Part, Where
+from sparsebench.records.cell import Part
 from sparsebench.spec import Spec, fill, parse
 from sparsebench.strategy import Strategy
 
@@ -18,44 +18,6 @@ ALL = "all"
 """In place of a strategy's name: every one that is installed."""
 Contender = tuple[Strategy, Found, Budget, Part]
 """The part is made once: a hundred thousand cells share a few."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a run was asked for, on top of its suite; None and () leave the suite's own.
-
-    Attributes:
-        plugins, tasks: NAME, NAME:param=v1,v2, and for plugins a path to a .py file.
-        model: NAME or NAME:param=v, for every task it fits.
-        pretrained: whether models of images begin with trained weights that are fetched for them.
-        weights: name of located trained weights that models of images begin with.
-        keep, macs: budgets to sweep over, in place of the suite's.
-        images, backgrounds, pretrain_images: names of located image sets, for every image task that trains.
-        tested_images: the name of located images for tasks that train nothing.
-        where: whether tokens are removed in training, in the test, or in both; "both" leaves the suite's own.
-        figures: only what the suite has for these figures of a paper.
-        single: whether a task with several budgets has its suite's one: two strategies are to be looked at, not judged.
-        alone: whether the plugins are all, without the suite's baselines and its tasks' own strategies.
-    """
-
-    plugins: tuple[str, ...] = ()
-    suite: str = "quick"
-    tasks: tuple[str, ...] = ()
-    model: str | None = None
-    pretrained: bool = False
-    weights: str | None = None
-    images: str | None = None
-    backgrounds: str | None = None
-    pretrain_images: str | None = None
-    tested_images: str | None = None
-    seeds: int | None = None
-    keep: tuple[float, ...] = ()
-    macs: tuple[float, ...] = ()
-    n_train: tuple[int, ...] = ()
-    where: Where = "both"
-    figures: tuple[str, ...] = ()
-    single: bool = False
-    alone: bool = False
 
 
 def contenders_of(

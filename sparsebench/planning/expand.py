@@ -11,9 +11,10 @@ from sparsebench.budget import FULL
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
 from sparsebench.planning.budgets import fit_budget, known_cost
-from sparsebench.planning.contenders import Contender, Request, contenders_of, named
+from sparsebench.planning.contenders import Contender, contenders_of, named
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import training_entry
+from sparsebench.planning.request import Request
 from sparsebench.planning.suite import Suite, SuiteTask, load
 from sparsebench.plugin.registry import Found, Registry
 from sparsebench.records.cell import Cell, Part, Track, Where

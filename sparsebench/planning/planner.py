@@ -4,100 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import get_args
 
 from sparsebench.errors import UserError
-from sparsebench.planning import weights
-from sparsebench.planning.contenders import Request
-from sparsebench.planning.expand import ImageUse, expand, image_uses
+from sparsebench.planning.expand import expand, image_uses
 from sparsebench.planning.expected import Expected
+from sparsebench.planning.files import locate, places_of
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
+from sparsebench.planning.request import Files, Request, Rerun
 from sparsebench.planning.shard import Shard
 from sparsebench.planning.suite import Suite, load
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.manifests import Asked, Described, how_of, setting_of
 from sparsebench.records.record import Head, Past
-from sparsebench.tasks import folder, sources
-from sparsebench.tasks.sources import cache
-from sparsebench.tasks.sources.known import OFFICIAL
 
-Rerun = Literal["missing", "failed", "always"]
 HISTORY = 10_000
 """Records that are looked at to tell how long cells will take: a large store is not read twice for that."""
-RERUN: tuple[Rerun, ...] = ("missing", "failed", "always")
-LOCATED = {
-    "images": sources.locate_images,
-    "backgrounds": sources.locate_backgrounds,
-    "pretrain_images": sources.locate_images,
-}
-"""The parameters of tasks that name pictures, and what finds those."""
-
-
-@dataclass(frozen=True)
-class Files:
-    """Where pictures and trained weights come from, as a user says it; None leaves the suite's.
-
-    Attributes:
-        weights: a file that models begin with; `networks` a folder of networks that a suite's tracks begin with.
-    """
-
-    images: str | None = None
-    backgrounds: str | None = None
-    pretrain_images: str | None = None
-    data_root: Path | None = None
-    download: bool = False
-    weights: Path | None = None
-    networks: Path | None = None
-    _known: dict[str, tuple[str, Path | None]] = field(default_factory=dict, init=False, compare=False)
-
-    def locate(self, uses: Sequence[ImageUse] = ("images",)) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Return the names for the cells by field of the request, and the places by name.
-
-        Files are read the first time only. A folder that is only tested on needs no part to train on, and that part
-        is not in its name: so the images of a request have two names if tasks of both kinds are in it.
-        """
-        found: dict[str, tuple[str, Path | None]] = {}
-        for use in uses:
-            if self.images is not None:
-                found[use] = self._once(use, self.images)
-        for other in ("backgrounds", "pretrain_images"):
-            if (spec := getattr(self, other)) is not None:
-                found[other] = self._once(other, spec)
-        if self.weights is not None:
-            if "weights" not in self._known:
-                self._known["weights"] = weights.locate(self.weights)
-            found["weights"] = self._known["weights"]
-        names = {parameter: name for parameter, (name, _) in found.items()}
-        return names, {name: place for name, place in found.values() if place is not None}
-
-    def _once(self, name: str, spec: str) -> tuple[str, Path | None]:
-        """Return name and place of pictures, looked at the first time only."""
-        if name not in self._known:
-            own = name == "tested_images"
-            self._known[name] = folder.locate(spec) if own else LOCATED[name](spec, self.data_root, self.download)
-        return self._known[name]
-
-    def places(self, jobs: Sequence[Job], named: Mapping[str, Path]) -> dict[str, Path]:
-        """Return where all files of the jobs lie: those that the user named, and official sets that suites name.
-
-        Raises:
-            UserError: an official set is not there.
-        """
-        places = dict(named)
-        named_in = ((key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED)
-        for parameter, name in sorted({(key, name) for key, name in named_in if isinstance(name, str)}):
-            if name in OFFICIAL and name not in places:
-                place = LOCATED[parameter](name, self.data_root, self.download)[1]
-                assert place is not None
-                places[name] = place
-        if places:
-            cache.check()
-        return places
 
 
 @dataclass(frozen=True)
@@ -110,7 +37,7 @@ class Plan:
             what those began with.
         known: what the store has of every cell.
         expected: what the cells are expected to take.
-        suite: the request's.
+        suite: the request's; None where the jobs are only some of what it asks for.
         anew: whether trainings that were cut short start again from their beginning.
     """
 
@@ -120,7 +47,7 @@ class Plan:
     whole: list[Job]
     known: Mapping[str, Head]
     expected: Expected
-    suite: Suite
+    suite: Suite | None
     anew: bool = False
 
     @property
@@ -145,8 +72,8 @@ def plan(
     A cell that others of a shard start from, directly or by way of another, is run by that shard too if the folder has
     no weights of it.
     """
-    if rerun not in RERUN:
-        raise UserError("rerun", got=f"'{rerun}'", allowed=RERUN)
+    if rerun not in get_args(Rerun):
+        raise UserError("rerun", got=f"'{rerun}'", allowed=get_args(Rerun))
     known = store.heads(out)
     networks = Networks(out, known, files.networks)
     whole, locations = jobs_of(request, files, registry)
@@ -162,7 +89,7 @@ def plan(
     history = islice(store.scan_all(out, Past), HISTORY if todo else 0)
     expected = Expected((found.item for found in history), prior)
     jobs = [job for job in whole if job.cell.id in mine]
-    places = files.places(todo, locations) | networks.places({job.after for job in todo} - {""})
+    places = places_of(files, todo, locations) | networks.places({job.after for job in todo} - {""})
     ordered, suite = expected.longest_first(todo), load(request.suite)
     return Plan(jobs, ordered, places, whole, known, expected, suite, anew=rerun == "always")
 
@@ -188,7 +115,7 @@ def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], 
 
 def jobs_of(request: Request, files: Files, registry: Registry) -> tuple[list[Job], dict[str, Path]]:
     """Return every job of a request, and the places of the files that it names."""
-    names, locations = files.locate(image_uses(request, registry))
+    names, locations = locate(files, image_uses(request, registry))
     return expand(replace(request, **names), registry, locations), locations
 
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from sparsebench import engine, seeds
-from sparsebench.engine import devices
+from sparsebench import seeds
+from sparsebench.engine import run as runs
+from sparsebench.engine.options import Choice
+from sparsebench.engine.run import Callbacks
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items
 from sparsebench.planning import planner
 from sparsebench.planning.expand import ImageUse, training_of
+from sparsebench.planning.expected import Expected
+from sparsebench.planning.files import locate, places_of
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
+from sparsebench.planning.planner import Plan
+from sparsebench.planning.request import Files, How
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import folder as folders
 from sparsebench.publish import rescore
@@ -45,11 +51,13 @@ class Here:
         plugin: the strategy's file, or None for one that is installed.
         files: where pictures and trained weights come from.
         device: "cpu", "cuda:i" or "auto".
+        on_stop: called at the first Ctrl-C.
     """
 
     plugin: Path | None
-    files: planner.Files
+    files: Files
     device: str
+    on_stop: Callable[[], None] = lambda: None
 
 
 def replay(folder: Path, verdict: Verdict, number: int, here: Here) -> None:
@@ -106,7 +114,8 @@ def _drawn(folder: Path, manifest: Manifest, number: int) -> list[Record]:
 
 def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str, Record]:
     """Return the records of cells that are run again, by their ids, with those that they start from."""
-    device = devices.resolve_device(here.device)
+    how = How(here.device, jobs=1, checkpoint=0.0)
+    choice = Choice.of(how)
     jobs: dict[str, Job] = {}
     for record in records:
         job = _job(record.cell, registry)
@@ -124,19 +133,11 @@ def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str,
         uses: set[ImageUse] = {
             "images" if registry.task(job.cell.task.name).trains else "tested_images" for job in ordered
         }
-        places = here.files.places(ordered, here.files.locate(sorted(uses))[1])
+        places = places_of(here.files, ordered, locate(here.files, sorted(uses))[1])
         places |= networks.places({job.after for job in ordered} - {""})
-        store.check_writable(Path(out))
-        made = engine.local(ordered, 1, Path(out), device, places, checkpoint=0.0, gpus=_gpus(device))
-        return {record.cell_id: record for record in made}
-
-
-def _gpus(device: str) -> int:
-    if device == "cpu":
-        return 0
-    import torch
-
-    return torch.cuda.device_count()
+        plan = Plan(ordered, ordered, places, ordered, known={}, expected=Expected(()), suite=None)
+        runs.carry_out(plan, how, choice, registry, Path(out), Callbacks(on_stop=here.on_stop))
+        return dict(store.read(Path(out)))
 
 
 def _job(cell: Cell, registry: Registry) -> Job:

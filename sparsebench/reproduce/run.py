@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sparsebench import engine
-from sparsebench.engine import devices
 from sparsebench.engine import run as runs
 from sparsebench.errors import unknown
-from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
+from sparsebench.planning.files import locate
+from sparsebench.planning.planner import Plan
+from sparsebench.planning.request import Files, How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -20,22 +19,36 @@ from sparsebench.reproduce.paper import Paper, publish
 from sparsebench.reproduce.trials import has_no_answer
 from sparsebench.reproduce.verdicts import Verdict
 
+USUAL = How()
+
+
+def request_of(paper: Paper, figures: Sequence[str], preset: str, files: Files) -> Request:
+    """Return what is asked for with some figures of a paper, or with all of them if none is named.
+
+    Raises:
+        UserError: an unknown figure or preset, or no such pictures.
+    """
+    if preset not in paper.presets:
+        raise unknown("preset", preset, paper.presets)
+    for figure in figures:
+        if figure not in paper.figures:
+            raise unknown("figure", figure, paper.figures)
+    return Request(suite=paper.suites[preset], figures=tuple(figures), **locate(files)[0])
+
+
+def plan_of(paper: Paper, figures: Sequence[str], preset: str, out: Path, how: How, files: Files) -> Plan:
+    """Return what `reproduce` would run; nothing is run and nothing written."""
+    return runs.plan_of(request_of(paper, figures, preset, files), files, how, Registry(), out, prior=paper.seconds)
+
 
 def reproduce(
     paper: Paper,
     figures: Sequence[str],
     preset: str,
     out: Path,
-    device: str,
-    jobs: int | None,
-    rerun: planner.Rerun = "missing",
-    on_plan: Callable[[planner.Plan, int], None] | None = None,
-    on_record: Callable[[Record], None] | None = None,
-    pictures: planner.Files | None = None,
-    checkpoint: float = engine.CHECKPOINT,
-    timeout: str | None = None,
-    memory_limit: str | None = None,
-    on_stop: Callable[[], None] | None = None,
+    how: How = USUAL,
+    files: Files | None = None,
+    callbacks: runs.Callbacks = runs.SILENT,
 ) -> tuple[list[Verdict], int]:
     """Make a paper's figures in a folder; return the verdicts and how many trials have no answer.
 
@@ -47,30 +60,16 @@ def reproduce(
         figures: some of its figures; none means all.
         preset: one of its presets.
         out: the folder, with records and figures.
-        device, jobs, rerun: as for a run.
-        on_plan: called with the plan and the number of workers before the first trial.
-        on_record: called with each record.
-        pictures: where pictures come from, in place of the suite's, for figures of images.
-        checkpoint, timeout, memory_limit, on_stop: as for a run.
+        how: how the trials are run.
+        files: where pictures come from, in place of the suite's, for figures of images.
+        callbacks: who is told.
 
     Raises:
         UserError: an unknown figure or preset, no such pictures, or a folder that cannot be written.
     """
-    if preset not in paper.presets:
-        raise unknown("preset", preset, paper.presets)
-    for figure in figures:
-        if figure not in paper.figures:
-            raise unknown("figure", figure, paper.figures)
-    pictures = pictures or planner.Files()
-    registry, request = Registry(), Request(suite=paper.suites[preset], **pictures.locate()[0])
-    device = devices.resolve_device(device)
-    plan = planner.plan(replace(request, figures=tuple(figures)), pictures, registry, out, rerun, prior=paper.seconds)
-    workers = devices.workers_for(plan, device, jobs)
-    limits = engine.Limits.given(timeout, memory_limit, workers)
-    store.check_writable(out)
-    if on_plan is not None:
-        on_plan(plan, workers)
-    runs.execute(plan, registry, out, device, workers, on_record, checkpoint, limits, on_stop)
+    files, registry = files or Files(), Registry()
+    request = request_of(paper, figures, preset, files)
+    plan = runs.run(request, files, how, registry, out, callbacks, prior=paper.seconds)
     known = store.read(out)
     found: dict[str, list[Record]] = {}
     for figure in paper.figures:

@@ -3,7 +3,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from sparsebench.cells.checkpoint import Checkpoint
 from sparsebench.engine import run as runs
 from sparsebench.errors import UserError
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
@@ -204,7 +204,13 @@ def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
         record = job.record_of_failure("failed", Failure(reason="it broke"))
         store.Writer(tmp_path).append(record.model_copy(update={"status": recorded, "failure": failure}))
     there = []
-    monkeypatch.setattr(runs, "_records", lambda *_: there.append(path.exists()) or (r for r in ()))
+
+    class Looks:
+        def records(self, jobs: list[Job], *_: Any) -> Iterator[Record]:
+            there.append(path.exists())
+            return iter([job.record_of_failure("failed", Failure(reason="it was looked at")) for job in jobs])
+
+    monkeypatch.setattr(runs, "engine_of", lambda *_: Looks())
     runs.execute(planner.plan(request, planner.Files(), registry, tmp_path, rerun), registry, tmp_path, "cpu", 0)
     assert there == [not goes]
 
@@ -231,8 +237,10 @@ def test_seconds_that_are_none_are_refused(tmp_path: Path, seconds: float) -> No
 
 
 def test_no_seconds_are_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, records = [], runs._records
-    monkeypatch.setattr(runs, "_records", lambda *arguments: given.append(arguments[5]) or records(*arguments))
+    given, collect = [], runs.collect
+    monkeypatch.setattr(
+        runs, "collect", lambda *arguments: given.append(arguments[2].checkpoint) or collect(*arguments)
+    )  # fmt: skip
     api.run(tasks="theory:steps=4,test=4,tokens=20", n_train=[4], seeds=1, out=tmp_path, jobs=0, checkpoint=None)
     assert given == [0]
 

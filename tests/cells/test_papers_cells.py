@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from sparsebench.engine import inline
 from sparsebench.models.shipped import Positional, TwoLayer
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

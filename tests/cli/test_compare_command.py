@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from sparsebench.cli import main
+from sparsebench.records import store
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SMALL = [
@@ -84,3 +85,36 @@ def test_help_needs_no_torch() -> None:
         [sys.executable, "-c", code + "assert 'torch' not in sys.modules"], capture_output=True, text=True, check=True
     )
     assert "named after" in done.stdout and "--plugin" not in done.stdout and "--where" not in done.stdout
+
+
+LINES = """
+import sparsebench
+
+class Lines(sparsebench.Observer):
+    "Writes a line a record."
+    name = "lines"
+
+    def open(self, out):
+        path = out / "lines.txt"
+
+        def see(record):
+            with path.open("a") as file:
+                file.write(f"{record.cell_id} {record.label}\\n")
+
+        return see
+
+@sparsebench.hookimpl
+def sparsebench_observers():
+    return [Lines]
+"""
+
+
+def test_observers_are_told_of_what_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "lines.py").write_text(LINES)
+    words = ("attn_topk", "random", *SMALL, "--out", tmp_path / "out", "--observe", tmp_path / "lines.py")
+    dry = call(*words, "--dry-run")
+    assert dry.exit_code == 0 and dry.stdout.startswith("1 of 1 cells to run\n") and not (tmp_path / "out").exists()
+    done = call(*words)
+    assert done.exit_code == 0, done.output
+    (line,) = (tmp_path / "out" / "lines.txt").read_text().splitlines()
+    assert line.split() == [*store.read(tmp_path / "out"), "dense"]

@@ -8,8 +8,8 @@ from sparsebench.cli import main, progress
 from sparsebench.cli.progress import Progress, time_of
 from sparsebench.engine import underway
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.remaining import Estimate
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record

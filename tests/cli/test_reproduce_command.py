@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 from sparsebench.cli import main
 from sparsebench.cli import reproduce as command
 from sparsebench.engine import run as runs
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Metric, Record
@@ -181,7 +181,20 @@ print(sorted({{'torch', 'timm', 'torchvision', 'numba'}} & set(sys.modules)))
 
 def test_it_can_be_said_how_often_a_training_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
-    monkeypatch.setattr(runs, "execute", lambda *arguments: given.append(arguments[6]))
+    monkeypatch.setattr(runs, "collect", lambda *arguments: given.append(arguments[2].checkpoint))
     for extra in ([], ["--checkpoint", "7"], ["--checkpoint", "0"]):
         assert call(*FIGURE, *extra, "--out", fill(tmp_path)).exit_code == 0
     assert given == [60, 7, 0]
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(tmp_path: Path) -> None:
+    result = call(*FIGURE, "--dry-run", "--shard", "0/1", "--out", tmp_path / "out")
+    assert result.exit_code == 0 and result.stdout.startswith("4 of 4 cells to run\n"), result.output
+    refused(call(*FIGURE, "--dry-run", "--shard", "1/1", "--out", tmp_path / "out"), "--shard", "'1/1'")
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_has_the_engines_of_a_run(tmp_path: Path) -> None:
+    result = call(*FIGURE[:-2], "--engine", "inline", "--out", fill(tmp_path))
+    assert result.exit_code == 0 and (tmp_path / "fig4.png").exists(), result.output
+    refused(call(*FIGURE[:-2], "--engine", "dask", "--out", tmp_path), "one of --address tcp://HOST:PORT and --cluster")

@@ -65,3 +65,18 @@ def test_it_can_be_said_where_tokens_are_removed(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     found = {record.label: record.cell.where for record in store.read(tmp_path).values()}
     assert found == {"dense": "both", "random": "test", "oracle": "test", "anti_oracle": "test"}
+
+
+def test_it_has_the_engines_of_a_run(tmp_path: Path) -> None:
+    done = call(*SMALL[:-4], "--device", "cpu", "--engine", "inline", "--out", tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "on no worker processes" in done.output and (tmp_path / "tokens.png").exists()
+    assert not (tmp_path / "suites").exists()  # it is no answer to the whole suite
+
+
+def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(tmp_path: Path) -> None:
+    done = call("--plugin", "attn_topk", *SMALL, "--out", tmp_path / "out", "--dry-run")
+    assert done.exit_code == 0 and done.stdout.startswith("5 of 5 cells to run\n"), done.output
+    wrong = call("--task", "theory", "--out", tmp_path / "out", "--dry-run")
+    assert wrong.exit_code == 2 and "this needs a task of pictures" in wrong.output
+    assert not list(tmp_path.iterdir())

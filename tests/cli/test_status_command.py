@@ -13,8 +13,8 @@ from sparsebench.cli import main
 from sparsebench.engine import run as runs
 from sparsebench.engine import underway
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expected import Expected
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record

@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from sparsebench import engine
 from sparsebench.cli import main
 from sparsebench.contain.exclusive import ALONE, BESIDE, turn
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

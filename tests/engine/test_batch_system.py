@@ -6,8 +6,8 @@ from sparsebench import engine
 from sparsebench.engine import batch_system
 from sparsebench.engine import dask as clusters
 from sparsebench.errors import UserError
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 
 pytest.importorskip("dask_jobqueue")
@@ -83,5 +83,5 @@ def test_cells_run_on_workers_that_a_job_script_starts(tmp_path: Path) -> None:
     request = Request(suite="quick-scratch", tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1)
     jobs = expand(request, Registry())
     with clusters.connected(None, written(tmp_path, LOCAL), 2, "cpu") as connection:
-        found = list(connection.records(jobs, tmp_path / "out", {}, limits=engine.Limits()))
+        found = list(connection.records(jobs, engine.Setting(out=tmp_path / "out", device="cpu"), engine.Stop()))
     assert {record.status for record in found} == {"ok"} and len(found) == len(jobs)

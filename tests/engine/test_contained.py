@@ -9,9 +9,9 @@ from processes import processes_of
 from sparsebench import engine
 from sparsebench.cells.prepare import Context
 from sparsebench.cells.run_cell import run_cell
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 

@@ -20,9 +20,9 @@ from sparsebench import engine
 from sparsebench.cli import main
 from sparsebench.engine import dask as clusters
 from sparsebench.errors import UserError
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -39,6 +39,18 @@ def theory_jobs(*plugins: str, task: str = THEORY, **options: Any) -> list[Job]:
         Request(plugins=plugins, tasks=(task,), **{"n_train": (4, 8), "seeds": 1, "suite": "quick-scratch"} | options),
         Registry(),
     )
+
+
+def records_of(
+    cluster: clusters.Cluster,
+    jobs: list[Job],
+    out: Path,
+    limits: engine.Limits | None = None,
+    stop: engine.Stop | None = None,
+    on_begin: Any = lambda cells: None,
+) -> Iterator[Record]:
+    setting = engine.Setting(out=out, device="cpu", limits=limits or engine.Limits())
+    return cluster.records(jobs, setting, stop or engine.Stop(), on_begin)
 
 
 def what_was_measured(records: Iterator[Record]) -> dict[str, dict[str, Any]]:
@@ -72,7 +84,7 @@ def test_the_workers_give_what_this_process_gives(tmp_path: Path, samples: Path,
     jobs = theory_jobs(str(samples / "good.py"), n_train=(4,))
     here = what_was_measured(engine.inline(jobs, Registry(), tmp_path / "here", "cpu", {}))
     begun: list[str] = []
-    there = what_was_measured(cluster.records(jobs, tmp_path / "there", {}, on_begin=begun.extend))
+    there = what_was_measured(records_of(cluster, jobs, tmp_path / "there", on_begin=begun.extend))
     assert there == here and {record["status"] for record in here.values()} == {"ok"}
     soon(lambda: set(begun) <= here.keys() and len(begun) > 0)
     assert [path.name for path in (tmp_path / "there" / "environments").iterdir()] == [
@@ -86,7 +98,7 @@ def test_a_strategy_that_ends_its_process_costs_its_cell_and_no_dask_worker(
     tmp_path: Path, samples: Path, cluster: clusters.Cluster
 ) -> None:
     before = cluster.client.run(os.getpid)
-    found = list(cluster.records(theory_jobs(str(samples / "segfaults.py"), n_train=(4,)), tmp_path, {}))
+    found = list(records_of(cluster, theory_jobs(str(samples / "segfaults.py"), n_train=(4,)), tmp_path))
     status = {record.label: record.status for record in found}
     assert status.pop("segfaults") == "crashed" and set(status.values()) == {"ok"}
     assert cluster.client.run(os.getpid) == before
@@ -95,7 +107,7 @@ def test_a_strategy_that_ends_its_process_costs_its_cell_and_no_dask_worker(
 @pytest.mark.slow
 def test_limits_hold_on_the_workers(tmp_path: Path, samples: Path, cluster: clusters.Cluster) -> None:
     (job,) = (j for j in theory_jobs(str(samples / "sleeps.py"), n_train=(4,)) if j.label == "sleeps")
-    (record,) = cluster.records([job], tmp_path, {}, limits=engine.Limits(timeout=3.0))
+    (record,) = records_of(cluster, [job], tmp_path, limits=engine.Limits(timeout=3.0))
     assert record.status == "timeout"
 
 
@@ -104,7 +116,7 @@ def test_a_killed_worker_costs_no_record(tmp_path: Path, cluster: clusters.Clust
     jobs = theory_jobs(task=LONG, seeds=6)
     pids = list(cluster.client.run(os.getpid).values())
     found = []
-    for record in cluster.records(jobs, tmp_path, {}):
+    for record in records_of(cluster, jobs, tmp_path):
         found.append(record)
         if len(found) == 10:
             os.kill(pids[0], signal.SIGKILL)
@@ -118,8 +130,8 @@ def test_a_cell_with_which_workers_are_lost_is_tried_three_times(
 ) -> None:
     noted = tmp_path / "noted"
     plugin = f"{samples / 'ends_its_machine.py'}:noted={noted}"
-    found = {record.label.partition("(")[0]: record for record in cluster.records(
-        theory_jobs(plugin, n_train=(4,)), tmp_path / "out", {}
+    found = {record.label.partition("(")[0]: record for record in records_of(
+        cluster, theory_jobs(plugin, n_train=(4,)), tmp_path / "out"
     )}  # fmt: skip
     bad = found.pop("ends_its_machine")
     assert bad.status == "crashed" and bad.failure is not None and "3 workers" in bad.failure.reason
@@ -133,7 +145,7 @@ def test_what_the_workers_run_ends_when_nobody_waits_for_it(
 ) -> None:
     jobs = [job for job in theory_jobs(str(samples / "sleeps.py"), n_train=(4,)) if job.label == "sleeps"]
     begun = threading.Event()
-    running = cluster.records(jobs, tmp_path, {}, on_begin=lambda ids: begun.set())
+    running = records_of(cluster, jobs, tmp_path, on_begin=lambda ids: begun.set())
 
     def wait() -> None:
         with pytest.raises(UserError):
@@ -155,13 +167,13 @@ def test_cells_that_start_from_others_find_their_weights(tmp_path: Path, cluster
         Request(suite="quick-scratch", tasks=(task,), model="vit:dim=16,depth=2,heads=2", n_train=(20,), seeds=1),
         Registry(),
     )
-    assert {record.status for record in cluster.records(jobs[::-1], tmp_path, {})} == {"ok"}
+    assert {record.status for record in records_of(cluster, jobs[::-1], tmp_path)} == {"ok"}
 
 
 @pytest.mark.slow
 def test_the_first_interrupt_finishes_what_is_under_way(tmp_path: Path, cluster: clusters.Cluster) -> None:
     stop, jobs, found = engine.Stop(), theory_jobs(task=LONG, seeds=10), []
-    for record in cluster.records(jobs, tmp_path, {}, stop=stop):
+    for record in records_of(cluster, jobs, tmp_path, stop=stop):
         found.append(record)
         assert len(cluster.client.futures) <= clusters.LEAST < len(jobs)
         stop.ask()
@@ -207,7 +219,7 @@ def test_a_worker_of_another_version_is_refused_by_name(
 ) -> None:
     monkeypatch.setattr(clusters, "__version__", "99.0")
     with pytest.raises(UserError, match=r"worker tcp://127.0.0.1:\d+ on .*: another sparsebench; got .* allowed: 99.0"):
-        list(cluster.records(theory_jobs(), tmp_path, {}))
+        list(records_of(cluster, theory_jobs(), tmp_path))
 
 
 @pytest.mark.slow
@@ -216,7 +228,7 @@ def test_a_scheduler_that_goes_away_is_told_in_one_line(tmp_path: Path) -> None:
         distributed.LocalCluster(n_workers=1, local_directory=str(tmp_path / "dask"), **QUIET) as started,
         clusters.connected(started.scheduler_address, None, None, "cpu") as connection,
     ):
-        records = connection.records(theory_jobs(seeds=20), tmp_path, {})
+        records = records_of(connection, theory_jobs(seeds=20), tmp_path)
         next(records)
         started.close()
         with pytest.raises(UserError, match="the scheduler is lost"):

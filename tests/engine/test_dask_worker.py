@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from sparsebench.engine import dask_worker
+from sparsebench.engine import Limits, Setting, dask_worker
 from sparsebench.errors import UserError
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.origin import Origin
 from sparsebench.version import __version__
@@ -23,26 +23,24 @@ def source_of(text: str) -> dask_worker.Source:
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> dask_worker.Setting:
+def setting(tmp_path: Path) -> dask_worker.Sent:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "proof").touch()
-    return dask_worker.Setting(
-        version=__version__, out=tmp_path / "run", proof="proof", must_share=False, device="cpu", checkpoint=0.0,
-        timeout=0.0, memory=0, exclusive=False, locations={}, files={},
-    )  # fmt: skip
+    setting = Setting(out=tmp_path / "run", device="cpu", checkpoint=0.0, limits=Limits(0.0))
+    return dask_worker.Sent(setting=setting, version=__version__, proof="proof", must_share=False, files={})
 
 
-def place(setting: dask_worker.Setting, folder: Path, **changes: Any) -> dask_worker._Place:
-    return dask_worker._Place(setting.model_copy(update=changes), folder, 2, 0)
+def place(sent: dask_worker.Sent, folder: Path, **changes: Any) -> dask_worker._Place:
+    return dask_worker._Place(sent.model_copy(update=changes), folder, 2, 0)
 
 
-def test_a_folder_that_is_seen_is_used(setting: dask_worker.Setting, tmp_path: Path) -> None:
+def test_a_folder_that_is_seen_is_used(setting: dask_worker.Sent, tmp_path: Path) -> None:
     here = place(setting, tmp_path / "own", must_share=True)
     assert here.shared and here.out == tmp_path / "run"
 
 
 def test_a_folder_that_is_not_seen_is_replaced_unless_cells_start_from_it(
-    setting: dask_worker.Setting, tmp_path: Path
+    setting: dask_worker.Sent, tmp_path: Path
 ) -> None:
     here = place(setting, tmp_path / "own", proof="another")
     assert not here.shared and here.out.is_relative_to(tmp_path / "own")
@@ -50,31 +48,31 @@ def test_a_folder_that_is_not_seen_is_replaced_unless_cells_start_from_it(
         place(setting, tmp_path / "own", proof="another", must_share=True)
 
 
-def test_images_that_are_not_there_are_named(setting: dask_worker.Setting, tmp_path: Path) -> None:
+def test_images_that_are_not_there_are_named(setting: dask_worker.Sent, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the images 'mine' are not on this machine"):
-        place(setting, tmp_path, locations={"mine": tmp_path / "none"})
+        place(setting, tmp_path, setting=setting.setting.model_copy(update={"locations": {"mine": tmp_path / "none"}}))
 
 
-def test_a_plugin_file_that_is_there_is_used(setting: dask_worker.Setting, tmp_path: Path) -> None:
+def test_a_plugin_file_that_is_there_is_used(setting: dask_worker.Sent, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(TEXT)
     assert place(setting, tmp_path / "own", files={str(file): source_of(TEXT)}).files == {str(file): file}
 
 
-def test_a_plugin_file_that_is_not_there_is_written(setting: dask_worker.Setting, tmp_path: Path) -> None:
+def test_a_plugin_file_that_is_not_there_is_written(setting: dask_worker.Sent, tmp_path: Path) -> None:
     file = tmp_path / "gone" / "mine.py"
     found = place(setting, tmp_path / "own", files={str(file): source_of(TEXT)}).files[str(file)]
     assert found.name == "mine.py" and found.read_text() == TEXT and not file.exists()
 
 
-def test_a_plugin_file_that_is_another_one_is_refused(setting: dask_worker.Setting, tmp_path: Path) -> None:
+def test_a_plugin_file_that_is_another_one_is_refused(setting: dask_worker.Sent, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(TEXT + "# edited\n")
     with pytest.raises(UserError, match=r"mine\.py is another one here"):
         place(setting, tmp_path, files={str(file): source_of(TEXT)})
 
 
-def test_a_plugin_file_that_was_spoiled_on_its_way_is_refused(setting: dask_worker.Setting, tmp_path: Path) -> None:
+def test_a_plugin_file_that_was_spoiled_on_its_way_is_refused(setting: dask_worker.Sent, tmp_path: Path) -> None:
     spoiled = source_of(TEXT).model_copy(update={"text": "# something else\n"})
     with pytest.raises(UserError, match="did not arrive as it was sent"):
         place(setting, tmp_path, files={str(tmp_path / "mine.py"): spoiled})
@@ -95,7 +93,7 @@ def job() -> Job:
     ],
 )
 def test_an_installed_plugin_that_differs_is_refused(
-    setting: dask_worker.Setting, tmp_path: Path, job: Job, changes: dict[str, str], says: str
+    setting: dask_worker.Sent, tmp_path: Path, job: Job, changes: dict[str, str], says: str
 ) -> None:
     assert job.label == "dense"
     here = place(setting, tmp_path)
@@ -105,15 +103,14 @@ def test_an_installed_plugin_that_differs_is_refused(
         here.check([job, other])
 
 
-def test_as_many_workers_wait_as_there_are_threads_or_gpus(setting: dask_worker.Setting, tmp_path: Path) -> None:
+def test_as_many_workers_wait_as_there_are_threads_or_gpus(setting: dask_worker.Sent, tmp_path: Path) -> None:
     assert [slot.device for slot in place(setting, tmp_path).free] == ["cpu", "cpu"]
-    on_gpus = dask_worker._Place(setting.model_copy(update={"device": "cuda"}), tmp_path, 8, 2).free
+    on_cuda = setting.model_copy(update={"setting": setting.setting.model_copy(update={"device": "cuda"})})
+    on_gpus = dask_worker._Place(on_cuda, tmp_path, 8, 2).free
     assert len({slot.environment["CUDA_VISIBLE_DEVICES"] for slot in on_gpus}) == len(on_gpus) == 2
 
 
-def test_of_the_workers_that_wait_the_one_that_has_the_data_is_taken(
-    setting: dask_worker.Setting, tmp_path: Path
-) -> None:
+def test_of_the_workers_that_wait_the_one_that_has_the_data_is_taken(setting: dask_worker.Sent, tmp_path: Path) -> None:
     here = place(setting, tmp_path)
     first, second = here._take("one"), here._take("two")
     here._put(first, "one")

@@ -13,9 +13,9 @@ from sparsebench.budget import FULL
 from sparsebench.engine import processes
 from sparsebench.engine.queue import Queue
 from sparsebench.errors import UserError
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell, Part
 from sparsebench.records.origin import Origin

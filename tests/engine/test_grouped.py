@@ -15,9 +15,9 @@ from sparsebench import engine
 from sparsebench.cells import data_cache
 from sparsebench.cells.data_cache import Drawn
 from sparsebench.engine.queue import Queue
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.tasks.base import Data
 from sparsebench.tasks.theory import Theory

@@ -20,7 +20,7 @@ from sparsebench.engine import devices
 from sparsebench.engine import run as runs
 from sparsebench.errors import UserError
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record

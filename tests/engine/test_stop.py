@@ -8,7 +8,7 @@ import pytest
 from sparsebench import engine
 from sparsebench.engine import run as runs
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

@@ -10,12 +10,12 @@ from sparsebench_plugins.attn_topk import AttnTopK
 
 from sparsebench.budget import Budget
 from sparsebench.cells.prepare import Context
+from sparsebench.engine.run import Callbacks
 from sparsebench.errors import UserError
 from sparsebench.look.compare import Comparison, compare
 from sparsebench.look.training import Trainer, trained
 from sparsebench.models.actor import Actor
-from sparsebench.planning.contenders import Request
-from sparsebench.planning.planner import Files
+from sparsebench.planning.request import Files, How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.tasks.base import relevant
@@ -41,7 +41,8 @@ Compare = Any
 
 
 def trainer(out: Path, done: list[Any], jobs: int = 0) -> Trainer:
-    return Trainer(Files(), out, "cpu", jobs, "missing", 0, lambda plan, _: done.append(plan), lambda _: None)
+    how, callbacks = How("cpu", jobs=jobs, checkpoint=0.0), Callbacks(on_plan=lambda plan, _: done.append(plan))
+    return Trainer(Files(), how, out, callbacks)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from sparsebench.look.show_tokens import look
 from sparsebench.look.training import narrowed
 from sparsebench.look.training import trained as prepared
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import unpack

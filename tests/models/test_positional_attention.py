@@ -20,8 +20,8 @@ from sparsebench.measure.neighbours import neighbour_agreement
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
 from sparsebench.models.vits import Timm, Vit
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
+from sparsebench.planning.request import Request
 from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy import SITES

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sparsebench.errors import UserError
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.spec import parse
 

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.expected import Expected
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record

@@ -20,7 +20,7 @@ from sparsebench.look.compare import compare
 from sparsebench.look.training import Trainer
 from sparsebench.models.vits import Timm
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
+from sparsebench.planning.request import How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
@@ -78,7 +78,7 @@ def test_strategies_can_be_compared_on_it_though_nobody_knows_what_matters(
 ) -> None:
     files = planner.Files(f"folder:{pictures}", weights=weights)
     request = Request(suite="folder", tasks=(TASK,), model=f"timm:{ARCH}", keep=(0.5,))
-    trainer = Trainer(files, tmp_path, "cpu", 0, "missing", 0, lambda *_: None, lambda _: None)
+    trainer = Trainer(files, How("cpu", jobs=0), tmp_path)
     found = compare(("attn_topk", "random"), request, trainer, 2)
     assert [stage.block for stage in found.stages] == [0, 3, 6]  # of four patches one is left then
     assert all(stage.recall is None for stage in found.stages)

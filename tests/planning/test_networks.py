@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.networks import Networks, training_entry
+from sparsebench.planning.request import Request
 from sparsebench.planning.suite import load
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store

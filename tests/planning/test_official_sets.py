@@ -8,7 +8,8 @@ import pytest
 from sparsebench.errors import UserError
 from sparsebench.look.training import narrowed
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
+from sparsebench.planning.files import LOCATED, places_of
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 
 SUITE = """
@@ -57,13 +58,13 @@ def test_a_parameter_of_that_name_may_be_a_list_in_another_s_task(tmp_path: Path
     (job, *_) = plan(tmp_path, planner.Files(images="digits")).jobs
     task = job.cell.task.model_copy(update={"params": {"images": ["cifar10"]}})
     other = job.model_copy(update={"cell": job.cell.model_copy(update={"task": task})})
-    assert planner.Files().places([other], {}) == {}
+    assert places_of(planner.Files(), [other], {}) == {}
 
 
 def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(planner.LOCATED, "images", lambda name, root, download: (name, root))
+    monkeypatch.setitem(LOCATED, "images", lambda name, root, download: (name, root))
     files = planner.Files(data_root=tmp_path)
     done = replace(plan(tmp_path, files), todo=[], locations={})
     shown = narrowed(done, files, tmp_path / "out")

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from sparsebench import engine
 from sparsebench.cli import main
 from sparsebench.look.training import trained
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record

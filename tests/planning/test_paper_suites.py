@@ -5,8 +5,8 @@ import pytest
 
 from sparsebench.models.shipped import TwoLayer
 from sparsebench.planning import suite as suites
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell
 from sparsebench.reproduce import overfitting, spatial

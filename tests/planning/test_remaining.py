@@ -4,11 +4,11 @@ import random
 import pytest
 
 from sparsebench.engine.queue import Queue
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.expected import Expected
 from sparsebench.planning.job import Job
 from sparsebench.planning.remaining import Estimate, Remaining
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Failure, Record
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sparsebench.engine import run as runs
 from sparsebench.errors import UserError
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
+from sparsebench.planning.request import Request
 from sparsebench.planning.shard import Shard
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store

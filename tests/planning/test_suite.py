@@ -9,9 +9,9 @@ from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError
 from sparsebench.models.shipped import Shallow
 from sparsebench.planning import suite as suites
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell
 from sparsebench.reproduce.theory import PAPER

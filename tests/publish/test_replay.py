@@ -10,10 +10,9 @@ from forging import PLUGIN, Tamper, sealed
 from sparsebench import api
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items, scores
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
-from sparsebench.planning.planner import Files
+from sparsebench.planning.request import Files, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import replay as module
 from sparsebench.publish.folder import MANIFEST, RECORDS
@@ -61,7 +60,7 @@ def test_what_a_cell_starts_from_is_run_first_through_two_levels(monkeypatch: py
     chosen = [job for job in jobs if job.label in ("dense", "dynamic_vit", "random") and job.asked]
     records = [job.record_of_failure("ok", Failure(reason="")) for job in chosen if job.cell.repetition][::order]
     handed: list[Job] = []
-    monkeypatch.setattr(module.engine, "local", lambda jobs, *args, **options: handed.extend(jobs) or [])
+    monkeypatch.setattr(module.runs, "carry_out", lambda plan, *arguments: handed.extend(plan.todo))
     module._run(records, registry, Here(None, Files(), "cpu"))
     assert [job.label for job in handed[:2]] == ["dense", "dense"] and len(handed) == 4
     first, dense, *rest = handed

@@ -12,9 +12,9 @@ from PIL import Image
 
 from sparsebench.models.base import Model
 from sparsebench.models.shipped import Shallow
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.result import Result
 from sparsebench.reproduce.trials import Trial

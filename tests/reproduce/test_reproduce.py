@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from sparsebench.engine.run import Callbacks
 from sparsebench.errors import UserError
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
 from sparsebench.planning.planner import Plan
 from sparsebench.planning.remaining import Remaining
+from sparsebench.planning.request import How, Request
 from sparsebench.plugin.registry import Registry
+from sparsebench.publish.submit import submit
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Metric, Past, Record
 from sparsebench.reproduce import theory
@@ -80,7 +82,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]
 def make(out: Path, *figures: str, rerun: Any = "missing") -> tuple[list[Verdict], int, list[Record]]:
     """Return verdicts, trials without an answer, and what was run."""
     ran: list[Record] = []
-    verdicts, lost = reproduce(theory.PAPER, figures, "quick", out, "cpu", 0, rerun, on_record=ran.append)
+    verdicts, lost = reproduce(
+        theory.PAPER, figures, "quick", out, How("cpu", rerun, jobs=0), callbacks=Callbacks(on_record=ran.append)
+    )
     return verdicts, lost, ran
 
 
@@ -155,7 +159,8 @@ def test_the_plan_is_told_with_the_time_it_takes_before_anything_runs(tmp_path: 
 
     ran: Any = lambda _: told.append("ran")  # noqa: E731
     for _ in range(2):
-        reproduce(theory.PAPER, ("4",), "quick", tmp_path / "out", "cpu", 0, on_plan=begin, on_record=ran)
+        callbacks = Callbacks(on_plan=begin, on_record=ran)
+        reproduce(theory.PAPER, ("4",), "quick", tmp_path / "out", How("cpu", jobs=0), callbacks=callbacks)
     (first, *_, again) = told
     assert first[:3] == (2, 2, 0) and again == (0, 2, 0, (0.0, False)) and told[3:-1] == ["ran", "ran"]
     assert first[3] == (pytest.approx(sum(told[1:3])), False) and first[3].seconds > 0
@@ -165,7 +170,8 @@ def test_once_trials_are_run_what_they_took_counts_and_not_the_prior(tmp_path: P
     plans: list[Plan] = []
     for rerun in ("missing", "always"):
         begin: Any = lambda plan, workers: plans.append(plan)  # noqa: E731
-        reproduce(theory.PAPER, ("4",), "quick", tmp_path, "cpu", 0, rerun, on_plan=begin)  # type: ignore[arg-type]
+        how = How("cpu", jobs=0, rerun=rerun)  # type: ignore[arg-type]
+        reproduce(theory.PAPER, ("4",), "quick", tmp_path, how, callbacks=Callbacks(on_plan=begin))
     took = statistics.median(found.item.seconds for found in store.scan_all(tmp_path, Past))
     assert [plans[1].expected.seconds(job) for job in plans[1].todo] == [pytest.approx(took)] * 2
 
@@ -199,6 +205,13 @@ def test_trials_whose_strategy_fails_are_counted_and_noted_and_the_others_drawn(
     assert lost == 2 and [record.label for record in ran] == ["raises", "raises"]
 
 
+def test_a_strategy_can_be_submitted_from_what_a_paper_is_reproduced_with(tmp_path: Path, tiny: Any) -> None:
+    make(tmp_path / "out", "8")
+    made = submit(tmp_path / "out", tmp_path / "to")
+    assert (made.manifest.strategy, made.manifest.suite.name, made.verdict.wrong) == ("noise", "tiny", False)
+    assert made.verdict.records == 6
+
+
 @pytest.mark.parametrize(
     ("figures", "preset", "says"),
     [
@@ -211,7 +224,7 @@ def test_an_unknown_figure_or_preset_is_refused_before_anything_is_written(
     tmp_path: Path, figures: tuple[str, ...], preset: str, says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        reproduce(theory.PAPER, figures, preset, tmp_path / "out", "cpu", 0)
+        reproduce(theory.PAPER, figures, preset, tmp_path / "out", How("cpu", jobs=0))
     assert not (tmp_path / "out").exists()
 
 

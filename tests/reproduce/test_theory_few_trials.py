@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from sparsebench.models.shipped import Shallow
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.result import Result, heat_map
 from sparsebench.reproduce.theory import PAPER

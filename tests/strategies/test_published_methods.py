@@ -18,8 +18,8 @@ from sparsebench.measure.cost import VitCost
 from sparsebench.measure.counts import solve, stages
 from sparsebench.models.timm_parts import vit_cost
 from sparsebench.planning.budgets import BUDGET_KEYS
-from sparsebench.planning.contenders import Request
 from sparsebench.planning.expand import expand
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.spec import fill
 from sparsebench.strategy import Strategy

@@ -9,7 +9,8 @@ from sparsebench.cells import prepare
 from sparsebench.cli import main
 from sparsebench.models.vits import Vit
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import Request
+from sparsebench.planning.files import locate
+from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.tasks import sources
@@ -169,7 +170,7 @@ def test_a_plan_reads_the_images_once(waterbirds, monkeypatch, tmp_path):
     monkeypatch.setattr(sources.files, "read_bytes", lambda path: seen.append(path) or real(path))
     images = planner.Files(f"folder:{waterbirds.root}")
     request = Request(
-        tasks=("waterbirds:canvas=8",), n_train=(28,), model="vit:dim=16,heads=2", images=images.locate()[0]["images"]
+        tasks=("waterbirds:canvas=8",), n_train=(28,), model="vit:dim=16,heads=2", images=locate(images)[0]["images"]
     )
     plan = planner.plan(request, images, Registry(), tmp_path / "out", "missing")
     assert len(plan.todo) > 0 and len(seen) == len(waterbirds.rows) + 1

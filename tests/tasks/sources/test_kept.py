@@ -5,7 +5,8 @@ import pytest
 from PIL import Image
 
 from sparsebench.errors import UserError
-from sparsebench.planning.planner import Files
+from sparsebench.planning.files import locate
+from sparsebench.planning.request import Files
 from sparsebench.tasks import sources
 from sparsebench.tasks.sources import classes, files, scenes
 
@@ -118,8 +119,8 @@ def test_files_are_read_once_however_often_they_are_located(folder, monkeypatch)
     seen, real = [], files.read_bytes
     monkeypatch.setattr(files, "read_bytes", lambda path: seen.append(path) or real(path))
     images = Files(f"folder:{folder}")
-    names, places = images.locate()
-    assert images.locate() == (names, places) and len(seen) == 12
+    names, places = locate(images)
+    assert locate(images) == (names, places) and len(seen) == 12
     assert places == {names["images"]: folder}
 
 

@@ -1,0 +1,68 @@
+"""Where the pictures and trained weights of a request lie, and the names that cells have for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparsebench.planning import weights
+from sparsebench.planning.expand import ImageUse
+from sparsebench.planning.job import Job
+from sparsebench.planning.request import Files
+from sparsebench.tasks import folder, sources
+from sparsebench.tasks.sources import cache
+from sparsebench.tasks.sources.known import OFFICIAL
+
+LOCATED = {
+    "images": sources.locate_images,
+    "backgrounds": sources.locate_backgrounds,
+    "pretrain_images": sources.locate_images,
+}
+"""The parameters of tasks that name pictures, and what finds those."""
+
+
+def locate(files: Files, uses: Sequence[ImageUse] = ("images",)) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Return the names for the cells by field of the request, and the places by name.
+
+    Files are read the first time only. A folder that is only tested on needs no part to train on, and that part
+    is not in its name: so the images of a request have two names if tasks of both kinds are in it.
+
+    Raises:
+        UserError: there are no such pictures or weights, or they are damaged.
+    """
+    specs: dict[str, str | None] = dict.fromkeys(uses, files.images)
+    specs |= {"backgrounds": files.backgrounds, "pretrain_images": files.pretrain_images}
+    found = {use: _once(files, use, spec) for use, spec in specs.items() if spec is not None}
+    if files.weights is not None:
+        if "weights" not in files.located:
+            files.located["weights"] = weights.locate(files.weights)
+        found["weights"] = files.located["weights"]
+    names = {parameter: name for parameter, (name, _) in found.items()}
+    return names, {name: place for name, place in found.values() if place is not None}
+
+
+def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:
+    """Return name and place of pictures, looked at the first time only."""
+    if use not in files.located:
+        tested = use == "tested_images"
+        files.located[use] = folder.locate(spec) if tested else LOCATED[use](spec, files.data_root, files.download)
+    return files.located[use]
+
+
+def places_of(files: Files, jobs: Sequence[Job], named: Mapping[str, Path]) -> dict[str, Path]:
+    """Return where all files of the jobs lie: those that the user named, and official sets that suites name.
+
+    Raises:
+        UserError: an official set is not there.
+    """
+    places = dict(named)
+    named_in = ((key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED)
+    for parameter, name in sorted({(key, name) for key, name in named_in if isinstance(name, str)}):
+        if name in OFFICIAL and name not in places:
+            place = LOCATED[parameter](name, files.data_root, files.download)[1]
+            assert place is not None
+            places[name] = place
+    if places:
+        cache.check()
+    return places

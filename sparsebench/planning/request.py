@@ -1,0 +1,205 @@
+"""What a user asks of a run: which cells, with which files, and how they are run.
+
+Options of commands and keywords of `sparsebench.run` are the fields here that have a help text. Imports nothing large.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args, get_origin, get_type_hints
+
+from sparsebench.records.cell import Where
+
+Rerun = Literal["missing", "failed", "always"]
+EngineName = Literal["local", "inline", "dask"]
+T = TypeVar("T")
+
+
+def option(default: Any, about: str, **words: Any) -> Any:
+    """Return a field that users may set.
+
+    Args:
+        default: unless they do.
+        about: the help text.
+        words: `name` of the option where it is not the field's, `metavar`, and `least`, the smallest number allowed.
+    """
+    return field(default=default, metadata={"help": about, **words})
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which cells a run is asked for, on top of its suite; None and () leave the suite's own.
+
+    Attributes:
+        weights: name of located trained weights that models of images begin with.
+        images, backgrounds, pretrain_images: names of located image sets, for every image task that trains.
+        tested_images: the name of located images for tasks that train nothing.
+        figures: only what the suite has for these figures of a paper.
+        single: whether a task with several budgets has its suite's one: two strategies are to be looked at, not judged.
+        alone: whether the plugins are all, without the suite's baselines and its tasks' own strategies.
+    """
+
+    plugins: tuple[str, ...] = option(
+        (),
+        "A strategy, a file that brings some, or all there are; words set its budget: macs=0.5, keep_rate=0.7, "
+        "per_block=13, ratio=0.9 or counts=99+51,blocks=3+6 (see list --published). Repeatable.",
+        name="plugin",
+        metavar="NAME|FILE.py|all[:PARAM=V,V...]",
+    )
+    suite: str = option("quick", "A suite's name, or a .toml file.")
+    tasks: tuple[str, ...] = option((), "Only this task. Repeatable.", name="task", metavar="NAME[:PARAM=V...]")
+    model: str | None = option(
+        None, "The model for every task that it fits, e.g. vit:depth=5.", metavar="NAME[:PARAM=V...]"
+    )
+    pretrained: bool = option(False, "Begin with the trained weights that timm fetches for the model.")
+    weights: str | None = None
+    images: str | None = None
+    backgrounds: str | None = None
+    pretrain_images: str | None = None
+    tested_images: str | None = None
+    seeds: int | None = option(None, "Repetitions of each cell, in place of the suite's.")
+    keep: tuple[float, ...] = option((), "Keep rates at every stage, in place of the budget.")
+    macs: tuple[float, ...] = option((), "Fractions of the dense MACs, in place of the budget.")
+    n_train: tuple[int, ...] = option((), "Training samples, in place of the suite's.")
+    where: Where = option("both", "Remove tokens in training, in the test, or in both.")
+    figures: tuple[str, ...] = ()
+    single: bool = False
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where pictures and trained weights come from; None leaves the suite's.
+
+    Attributes:
+        located: name and place of what was looked at, by its use; see `files.locate`.
+    """
+
+    images: str | None = option(None, "Pictures of the image tasks; see sparsebench data.", metavar="NAME|folder:DIR")
+    backgrounds: str | None = option(None, "Backgrounds of the image tasks.", metavar="NAME|DIR|FILE.npz")
+    pretrain_images: str | None = option(None, "Pictures of pre-training. [the task's own]", metavar="NAME|folder:DIR")
+    data_root: Path | None = option(None, "Where official data sets lie. [./data]")
+    download: bool = option(False, "Fetch what torchvision can to --data-root if it is missing.")
+    weights: Path | None = option(None, "Begin with a file's weights.", metavar="FILE.safetensors")
+    networks: Path | None = option(
+        None,
+        "A run's folder with networks that were trained for the suite. [those of --out, then sparsebench's own]",
+        metavar="DIR",
+    )
+    located: dict[str, tuple[str, Path | None]] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class How:
+    """How cells are run, and which of them here and now; no record depends on it but by its device."""
+
+    device: str = option("auto", "auto, cpu, cuda or cuda:i.")
+    rerun: Rerun = option("missing", "What is run again of what the folder has.")
+    checkpoint: float = option(
+        60.0,
+        "How often a training under way is saved, to be gone on with; 0 for never.",
+        metavar="SECONDS",
+        least=0,
+    )
+    timeout: float | str | None = option(
+        None, "End a cell that takes longer; 0 for never.  [default: 6h; none with --jobs 0]", metavar="SECONDS|10m|1h"
+    )
+    memory_limit: float | str | None = option(
+        None, "End a cell whose worker holds more, of which the libraries are 0.4 GiB.", metavar="BYTES|4GiB"
+    )
+    jobs: int | None = option(None, "Worker processes; 0 runs in this one. [one a core, or GPU]", least=0)
+    shard: str | None = option(
+        None, "Only the I-th of N shares of the cells, from 0: for arrays of jobs.", metavar="I/N"
+    )
+    engine: EngineName = option("local", "Where cells run: worker processes here, this process, or a Dask cluster.")
+    exclusive: bool = option(
+        False, "One cell at a time on a machine, or on each GPU, so that nothing is timed beside another cell."
+    )
+    address: str | None = option(None, "The Dask scheduler, if there is one.", metavar="tcp://HOST:PORT")
+    cluster: Path | None = option(
+        None, "Submit --jobs Dask workers to a batch system: dask-jobqueue's configuration.", metavar="FILE.yaml"
+    )
+    observe: tuple[str, ...] = option(
+        (),
+        "Tell it each record: tensorboard[:dir=DIR], mlflow[:uri=URI], or one's own. Repeatable.",
+        metavar="NAME|FILE.py[:PARAM=V]",
+    )
+
+
+class Options(TypedDict, total=False):
+    """The same as keywords in Python, where more types will do: one text for several, and any kind of path."""
+
+    suite: str
+    tasks: Sequence[str] | str
+    model: str | None
+    pretrained: bool
+    seeds: int | None
+    keep: Sequence[float]
+    macs: Sequence[float]
+    n_train: Sequence[int]
+    where: Where
+    images: str | None
+    backgrounds: str | None
+    pretrain_images: str | None
+    data_root: str | os.PathLike[str] | None
+    download: bool
+    weights: str | os.PathLike[str] | None
+    networks: str | os.PathLike[str] | None
+    device: str
+    rerun: Rerun
+    checkpoint: float | None
+    timeout: float | str | None
+    memory_limit: float | str | None
+    jobs: int | None
+    shard: str | None
+    engine: EngineName
+    exclusive: bool
+    address: str | None
+    cluster: str | os.PathLike[str] | None
+    observe: Sequence[str] | str
+
+
+class Option(NamedTuple):
+    """A field that users may set: its name, type, default, and what `option` was given."""
+
+    name: str
+    type: Any
+    default: Any
+    words: Mapping[str, Any]
+
+    def value(self, given: Any) -> Any:
+        """Return what a user gave as the field has it."""
+        if get_origin(self.type) is tuple:
+            return (given,) if isinstance(given, str) else tuple(given)
+        if given is None:
+            return 0.0 if self.type is float else None
+        return Path(given) if Path in get_args(self.type) else given
+
+
+def _options(value: type) -> dict[str, Option]:
+    types = get_type_hints(value)
+    return {
+        one.name: Option(one.name, types[one.name], one.default, one.metadata) for one in fields(value) if one.metadata
+    }
+
+
+OPTIONS: Mapping[type, Mapping[str, Option]] = {value: _options(value) for value in (Request, Files, How)}
+"""The fields of each value that users may set; no two have the same name."""
+
+
+def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, How]:
+    """Return the three values of what a user gave by the names of their fields.
+
+    Raises:
+        TypeError: there is no such field for users.
+    """
+    if unknown := keywords.keys() - {name for options in OPTIONS.values() for name in options}:
+        raise TypeError(f"unexpected keyword argument '{min(unknown)}'")
+
+    def new(value: type[T]) -> T:
+        return value(**{name: one.value(keywords[name]) for name, one in OPTIONS[value].items() if name in keywords})
+
+    return new(Request), new(Files), new(How)
