@@ -1,3 +1,4 @@
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -86,3 +87,10 @@ def test_the_page_of_commands_is_what_they_say() -> None:
     assert text_of("docs/reference/cli.md") == names["page"](), "python .ci/cli_reference.py writes it anew"
     assert all(f"## {name}" in text_of("docs/reference/cli.md") for name in main.commands)
     assert isinstance(main, click.Group) and not blocks("docs/reference/cli.md", "bash")
+
+
+def test_everything_whose_docstring_a_page_shows_is_there() -> None:
+    names = re.findall(r"^::: (\S+)$", text_of("docs/reference/python.md"), re.MULTILINE)
+    assert len(names) > 20
+    for module, _, name in (each.rpartition(".") for each in names):
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
