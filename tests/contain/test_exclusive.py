@@ -85,7 +85,7 @@ def test_workers_of_one_run_take_turns_and_measure_the_same(tmp_path: Path) -> N
 
 
 def test_waiting_is_none_of_a_cells_seconds(tmp_path: Path) -> None:
-    jobs, limits = jobs_of("theory:steps=10,test=10,tokens=20"), engine.Limits(timeout=4.0, exclusive=True)
+    jobs, limits = jobs_of("theory:steps=10,test=10,tokens=20"), engine.Limits(timeout=13.0, exclusive=True)
     records: list[Record] = []
     with turn("cpu"):
         thread = threading.Thread(
