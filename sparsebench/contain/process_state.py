@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import random
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -82,7 +81,17 @@ def _set_handlers(handlers: tuple[Any, ...]) -> None:
 
 
 def _set_torch_random(value: bytes) -> None:
-    torch.set_rng_state(torch.from_numpy(pickle.loads(value)))
+    torch.set_rng_state(torch.frombuffer(bytearray(value), dtype=torch.uint8))
+
+
+def _numpy_random() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state()
+    return name, np.asarray(keys).tobytes(), *rest
+
+
+def _set_numpy_random(value: tuple[Any, ...]) -> None:
+    name, keys, *rest = value
+    np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
 
 
 STATE = (
@@ -113,8 +122,8 @@ STATE = (
 """What changes results, or what a worker needs."""
 
 RANDOM = (
-    Row("torch", lambda: pickle.dumps(torch.get_rng_state().numpy()), _set_torch_random),
-    Row("numpy", lambda: pickle.dumps(np.random.get_state()), lambda value: np.random.set_state(pickle.loads(value))),
+    Row("torch", lambda: torch.get_rng_state().numpy().tobytes(), _set_torch_random),
+    Row("numpy", _numpy_random, _set_numpy_random),
     Row("random", random.getstate, random.setstate),
 )
 """The global random states, by library. A cell begins with its own, so they need not stay as they are."""

@@ -1,4 +1,4 @@
-"""What a model is to the harness, and the models that come with it. Imports no torch until one is built."""
+"""What a model is to the harness. Imports no torch until one is built."""
 
 from __future__ import annotations
 

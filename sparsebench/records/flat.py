@@ -25,8 +25,8 @@ def load(out: Path, metrics: Collection[str] | None = None) -> Iterator[Row]:
     Raises:
         UserError: the folder holds no records, or some by a later sparsebench.
     """
-    table = parquet.table(out, metrics) if parquet.worth(out) else None
-    rows = Badges(checks.read(out)).marked(_from_records(out, metrics) if table is None else parquet.rows(table))
+    cached = _cached(out, metrics)
+    rows = Badges(checks.read(out)).marked(_from_records(out, metrics) if cached is None else parquet.rows(cached))
     first = next(rows, None)
     if first is None:
         raise nothing(out)
@@ -42,7 +42,7 @@ def table(out: Path, metrics: Collection[str] | None = None) -> pd.DataFrame:
     Raises:
         UserError: as `load`.
     """
-    cached = parquet.table(out, metrics) if parquet.worth(out) else None
+    cached = _cached(out, metrics)
     rows = pd.DataFrame(list(_from_records(out, metrics))) if cached is None else parquet.frame(cached)
     if rows.empty:
         raise nothing(out)
@@ -52,6 +52,11 @@ def table(out: Path, metrics: Collection[str] | None = None) -> pd.DataFrame:
 def nothing(out: Path) -> UserError:
     """Return the error for a folder without records."""
     return UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
+
+
+def _cached(out: Path, metrics: Collection[str] | None) -> Any:
+    """Return the cache's table of the records, or None where there is none or the store is small."""
+    return parquet.table(out, metrics) if parquet.worth(out) else None
 
 
 def _from_records(out: Path, metrics: Collection[str] | None) -> Iterator[Row]:
