@@ -23,6 +23,9 @@ from sparsebench_plugins.tps import TPS
 from timm.models.deit import VisionTransformerDistilled
 from tiny import images, vit
 
+from sparsebench.budget import Budget
+from sparsebench.models.actor import Actor
+
 NETWORKS = {
     "no class token": (0, {"class_token": False, "global_pool": "avg"}),
     "class token": (1, {}),
@@ -45,7 +48,7 @@ def compare(strategy, network, rule_of, budget, **how):
     return acting
 
 
-@pytest.mark.parametrize("strategy", [ToMe(), ToMe(proportional=False), ToFu()], ids=str)
+@pytest.mark.parametrize("strategy", [ToMe(), ToMe(proportional=False), ToFu(), MCTF()], ids=str)
 @pytest.mark.parametrize("r", [2, 3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_bipartite_matching_is_that_of_the_whole_sequence(name, r, strategy):
@@ -77,8 +80,6 @@ RATIO = {0: 13, 1: 11, 2: 9, 3: 8}
         (ATC(), hand.at(FLOOR, hand.atc), KEPT, {"proportional": True}),
         (DPCKNN(), hand.at(FLOOR, hand.dpc_knn), KEPT, {"site": "block"}),
         (PiToMe(), hand.at(RATIO, hand.pitome), {"ratio": 0.8}, {}),
-        (MCTF(), hand.at({0: 13, 1: 10, 2: 7, 3: 4}, hand.mctf), {"per_block": 3}, {"proportional": True}),
-        (MCTF(), hand.at({0: 14, 1: 12, 2: 10, 3: 8}, hand.mctf), {"per_block": 2}, {"proportional": True}),
         (ATS(), hand.at({1: 16, 2: 16, 3: 16}, hand.ats), {"counts": (16, 16, 16), "blocks": (1, 2, 3)}, {}),
         (ATS(), hand.at({1: 9, 2: 6, 3: 4}, hand.ats), {"counts": (9, 6, 4), "blocks": (1, 2, 3)}, {}),
         (PatchMerger(), hand.patch_merger, KEPT, {"site": "block"}),
@@ -92,3 +93,30 @@ RATIO = {0: 13, 1: 11, 2: 9, 3: 8}
 )  # fmt: skip
 def test_logits_order_and_counts_are_those_of_loops(strategy, rule, budget, how):
     compare(strategy, vit(), rule, budget, **how)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule"),
+    [
+        (AttnTopK(), hand.at({1: 12, 2: 9, 3: 7}, hand.top_k)),
+        (EViT(), hand.at({1: 12, 2: 10, 3: 8}, hand.evit)),
+        (TPS(), hand.at({1: 12, 2: 9, 3: 7}, hand.tps)),
+    ],
+    ids=lambda value: str(value) if hasattr(value, "name") else "",
+)
+def test_gradients_are_those_of_loops(strategy, rule):
+    """The slope of a logit in a direction of all weights, by automatic differentiation and by the loops' difference."""
+    network, image = vit(), images(1)
+    network.module.double()
+    actor = Actor(strategy, Budget(**CEIL), network.cost, network.grid, stream=5)
+    acting = actor.begin(torch.arange(1), 0, None, tokens=network.cost.tokens, training=False)
+    network(image.double(), acting)[0, 0].backward()
+    rng = torch.Generator().manual_seed(2)
+    along = {name: torch.randn(p.shape, generator=rng).double() for name, p in network.module.named_parameters()}
+    slope = sum(float((p.grad * along[name]).sum()) for name, p in network.module.named_parameters())
+    there = {name: p.detach().clone() for name, p in network.module.named_parameters()}
+    logits = []
+    for step in (1e-6, -1e-6):
+        network.module.load_state_dict({name: there[name] + step * along[name] for name in there}, strict=False)
+        logits.append(float(hand.by_hand(network, image[0], rule)[0][0]))
+    assert abs(slope) > 0.1 and slope == pytest.approx((logits[0] - logits[1]) / 2e-6, rel=1e-5)
