@@ -19,8 +19,8 @@ MOST = 2**26
 class Drawn:
     """What a process drew last, for the next cell with the same data: every cell is given a copy of its own.
 
-    Drawing is up to a quarter of a short cell of tokens, and a twentieth of a test of a trained network on pictures. Not
-    kept is what is mapped from a file: a copy would have to read all of it.
+    Drawing is up to a quarter of a short cell of tokens, and a twentieth of a test of a trained network on pictures.
+    What is mapped from a file is not kept: a copy would have to read all of it.
     """
 
     def __init__(self) -> None:
