@@ -81,9 +81,9 @@ def refresh(folder: Path) -> bool:
     from sparsebench.board.gather import WANTED
     from sparsebench.board.publish import publish
 
-    if there := (folder / "leaderboard.csv").exists():
+    if exists := (folder / "leaderboard.csv").exists():
         publish(reading.read(folder, WANTED), folder)
-    return there
+    return exists
 
 
 def _finished(folder: Path, plan: Plan) -> pd.DataFrame:

@@ -63,10 +63,11 @@ def compare(
         return
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, callbacks_of(progress))
-        found = comparing.compare((a, b), request, trainer, drawn)
+        comparison = comparing.compare((a, b), request, trainer, drawn)
     if picture is not None:
-        write_whole(picture, agreement_picture.draw(found))
+        write_whole(picture, agreement_picture.draw(comparison))
         click.echo(f"written: {picture}", err=True)
     click.echo(
-        agreement_table.as_json(found) if as_json else agreement_table.as_text(found, markdown=markdown), nl=False
+        agreement_table.as_json(comparison) if as_json else agreement_table.as_text(comparison, markdown=markdown),
+        nl=False,
     )

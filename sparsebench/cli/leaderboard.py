@@ -76,10 +76,10 @@ def _published(folder: Path, write: bool) -> int:
     wrong = 0
     folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder)
     for one in folders:
-        found = published.update(one) if write else published.differing(one)
+        names = published.update(one) if write else published.differing(one)
         said = "written" if write else "not what the records give"
-        click.echo(f"{one}: {said}: {', '.join(found)}" if found else f"{one}: as it must be")
-        wrong += bool(found) and not write
+        click.echo(f"{one}: {said}: {', '.join(names)}" if names else f"{one}: as it must be")
+        wrong += bool(names) and not write
     if wrong:
         click.echo(f"{wrong} of {len(folders)} boards differ; sparsebench leaderboard {folder} --update", err=True)
     stale = documents.update(folder) if write else documents.differing(folder)

@@ -44,10 +44,10 @@ def verify(
     """
     from sparsebench.publish.verify import submissions_in, verify_each
 
-    found, verdicts = submissions_in(path), []
-    if replay and len(found) > 1:
-        raise UserError("one submission is replayed at a time", got=f"{len(found)} of them", next_step="name one")
-    for folder, verdict in zip(found, verify_each(found, board), strict=True):
+    folders, verdicts = submissions_in(path), []
+    if replay and len(folders) > 1:
+        raise UserError("one submission is replayed at a time", got=f"{len(folders)} of them", next_step="name one")
+    for folder, verdict in zip(folders, verify_each(folders, board), strict=True):
         if replay:
             _replay(folder, verdict, replay, plugin, device, files)
         verdicts.append(verdict)

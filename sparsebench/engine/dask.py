@@ -56,12 +56,12 @@ class Cluster:
 
         With `exclusive` a machine has one, unless it is for its GPUs.
         """
-        found = self.client.scheduler_info()["workers"].values()
+        workers = self.client.scheduler_info()["workers"].values()
         if self.device == "cpu" and exclusive:
-            return len({worker["host"] for worker in found})
+            return len({worker["host"] for worker in workers})
         if self.device == "cpu":
-            return sum(worker["nthreads"] for worker in found)
-        return int(sum(worker["resources"].get(dask_worker.GPU, 0) for worker in found))
+            return sum(worker["nthreads"] for worker in workers)
+        return int(sum(worker["resources"].get(dask_worker.GPU, 0) for worker in workers))
 
     def records(
         self, jobs: Sequence[Job], setting: Setting, stop: Stop, on_begin: OnBegin = nobody

@@ -267,7 +267,11 @@ def _differs(origin: Origin) -> str:
     if version != origin.version:
         return f"another {origin.distribution}: got {version}; allowed: {origin.version}"
     (entry, *_) = (*metadata.entry_points(group=PROJECT, name=origin.plugin), None)
-    found = None if entry is None else importlib.util.find_spec(entry.module)
-    if found is None or found.origin is None or store.content_hash(Path(found.origin)) != origin.sha256:
+    module_spec = None if entry is None else importlib.util.find_spec(entry.module)
+    if (
+        module_spec is None
+        or module_spec.origin is None
+        or store.content_hash(Path(module_spec.origin)) != origin.sha256
+    ):
         return f"plugin '{origin.plugin}' of {origin.distribution} {version} has another source"
     return ""

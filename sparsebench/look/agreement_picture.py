@@ -54,10 +54,10 @@ def _stage(sheet: Sheet, stage: Agreement, rows: np.ndarray, shown: Scene, left:
     """Draw what A and B keep after one block, with their IoU below each pair."""
     sheet.text(left + PAIR / 2, top - 0.22, f"after block {stage.block}", 8, va="bottom", weight="bold")
     kept = [kept[rows] for kept in stage.kept]
-    for side, own in enumerate(kept):
+    for side, tokens in enumerate(kept):
         x = left + side * (SIDE + BETWEEN)
-        sheet.text(x + SIDE / 2, top - 0.06, f"{'AB'[side]}: {_count(own)} of {own.shape[1]}", 7, va="bottom")
-        area = np.where(own, np.where(kept[1 - side], BOTH, side), -1)
+        sheet.text(x + SIDE / 2, top - 0.06, f"{'AB'[side]}: {_count(tokens)} of {tokens.shape[1]}", 7, va="bottom")
+        area = np.where(tokens, np.where(kept[1 - side], BOTH, side), -1)
         for row, (picture, matters) in enumerate(zip(shown.pictures, shown.matters, strict=True)):
             sheet.picture(x, top + row * (SIDE + BELOW), tinted(picture, matters, area[row], shown.grid, INKS))
     for row, iou in enumerate(stage.iou[rows]):

@@ -45,9 +45,9 @@ def _row(stage: Agreement, end: bool) -> Row:
 
 def _interval(name: str, values: np.ndarray) -> Row:
     """Return the mean of what is not NaN, with its interval."""
-    there = values[~np.isnan(values)]
-    found = mean_interval(there.tolist()) if len(there) else (None, None, None)
-    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
+    known = values[~np.isnan(values)]
+    interval = mean_interval(known.tolist()) if len(known) else (None, None, None)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
 
 
 def as_json(comparison: Comparison) -> str:

@@ -139,10 +139,10 @@ def _contenders(
 def _contender(text: str, request: Request, trainer: Trainer, registry: Registry) -> Job:
     """Return a job of the one strategy, at one budget, that is named so."""
     jobs, _ = planner.jobs_of(replace(request, plugins=(text,), alone=True), trainer.files, registry)
-    found = {_key(job): job for job in jobs if job.asked}
-    job, *more = found.values()
+    by_key = {_key(job): job for job in jobs if job.asked}
+    job, *more = by_key.values()
     if more:
-        listed = ", ".join(f"{job.label} at {job.cell.budget.label}" for job in found.values())
+        listed = ", ".join(f"{job.label} at {job.cell.budget.label}" for job in by_key.values())
         raise UserError("two strategies are compared, each at one budget", got=f"'{text}', which is {listed}")
     return job
 

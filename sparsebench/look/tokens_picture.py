@@ -80,8 +80,8 @@ def _strategy(sheet: Sheet, pictures: Pictures, shown: Shown, left: float) -> No
         mixed = bool(shown.stages) and token is None
         sheet.text(x + SIDE / 2, TOP - 0.06, caption + (", mixed" if mixed else ""), 7, va="bottom")
         for row, (picture, matters) in enumerate(zip(pictures.pictures, pictures.matters, strict=True)):
-            own = None if token is None else token[row]
-            sheet.picture(x, _top(row), painted(picture, matters, own, pictures.grid))
+            tokens = None if token is None else token[row]
+            sheet.picture(x, _top(row), painted(picture, matters, tokens, pictures.grid))
     for row, (said, label) in enumerate(zip(shown.predicted, pictures.labels, strict=True)):
         word, colour = ("right", RIGHT) if said == label else ("wrong", WRONG)
         text = textwrap.shorten(f"{word}: {pictures.classes[said]}", int(SIDE / (POINT * 8)), placeholder="...")

@@ -18,12 +18,12 @@ from sparsebench import seeds, tokens
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.neighbours import neighbour_agreement
 from sparsebench.models import attention_fields
-from sparsebench.models.actor import Given, Look, Pass, in_chunks
+from sparsebench.models.actor import Given, Pass, SplitPass, in_chunks
 from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, is_plain, qkv
 from sparsebench.models.stem import ConvStem
 from sparsebench.models.timm_parts import refuse, vit_cost
 from sparsebench.plans import Keep, Plan
-from sparsebench.strategy import Told
+from sparsebench.strategy import ModelOutputs
 from sparsebench.view import RESULTS
 
 
@@ -80,17 +80,17 @@ class DeepViT:
             with self._installed(images, acting), self._told(acting) as seen:
                 logits = self.module(normed).to(normed.dtype)
         if acting.learns:
-            acting.student = Told(logits, seen[0])
+            acting.student = ModelOutputs(logits, seen[0])
         return logits
 
     @torch.no_grad()
-    def tell(self, images: Tensor) -> Told:
+    def tell(self, images: Tensor) -> ModelOutputs:
         """Return what comes out of images (B, 3, height, width) with nothing acting, without gradients."""
         normed = self.normed(images)
         with self._precision(images.device.type):
             x = self.module.forward_features(normed)
             logits = self.module.forward_head(x)
-        return Told(logits.to(normed.dtype), x[:, self.prefix :].to(normed.dtype))
+        return ModelOutputs(logits.to(normed.dtype), x[:, self.prefix :].to(normed.dtype))
 
     @contextmanager
     def _told(self, acting: Pass) -> Iterator[list[Tensor]]:
@@ -259,8 +259,8 @@ class DeepViT:
         plain, keys = is_plain(block.attn), self._keys(acting)
         if plain:
             q, k, v = qkv(block.attn, normed)
-            there = acting.sizes > 0 if acting.ragged else None
-            given = attention_fields.given(block.attn, q, k, v, self.prefix, self.class_rows, **keys, there=there)
+            present = acting.sizes > 0 if acting.ragged else None
+            given = attention_fields.given(block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present)
         if plain and not RESULTS & acting.requires:
             rows = None
             plan = self._decide(acting, number, given, x.device.type)
@@ -297,15 +297,15 @@ class DeepViT:
         sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
         if bool((sizes == sizes[:, :1]).all()):
             return type(vit).pool(vit, x, pool_type)
-        there = acting.sizes > 0
+        present = acting.sizes > 0
         if vit.pool_include_prefix:
-            sizes, there = (F.pad(one, (self.prefix, 0), value=1) for one in (sizes, there))
+            sizes, present = (F.pad(one, (self.prefix, 0), value=1) for one in (sizes, present))
         else:
             x = x[:, self.prefix :]
         mean = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
         if vit.global_pool == "avg":
             return mean
-        return 0.5 * (mean + x.masked_fill(~there[:, :, None], -torch.inf).amax(dim=1))
+        return 0.5 * (mean + x.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
 
 
 class PositionalDeepViT(DeepViT):
@@ -342,7 +342,7 @@ class PositionalDeepViT(DeepViT):
             similarity = (q * attn.scale @ k.transpose(-2, -1)).mean(dim=1)[0, self.prefix :, self.prefix :]
         return similarity.double().cpu().numpy()
 
-    def observe(self, train: Look, test: Look) -> dict[str, float]:
+    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
         """Return the neighbour agreement of the first block, and its mean over `shuffles` shuffled orders."""
         similarity = self.similarity()
         null = [
@@ -354,7 +354,7 @@ class PositionalDeepViT(DeepViT):
             "neighbour_agreement_shuffled": float(np.mean(null)),
         }
 
-    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
         """Return the similarity of the first block, row by row, positions as the images show them."""
         return {"similarity": tuple(self.similarity().flatten().tolist())}
 

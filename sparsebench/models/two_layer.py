@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import TwoLayerCost
-from sparsebench.models.actor import Look, Pass, finite, in_chunks, kept_only
+from sparsebench.models.actor import Pass, SplitPass, finite, in_chunks, kept_only
 from sparsebench.tokens import gather
 
 
@@ -94,7 +94,7 @@ class TwoLayerViT(nn.Module):
         }
         return kept_only(acting, self.cost, X.shape[1], given, "the two-layer model is a theory of plain tokens")
 
-    def observe(self, train: Look, test: Look) -> dict[str, float]:
+    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
         """Return the dynamics of the paper's Figures 2 and 3, means over the training samples, all tokens there.
 
         Training loss; attention on the signal token and on that of strong noise (the longest of the others); what
@@ -120,6 +120,6 @@ class TwoLayerViT(nn.Module):
         }
         return {name: float(values.double().mean()) for name, values in means.items()}
 
-    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
         """Return nothing: the dynamics say all."""
         return {}

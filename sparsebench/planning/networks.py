@@ -36,14 +36,14 @@ def training_entry(entry: SuiteTask) -> SuiteTask:
             f"suite '{entry.network}' must say once how networks are trained on task '{entry.name}'",
             got=f"{len(same)} tasks of that name", allowed=[one.name for one in suite.task],
         )  # fmt: skip
-    (found,) = same
-    if found.network or found.sweep or found.model_sweep or len(found.n_train) > 1:
+    (training,) = same
+    if training.network or training.sweep or training.model_sweep or len(training.n_train) > 1:
         raise UserError(
             f"task '{entry.name}' of suite '{entry.network}' is to be one training",
             got="several, or one that begins with other networks",
             next_step="give one value a parameter, and one n_train",
         )
-    return found
+    return training
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class Networks:
 
     def places(self, cells: Collection[str]) -> dict[str, Path]:
         """Return by cell the files of weights that are not in the run's own folder."""
-        found = {c: self.elsewhere(c) for c in sorted(cells) if not store.has_weights(self.out, c, self.known)}
-        return {c: path for c, path in found.items() if path is not None}
+        paths = {c: self.elsewhere(c) for c in sorted(cells) if not store.has_weights(self.out, c, self.known)}
+        return {c: path for c, path in paths.items() if path is not None}
 
     @cached_property
     def _others(self) -> dict[Path, Mapping[str, Head]]:

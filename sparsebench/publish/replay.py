@@ -90,13 +90,13 @@ def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -
         registry.load_file(plugin)
     elif manifest.plugin.plugin.startswith("file:"):
         raise UserError(f"strategy '{manifest.strategy}' came from a file", next_step="give that with --plugin FILE.py")
-    found = registry.strategy(manifest.strategy)
-    if found.failure:
-        raise UserError(f"strategy '{manifest.strategy}' does not load: {found.failure}")
-    if found.origin.sha256 != manifest.plugin.sha256:
+    registered = registry.strategy(manifest.strategy)
+    if registered.failure:
+        raise UserError(f"strategy '{manifest.strategy}' does not load: {registered.failure}")
+    if registered.origin.sha256 != manifest.plugin.sha256:
         raise UserError(
             f"the source of '{manifest.strategy}' is not the published one",
-            got=f"SHA-256 {found.origin.sha256[:12]}", allowed=manifest.plugin.sha256[:12],
+            got=f"SHA-256 {registered.origin.sha256[:12]}", allowed=manifest.plugin.sha256[:12],
             next_step="give its file with --plugin FILE.py, or install the version that was run",
         )  # fmt: skip
 
@@ -141,11 +141,11 @@ def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str,
 
 
 def _job(cell: Cell, registry: Registry) -> Job:
-    found = registry.strategy(cell.strategy.name)
+    registered = registry.strategy(cell.strategy.name)
     files = tuple(map(str, registry.files))
     return Job(
-        cell=cell, origin=found.origin, kind=found.cls.kind, label=cell.strategy.name, files=files,
-        failure=found.failure, after=cell.init.id if cell.init else "",
+        cell=cell, origin=registered.origin, kind=registered.cls.kind, label=cell.strategy.name, files=files,
+        failure=registered.failure, after=cell.init.id if cell.init else "",
     )  # fmt: skip
 
 

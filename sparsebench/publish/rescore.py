@@ -121,8 +121,8 @@ def _orders(metrics: Mapping[str, Metric], items: Items, names: Sequence[str]) -
 
 def _expected(record: Record, items: Items, order: Sequence[str], task: Task | None, many: bool) -> dict[str, Score]:
     """Return the metrics by name that the outcomes come to, the groups having these names, of many classes or few."""
-    found = (record.metrics.get(TRAINED + name) for name in order)
-    sizes = [0.0 if one is None or one.value is None else one.value for one in found]
+    metrics = (record.metrics.get(TRAINED + name) for name in order)
+    sizes = [0.0 if one is None or one.value is None else one.value for one in metrics]
     if any(not 0 <= size <= MOST_TRAINED for size in sizes):
         raise Unfit("a group's number of training samples is out of range")
     made = {

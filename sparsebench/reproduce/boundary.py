@@ -50,15 +50,15 @@ class Boundary:
     @cached_property
     def crossings(self) -> dict[int, dict[int, float]]:
         """The SNR of the crossing by repetition and N, where there is a trial at each SNR and it is known."""
-        found: dict[int, dict[int, float]] = {}
-        for (repetition, n), some in grouped(self.trials, lambda t: (t.repetition, t.n)).items():
-            losses = {t.task.snr: loss_of(t) for t in some}
+        crossings: dict[int, dict[int, float]] = {}
+        for (repetition, n), group in grouped(self.trials, lambda t: (t.repetition, t.n)).items():
+            losses = {t.task.snr: loss_of(t) for t in group}
             if len(losses) < len(self.snr):
                 continue
-            place = crossing(self.snr, np.array([losses[snr] for snr in self.snr]), some[0].task.threshold)
+            place = crossing(self.snr, np.array([losses[snr] for snr in self.snr]), group[0].task.threshold)
             if not np.isnan(place):
-                found.setdefault(repetition, {})[n] = place
-        return found
+                crossings.setdefault(repetition, {})[n] = place
+        return crossings
 
     @cached_property
     def inside(self) -> set[int]:
@@ -136,4 +136,4 @@ def fitted(trial: Trial) -> bool:
 
 def cells(trials: Sequence[Trial]) -> Mapping[tuple[int, float], list[float]]:
     """Return the test losses by N and SNR; those that never fitted are NaN."""
-    return {key: [loss_of(t) for t in some] for key, some in grouped(trials, lambda t: (t.n, t.task.snr)).items()}
+    return {key: [loss_of(t) for t in group] for key, group in grouped(trials, lambda t: (t.n, t.task.snr)).items()}

@@ -79,24 +79,26 @@ def _said(trials: Sequence[Trial]) -> str:
 
 def figure_6a(trials: Sequence[Trial]) -> Result:
     """Test accuracy against N and alpha_*."""
-    by_alpha = {a: grouped(some, lambda t: t.n) for a, some in _levels(trials).items()}
+    by_alpha = {a: grouped(group, lambda t: t.n) for a, group in _levels(trials).items()}
     named = {f"alpha_* {a:.2f}": by_n for a, by_n in by_alpha.items()}
     if control := grouped(_at_random(trials), lambda t: t.n):
         named["as many at random"] = control
     rows = [
-        {"tokens": name, "N": n, "trials": len(some), **_interval(measured(some, "accuracy"), "accuracy")}
+        {"tokens": name, "N": n, "trials": len(group), **_interval(measured(group, "accuracy"), "accuracy")}
         for name, by_n in named.items()
-        for n, some in by_n.items()
+        for n, group in by_n.items()
     ]
-    by_n = {n: _levels(some) for n, some in grouped(trials, lambda t: t.n).items()}
+    by_n = {n: _levels(group) for n, group in grouped(trials, lambda t: t.n).items()}
     panels: list[Panel] = [
-        partial(_curves, curves={name: _means(some, "accuracy") for name, some in named.items()},
+        partial(_curves, curves={name: _means(group, "accuracy") for name, group in named.items()},
                 x="training samples N", title="accuracy against N", log=True),
-        partial(_curves, curves={f"N = {n:g}": _means(some, "accuracy") for n, some in by_n.items()},
+        partial(_curves, curves={f"N = {n:g}": _means(group, "accuracy") for n, group in by_n.items()},
                 x="alpha_*", title="accuracy against alpha_*"),
     ]  # fmt: skip
-    more = {f"alpha_* {a:.2f}": paired(some[max(some)], some[min(some)], "accuracy") for a, some in by_alpha.items()}
-    less = {f"N {n:g}": paired(some[max(some)], some[min(some)], "accuracy") for n, some in by_n.items()}
+    more = {
+        f"alpha_* {a:.2f}": paired(group[max(group)], group[min(group)], "accuracy") for a, group in by_alpha.items()
+    }
+    less = {f"N {n:g}": paired(group[max(group)], group[min(group)], "accuracy") for n, group in by_n.items()}
     verdicts = [
         _each("6a", "accuracy rises with N at every alpha_*", "rises", more, "the largest N minus the smallest"),
         _each("6a", "accuracy rises with alpha_* at every N", "rises", less, "the largest alpha_* minus the smallest"),
@@ -107,12 +109,12 @@ def figure_6a(trials: Sequence[Trial]) -> Result:
 
 def _each(figure: str, claim: str, says: str, changes: Mapping[str, list[float]], what: str) -> Verdict:
     """Judge a claim that a paired change is above 0 in each of several settings."""
-    found = {name: mean(values) for name, values in changes.items()}
-    said = "; ".join(f"{name}: {interval(*value)}" for name, value in found.items())
+    means = {name: mean(values) for name, values in changes.items()}
+    said = "; ".join(f"{name}: {interval(*value)}" for name, value in means.items())
     return Verdict(
         figure, claim, says, said, "",
-        judge([(low or 0) > 0 for _, low, _ in found.values()],
-              [high is not None and high <= 0 for _, _, high in found.values()]),
+        judge([(low or 0) > 0 for _, low, _ in means.values()],
+              [high is not None and high <= 0 for _, _, high in means.values()]),
         f"{what}, paired; reproduced: each interval lies above 0; partly: some do; not: none does, and one lies below",
     )  # fmt: skip
 
@@ -123,7 +125,7 @@ def _interval(values: Sequence[float], name: str) -> dict[str, float | None]:
 
 
 def _means(groups: Mapping[float, Sequence[Trial]], metric: str) -> dict[float, Interval]:
-    return {x: mean(measured(some, metric)) for x, some in groups.items()}
+    return {x: mean(measured(group, metric)) for x, group in groups.items()}
 
 
 def _curves(
@@ -148,7 +150,7 @@ def _curves(
 
 def figure_6b(trials: Sequence[Trial]) -> Result:
     """Samples needed for a test accuracy, against alpha_*^-2."""
-    grids = {a: Grid.of(some) for a, some in _levels(trials).items()}
+    grids = {a: Grid.of(group) for a, group in _levels(trials).items()}
     a, n50 = np.array(list(grids)), [grid.n50 for grid in grids.values()]
     level = trials[0].task.success_accuracy
     success = [
@@ -226,22 +228,24 @@ def _quality(trial: Trial) -> tuple[int, int]:
 
 def figure_6c(trials: Sequence[Trial]) -> Result:
     """Accuracy and gap where the background goes with the label in training, against alpha_*, by initial model."""
-    by_start = {first_model(some[0]): some for some in grouped(trials, _quality).values()}
-    starts: dict[str, ByAlpha] = {start: _levels(some) for start, some in by_start.items()}
-    controls = {start: _at_random(some) for start, some in by_start.items()}
-    rows = [_row(start, a, some) for start, by_alpha in starts.items() for a, some in by_alpha.items()]
-    rows += [_row(start, None, some) for start, some in controls.items() if some]
+    by_start = {first_model(group[0]): group for group in grouped(trials, _quality).values()}
+    starts: dict[str, ByAlpha] = {start: _levels(group) for start, group in by_start.items()}
+    controls = {start: _at_random(group) for start, group in by_start.items()}
+    rows = [_row(start, a, group) for start, by_alpha in starts.items() for a, group in by_alpha.items()]
+    rows += [_row(start, None, group) for start, group in controls.items() if group]
     x = published.FIGURE_6C["alpha_*"]
     beside = {f"published, {name}": dict(zip(x, y, strict=True)) for name, y in published.FIGURE_6C["accuracy"].items()}
     panels: list[Panel] = [
-        partial(_curves, curves={start: _means(some, metric) for start, some in starts.items()}, x="alpha_*",
+        partial(_curves, curves={start: _means(group, metric) for start, group in starts.items()}, x="alpha_*",
                 title=title, top=1, beside=beside if metric == "accuracy" else None)
         for metric, title in (("accuracy", "accuracy, test groups of equal size"), ("spurious_gap", "spurious gap"),
                               ("worst_group_accuracy", "worst-group accuracy"))
     ]  # fmt: skip
     verdicts = [verdict for start, by_alpha in starts.items() for verdict in _claims(start, by_alpha)]
     chance = {
-        start: paired(starts[start][max(starts[start])], some, "accuracy") for start, some in controls.items() if some
+        start: paired(starts[start][max(starts[start])], group, "accuracy")
+        for start, group in controls.items()
+        if group
     }
     if chance:
         claim = "it is the background that must go: removing as many tokens at random does less"
@@ -255,15 +259,15 @@ def figure_6c(trials: Sequence[Trial]) -> Result:
     return Result(title, {"fig6c": rows}, panels, verdicts)
 
 
-def _row(start: str, a: float | None, some: Sequence[Trial]) -> dict[str, Any]:
+def _row(start: str, a: float | None, group: Sequence[Trial]) -> dict[str, Any]:
     """Return one line of the table: all metrics of one initial model at one alpha_*, and the published accuracies.
 
     Without alpha_* it is what is removed at random.
     """
     row: dict[str, Any] = {"initial model": start, "alpha_*": "as many at random" if a is None else a}
-    row["trials"] = len(some)
+    row["trials"] = len(group)
     for metric in MEASURED:
-        row |= _interval(measured([t for t in some if metric in t.values], metric), metric)
+        row |= _interval(measured([t for t in group if metric in t.values], metric), metric)
     near = int(np.abs(published.FIGURE_6C["alpha_*"] - (a or 0)).argmin())
     here = a is not None and abs(published.FIGURE_6C["alpha_*"][near] - a) < 0.02
     for name, values in published.FIGURE_6C["accuracy"].items():
@@ -316,7 +320,7 @@ def _rises(start: str, by_alpha: ByAlpha) -> Verdict:
     levels = sorted(by_alpha)
     by_level = [{t.repetition: t.values["accuracy"] for t in by_alpha[a] if not t.diverged} for a in levels]
     shared = sorted(set.intersection(*map(set, by_level)))
-    y = np.array([[some[r] for r in shared] for some in by_level], dtype=float)
+    y = np.array([[level[r] for r in shared] for level in by_level], dtype=float)
     slope = mean(slopes(np.array(levels), y)) if shared else mean([])
     steps = {f"{b:.2f} - {a:.2f}": mean(paired(by_alpha[b], by_alpha[a], "accuracy")) for a, b in pairwise(levels)}
     low, high = _ends(slope)

@@ -40,9 +40,9 @@ def figure_1(trials: Sequence[Trial]) -> Result:
     boundary = Boundary(trials)
     losses = cells(trials)
     rows = [
-        {"N": n, "SNR": snr, "N SNR^2": n * snr**2, "trials": len(some), "fitted": int(np.isfinite(some).sum()),
-         "test loss": mean([v for v in some if np.isfinite(v)])[0]}
-        for (n, snr), some in losses.items()
+        {"N": n, "SNR": snr, "N SNR^2": n * snr**2, "trials": len(group), "fitted": int(np.isfinite(group).sum()),
+         "test loss": mean([v for v in group if np.isfinite(v)])[0]}
+        for (n, snr), group in losses.items()
     ]  # fmt: skip
     threshold = trials[0].task.threshold
     panels: list[Panel] = [
@@ -260,7 +260,7 @@ def figure_3(trials: Sequence[Trial]) -> Result:
 
 def strategies(trials: Sequence[Trial]) -> Result:
     """Where the boundary lies with each strategy."""
-    boundaries = {name: Boundary(some) for name, some in grouped(trials, _named).items()}
+    boundaries = {name: Boundary(group) for name, group in grouped(trials, _named).items()}
     dense = boundaries.pop("dense", Boundary(()))
     boundaries = {"dense": dense, **boundaries} if dense.trials else boundaries
     rows, verdicts = [], []

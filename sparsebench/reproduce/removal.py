@@ -35,20 +35,20 @@ class Removal:
         self.dense = [t for t in trials if t.strategy == "dense"]
         chosen = [t for t in trials if t.strategy != "dense"]
         self.groups = {
-            CALLED.get(name, name): grouped(some, lambda t: t.removed)
-            for name, some in grouped(chosen, lambda t: t.strategy).items()
+            CALLED.get(name, name): grouped(group, lambda t: t.removed)
+            for name, group in grouped(chosen, lambda t: t.strategy).items()
         }
 
     def values(self, what: str) -> dict[float, Interval]:
         """Return the mean with its interval for each share removed, dense included; NaN if all diverged."""
         groups = {0.0: self.dense, **self.groups[what]}
-        return {share: mean(measured(some, self.metric)) for share, some in groups.items()}
+        return {share: mean(measured(group, self.metric)) for share, group in groups.items()}
 
     def change(self, what: str, than: str | None = None) -> dict[float, Interval]:
         """Return the paired change against dense, or against another removal of the same share."""
         other = self.groups[than] if than is not None else dict.fromkeys(self.groups[what], self.dense)
         return {
-            share: mean(paired(some, other.get(share, []), self.metric)) for share, some in self.groups[what].items()
+            share: mean(paired(group, other.get(share, []), self.metric)) for share, group in self.groups[what].items()
         }
 
     def rows(self, **labels: Any) -> list[dict[str, Any]]:
@@ -81,8 +81,8 @@ def figure_5(trials: Sequence[Trial]) -> Result:
     panels: list[Panel] = [_published]
     rows, verdicts = [], []
     dense = [t for t in trials if t.strategy == "dense"]
-    for where, some in grouped([t for t in trials if t.strategy != "dense"], lambda t: t.where).items():
-        removal = Removal([*dense, *some])
+    for where, group in grouped([t for t in trials if t.strategy != "dense"], lambda t: t.where).items():
+        removal = Removal([*dense, *group])
         rows += removal.rows(where=where)
         verdicts += _claims("5", removal, "" if where == "both" else f" ({WHERE[where]})")
         panels.append(partial(removal.draw, title=f"measured, {WHERE[where]}"))
@@ -93,8 +93,8 @@ def figure_8(trials: Sequence[Trial]) -> Result:
     """Figure 5 with more patterns."""
     panels: list[Panel] = []
     rows, verdicts = [], []
-    for M, some in grouped(trials, lambda t: t.task.patterns).items():
-        removal = Removal(some)
+    for M, group in grouped(trials, lambda t: t.task.patterns).items():
+        removal = Removal(group)
         rows += removal.rows(M=M)
         verdicts += _claims("8", removal, f" (M={M})")
         panels.append(partial(removal.draw, title=f"M = {M}"))
@@ -149,9 +149,14 @@ def _claims(figure: str, removal: Removal, where: str) -> list[Verdict]:
         ("irrelevant", "random", better, "at every share"),
         ("noisy", "random", better, "at every share"),
     ]
-    own = figure == "5"
+    is_figure_5 = figure == "5"
     verdicts = [
-        _falls(figure, f"removing {what} tokens {does}{where}", says if own else UNKNOWN, removal.change(what, than))
+        _falls(
+            figure,
+            f"removing {what} tokens {does}{where}",
+            says if is_figure_5 else UNKNOWN,
+            removal.change(what, than),
+        )
         for what, than, does, says in falls
         if what in removal.groups and (than is None or than in removal.groups)
     ]

@@ -241,9 +241,9 @@ def _rounded(slopes: np.ndarray) -> np.ndarray:
     return np.round(slopes, 9)
 
 
-def paired(mine: Sequence[Trial], other: Sequence[Trial], metric: str) -> list[float]:
+def paired(first: Sequence[Trial], other: Sequence[Trial], metric: str) -> list[float]:
     """Return the difference of a metric, mine minus the other's, repetition by repetition."""
-    ours, theirs = ({t.repetition: t.values[metric] for t in some if not t.diverged} for some in (mine, other))
+    ours, theirs = ({t.repetition: t.values[metric] for t in part if not t.diverged} for part in (first, other))
     both = sorted(set(ours) & set(theirs))
     return [a - b for a, b in ((ours[r], theirs[r]) for r in both) if a is not None and b is not None]
 

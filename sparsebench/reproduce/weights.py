@@ -65,8 +65,8 @@ def _draw_rank(axis: Any, values: np.ndarray, title: str) -> None:
 def neurons(trials: Sequence[Trial]) -> Result:
     """Test loss as the neurons with the shortest rows of W_O are removed, or the longest."""
     rows, verdicts, panels = [], [], list[Panel]()
-    for M, some in grouped(trials, lambda t: t.task.patterns).items():
-        good = [t for t in some if not t.diverged]
+    for M, group in grouped(trials, lambda t: t.task.patterns).items():
+        good = [t for t in group if not t.diverged]
         losses = {
             what: np.array([t.curves[f"trained_loss_without_{what}"] for t in good]).reshape(-1, len(PRUNED))
             for what in ("short", "long")

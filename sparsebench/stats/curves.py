@@ -112,9 +112,9 @@ def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
     below = y < (heights[:, -1] - LOSS - ROUNDING)[:, None]
     last = len(x) - 1 - below[:, ::-1].argmax(axis=1)
     out = np.full(len(y), x[0])
-    some = below.any(axis=1)
-    out[some & (last >= len(x) - 2)] = np.inf
-    inside = np.flatnonzero(some & (last < len(x) - 2))
+    crosses = below.any(axis=1)
+    out[crosses & (last >= len(x) - 2)] = np.inf
+    inside = np.flatnonzero(crosses & (last < len(x) - 2))
     k = last[inside]
     low, high = y[inside, k], y[inside, k + 1]
     share = (heights[inside, -1] - LOSS - low) / (high - low)
@@ -129,14 +129,14 @@ def _resampled(points: Sequence[Contender], seeds: Sequence[int], means: np.ndar
         return np.broadcast_to(means, (DRAWS, *means.shape))
     numbers = _clusters(dense, seeds)
     every = np.unique(np.concatenate(numbers))
-    often, found = _draws(len(every)), []
-    for seed, own in zip(seeds, numbers, strict=True):
-        place = np.searchsorted(every, own)
+    often, draws = _draws(len(every)), []
+    for seed, items in zip(seeds, numbers, strict=True):
+        place = np.searchsorted(every, items)
         n = np.bincount(place, minlength=len(every))
         scores = np.array([np.bincount(place, one.hits[seed][1], len(every)) for one in points])
         with np.errstate(invalid="ignore", divide="ignore"):
-            found.append((often @ scores.T) / (often @ n)[:, None])
-    return np.stack(found, axis=1)
+            draws.append((often @ scores.T) / (often @ n)[:, None])
+    return np.stack(draws, axis=1)
 
 
 def _clusters(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:

@@ -92,8 +92,8 @@ class Pairs:
     def among(self, places: Sequence[int]) -> Pairs:
         """Return the comparisons of some of them with each other; their errors stay those of all."""
         rows = np.array(places, dtype=int)
-        some = {each.name: getattr(self, each.name)[np.ix_(rows, rows)] for each in fields(self)[:-1]}
-        return Pairs(**some, accuracy=self.accuracy[rows])
+        parts = {each.name: getattr(self, each.name)[np.ix_(rows, rows)] for each in fields(self)[:-1]}
+        return Pairs(**parts, accuracy=self.accuracy[rows])
 
     def better(self) -> np.ndarray:
         """Return (R, R) booleans, which row is told to be better than which column."""
@@ -142,8 +142,8 @@ def detectable(pairs: Pairs, what: str = "accuracy") -> str | None:
 def holm(p: np.ndarray) -> np.ndarray:
     """Return (n,) p-values adjusted by Holm's step-down method (Holm 1979); those that are NaN stay so."""
     adjusted = np.full_like(p, np.nan)
-    there = np.flatnonzero(~np.isnan(p))
-    order = there[np.argsort(p[there], kind="stable")]
+    places = np.flatnonzero(~np.isnan(p))
+    order = places[np.argsort(p[places], kind="stable")]
     factors = np.arange(len(order), 0, -1)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * factors))
     return adjusted

@@ -54,8 +54,8 @@ class Split:
     def part(self, rows: slice) -> Split:
         """Return the split of those samples alone."""
         arrays = ("inputs", "labels", "groups", "relevance", "boxes", "foregrounds")
-        own: dict[str, Any] = {name: getattr(self, name) for name in arrays}
-        return replace(self, **{name: value[rows] for name, value in own.items() if value is not None})
+        values: dict[str, Any] = {name: getattr(self, name) for name in arrays}
+        return replace(self, **{name: value[rows] for name, value in values.items() if value is not None})
 
     def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray | None:
         """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label.

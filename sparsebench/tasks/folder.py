@@ -56,10 +56,10 @@ def class_folders(root: Path) -> list[Path]:
     """
     if not root.is_dir():
         raise UserError(f"--images folder: {root} is not a folder", allowed=LAYOUT)
-    found = sorted((p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")), key=lambda p: p.name)
-    if len(found) < 2:
-        raise UserError(f"{root}: too few classes", got=[p.name for p in found], allowed=f"2 or more: {LAYOUT}")
-    return found
+    folders = sorted((p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")), key=lambda p: p.name)
+    if len(folders) < 2:
+        raise UserError(f"{root}: too few classes", got=[p.name for p in folders], allowed=f"2 or more: {LAYOUT}")
+    return folders
 
 
 def read_cropped(
@@ -75,7 +75,7 @@ def read_cropped(
 
     rgb = sources.read_rgb(path, sha256)
     side = int(canvas / crop)
-    width, height = (side if resize == "squash" else int(side * own / min(rgb.size)) for own in rgb.size)
+    width, height = (side if resize == "squash" else int(side * length / min(rgb.size)) for length in rgb.size)
     rgb = rgb.resize((width, height), Image.Resampling[filter.upper()])
     left, top = round((width - canvas) / 2), round((height - canvas) / 2)
     return np.asarray(rgb.crop((left, top, left + canvas, top + canvas)))
@@ -189,13 +189,13 @@ class Folder(Task):
             )
         return locations[self.images]
 
-    def _chosen(self, there: int, repetition: int) -> np.ndarray:
+    def _chosen(self, count: int, repetition: int) -> np.ndarray:
         """Return which pictures are tested on, in rising order."""
-        if self.test > there:
-            raise UserError("test of task 'folder'", got=self.test, allowed=f"at most the {there} pictures there are")
+        if self.test > count:
+            raise UserError("test of task 'folder'", got=self.test, allowed=f"at most the {count} pictures there are")
         if self.test == 0:
-            return np.arange(there)
-        return np.sort(seeds.generator(self.name, self.images, repetition).permutation(there)[: self.test])
+            return np.arange(count)
+        return np.sort(seeds.generator(self.name, self.images, repetition).permutation(count)[: self.test])
 
     def _classes(self, folders: list[Path]) -> tuple[tuple[str, ...], list[int]]:
         """Return the classes of the head, and the number of each folder's."""

@@ -82,8 +82,8 @@ class Spatial(Task):
         """See `Task.initial`: the same structure with feature 0, in plain order."""
         if self.start == "random":
             return None
-        own = {"feature": 0, "permuted": False, "start": "random", "watch": 0}
-        return self.model_copy(update=own), PRETRAINED_ON
+        defaults = {"feature": 0, "permuted": False, "start": "random", "watch": 0}
+        return self.model_copy(update=defaults), PRETRAINED_ON
 
     def sets(self) -> np.ndarray:
         """Return (tokens,) which set each position is in, before any permutation."""

@@ -109,8 +109,8 @@ class Theory(Task):
 
     def successes(self, test_loss: float, accuracy: float) -> dict[str, bool]:
         """See `Task.successes`; beside the test error the paper's criterion, as `success_loss`."""
-        found = super().successes(test_loss, accuracy)
-        return found if self.criterion == "loss" else found | {"success_loss": test_loss < self.threshold}
+        successes = super().successes(test_loss, accuracy)
+        return successes if self.criterion == "loss" else successes | {"success_loss": test_loss < self.threshold}
 
     def counts(self) -> np.ndarray:
         """Return (M,) tokens of each pattern in a sample of class +1 or (+1,+1) that lacks the spurious pattern.
@@ -191,8 +191,8 @@ class Theory(Task):
     def _layouts(self) -> np.ndarray:
         """Return (classes, 2, L), the pattern of each token by class and presence of mu_s, before any permutation."""
         roles = np.stack([np.repeat(np.arange(self.patterns + 1), self._counts(present)) for present in (0, 1)])
-        own = self.classes - 1 - np.arange(self.classes)[:, None, None]
-        return np.where(roles < self.classes, (roles + own) % self.classes, roles)
+        shifts = self.classes - 1 - np.arange(self.classes)[:, None, None]
+        return np.where(roles < self.classes, (roles + shifts) % self.classes, roles)
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`. A smaller training set is the beginning of a larger one.

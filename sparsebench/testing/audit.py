@@ -76,11 +76,11 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _modules() -> tuple[str, ...]:
     """Return the modules of the functions that are running, without this one."""
-    found, frame = [], sys._getframe(2)
+    modules, frame = [], sys._getframe(2)
     while frame is not None:
-        found.append(str(frame.f_globals.get("__name__", "")))
+        modules.append(str(frame.f_globals.get("__name__", "")))
         frame = frame.f_back  # type: ignore[assignment]
-    return tuple(found)
+    return tuple(modules)
 
 
 def _own(strategy: Strategy) -> set[str]:
@@ -91,25 +91,25 @@ def _own(strategy: Strategy) -> set[str]:
 
 def back_doors(strategy: Strategy, events: list[Event]) -> list[str]:
     """Return by which back doors the strategy's own code looked for what its view does not show."""
-    own, found = _own(strategy), set()
+    packages, names = _own(strategy), set()
     for event in events:
         asking = next((name for name in event.modules if name not in _FOR_OTHERS), "")
-        if event.looks and asking.partition(".")[0] in own:
-            found.add(event.what)
-    return sorted(found)
+        if event.looks and asking.partition(".")[0] in packages:
+            names.add(event.what)
+    return sorted(names)
 
 
 def changes(strategy: Strategy, events: list[Event]) -> list[str]:
     """Return what the strategy did to files and processes, itself or through a library."""
-    own, found = _own(strategy), set()
+    packages, names = _own(strategy), set()
     for event in events:
-        inner = [name.partition(".")[0] in own for name in event.modules]
+        inner = [name.partition(".")[0] in packages for name in event.modules]
         if event.looks or True not in inner:
             continue
         through = event.modules[: inner.index(True)]
         if not any(name == cache or name.startswith(f"{cache}.") for name in through for cache in _CACHES):
-            found.add(event.what)
-    return sorted(found)
+            names.add(event.what)
+    return sorted(names)
 
 
 def written() -> int:

@@ -121,19 +121,19 @@ def compiles_whole(strategy: Strategy) -> str:
     """Whether torch.compile takes a choice without a graph break."""
     import torch._dynamo  # takes longer than all other checks together
 
-    found: list[str] = []
+    answers: list[str] = []
 
     def compiled(choice: Choice) -> Plan | None:
         torch._dynamo.reset()
         try:
             torch.compile(lambda: tensors(choice()), backend="eager", fullgraph=True)()
-            found.append("yes")
+            answers.append("yes")
         except Exception as error:
-            found.append(f"no: {str(error).strip().partition(chr(10))[0][:200]}")
+            answers.append(f"no: {str(error).strip().partition(chr(10))[0][:200]}")
         return choice()
 
     _choose(strategy, compiled)
-    return found[0]
+    return answers[0]
 
 
 def acts_in_float16(strategy: Strategy) -> str:

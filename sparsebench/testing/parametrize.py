@@ -82,12 +82,12 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
         raise UserError(f"{spec.name} brings no strategy to check")
     made = []
     for name in names:
-        found = registry.strategy(name)
-        if found.failure:
-            raise PluginError(name, found.origin, found.failure)
+        registered = registry.strategy(name)
+        if registered.failure:
+            raise PluginError(name, registered.origin, registered.failure)
         what = f"strategy '{name}'"
         wanted = spec.combinations() if given is None else given.get(name, ())
-        made += [(fill(found.cls, params, what), found.origin) for params in wanted]
+        made += [(fill(registered.cls, params, what), registered.origin) for params in wanted]
     return made
 
 

@@ -43,9 +43,9 @@ def check(out: Path, target: str | None, limit: float, on_report: Callable[[Repo
         keep(process.check(target, limit, given=_recorded(target, records.values())))
         return []
     left_out = []
-    for name, found in sorted(_by_name(records.values()).items()):
+    for name, group in sorted(_by_name(records.values()).items()):
         try:
-            keep(process.check(_installed(name, found), limit, given=_params(found)))
+            keep(process.check(_installed(name, group), limit, given=_params(group)))
         except UserError as error:
             left_out.append(f"{name}: {error}")
     return left_out
@@ -65,18 +65,18 @@ def _recorded(target: str, records: Iterable[Record]) -> Given | None:
         return None
     if spec.name.endswith(".py"):
         source = store.content_hash(Path(spec.name))
-        found = [record for record in records if record.origin.sha256 == source != ""]
+        matching = [record for record in records if record.origin.sha256 == source != ""]
     else:
-        found = [record for record in records if record.cell.strategy.name == spec.name]
-    return _params(found) or None
+        matching = [record for record in records if record.cell.strategy.name == spec.name]
+    return _params(matching) or None
 
 
 def _params(records: Iterable[Record]) -> Given:
     given: Given = {}
     for record in sorted(records, key=lambda record: record.label):
-        own = given.setdefault(record.cell.strategy.name, [])
-        if (params := dict(record.cell.strategy.params)) not in own:
-            own.append(params)
+        variants = given.setdefault(record.cell.strategy.name, [])
+        if (params := dict(record.cell.strategy.params)) not in variants:
+            variants.append(params)
     return given
 
 

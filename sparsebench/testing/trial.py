@@ -47,12 +47,12 @@ class _Watched(TokenView):
         self.__dict__["shown"] = {"index": view.index.clone(), "sizes": view.sizes.clone()}
 
     def __getattribute__(self, name: str) -> Any:
-        own = super().__getattribute__("__dict__")
+        attributes = super().__getattribute__("__dict__")
         if not name.startswith("_"):
-            own.get("read", set()).add(name)
+            attributes.get("read", set()).add(name)
         elif name == "__dict__" or not name.endswith("__"):
             asking = str(sys._getframe(1).f_globals.get("__name__"))
-            own.get("private", set()).update([f"view.{name}"] * (not asking.startswith("sparsebench.")))
+            attributes.get("private", set()).update([f"view.{name}"] * (not asking.startswith("sparsebench.")))
         return super().__getattribute__(name)
 
     def _get(self, name: str) -> Any:

@@ -65,8 +65,13 @@ class Trial:
         kept = None if self.actor is None else self.actor.keep.get(0)
         common = weights[0].dtype, weights[0].device, kept, self.network.W_Q.requires_grad, self.recipe.lr
         # A step too many changes a two-layer network, so that those which run together have the same end.
-        own = (self.samples.inputs.shape, self.recipe.steps, self.recipe.stop_below)
-        return (type(self.network), *(w.shape for w in weights), *common, *own * isinstance(self.network, TwoLayerViT))
+        dimensions = (self.samples.inputs.shape, self.recipe.steps, self.recipe.stop_below)
+        return (
+            type(self.network),
+            *(w.shape for w in weights),
+            *common,
+            *dimensions * isinstance(self.network, TwoLayerViT),
+        )
 
     def tell(self, batches: Sequence[Batch], losses: Sequence[float]) -> None:
         """Take note of the losses, until it is over."""

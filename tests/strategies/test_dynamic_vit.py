@@ -14,7 +14,7 @@ from sparsebench.disposal import dispose, squeezed
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor
 from sparsebench.plans import Keep
-from sparsebench.strategy import Lesson, Told
+from sparsebench.strategy import LossInputs, ModelOutputs
 
 PLACE = place(N, 8, 8)
 
@@ -122,7 +122,8 @@ def told():
     D1 = (torch.rand(B, N, generator=rng) > 0.4).double()
     D2 = D1 * (torch.rand(B, N, generator=rng) > 0.4)
     both = (
-        Told(torch.randn(B, 5, generator=rng).double(), torch.randn(B, N, 6, generator=rng).double()) for _ in range(2)
+        ModelOutputs(torch.randn(B, 5, generator=rng).double(), torch.randn(B, N, 6, generator=rng).double())
+        for _ in range(2)
     )
     return D1, D2, *both
 
@@ -133,7 +134,7 @@ def test_the_loss_is_the_sum_of_its_terms(told, divergence):
     shares = {1: 0.5, 2: 0.25}
     memory = {"kept": {1: D1, 2: D2}}
     strategy = DynamicViT(share=2, kl=0.5, distillation=0.25, divergence=divergence)
-    alone = float(strategy.loss(Lesson(student, None, memory, D2, shares, 0.6, sum)))
+    alone = float(strategy.loss(LossInputs(student, None, memory, D2, shares, 0.6, sum)))
     ratio = sum(
         sum((sum(D[b].tolist()) / N - shares[s]) ** 2 for b in range(B)) / B for s, D in memory["kept"].items()
     ) / len(shares)
@@ -148,7 +149,7 @@ def test_the_loss_is_the_sum_of_its_terms(told, divergence):
         for b in range(B)
         for i in range(N)
     ) / float(D2.sum())
-    taught = float(strategy.loss(Lesson(student, teacher, memory, D2, shares, 0.6, sum)))
+    taught = float(strategy.loss(LossInputs(student, teacher, memory, D2, shares, 0.6, sum)))
     assert taught == pytest.approx(2 * ratio + 0.5 * apart + 0.25 * float(away))
 
 
@@ -156,7 +157,9 @@ def test_the_term_of_the_tokens_moves_the_tokens_and_not_the_mask(told):
     D1, D2, student, teacher = told
     D, tokens = D2.clone().requires_grad_(), student.tokens.clone().requires_grad_()
     strategy = DynamicViT(share=0, kl=0, distillation=1)
-    lesson = Lesson(Told(student.logits, tokens), teacher, {"kept": {1: D1, 2: D2}}, D, {1: 0.5, 2: 0.25}, 0.6, sum)
+    lesson = LossInputs(
+        ModelOutputs(student.logits, tokens), teacher, {"kept": {1: D1, 2: D2}}, D, {1: 0.5, 2: 0.25}, 0.6, sum
+    )
     strategy.loss(lesson).backward()
     assert D.grad is None and bool((tokens.grad.any(dim=2) == (D2 > 0)).all())
 

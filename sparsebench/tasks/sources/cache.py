@@ -70,13 +70,13 @@ def kept(name: str, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarr
         _warn("there is no home directory")
         return _in_memory(shape, rows)
     path = where / f"{name}-v{VERSION}-pillow{_pillow()}{SUFFIX}"
-    if (found := _mapped(path, shape)) is not None:
-        return found
+    if (pixels := _mapped(path, shape)) is not None:
+        return pixels
     with _alone(path):
-        found = _mapped(path, shape)  # by who was before
-        if found is None and _write(path, shape, rows):
-            found = _mapped(path, shape)
-    return _in_memory(shape, rows) if found is None else found
+        pixels = _mapped(path, shape)  # by who was before
+        if pixels is None and _write(path, shape, rows):
+            pixels = _mapped(path, shape)
+    return _in_memory(shape, rows) if pixels is None else pixels
 
 
 def _pillow() -> str:
@@ -206,7 +206,7 @@ def clear() -> tuple[int, int]:
     Raises:
         OSError: one cannot be removed.
     """
-    found = size()
+    bytes_ = size()
     for path in _files():
         path.unlink(missing_ok=True)
-    return found
+    return bytes_

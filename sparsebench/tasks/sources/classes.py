@@ -72,9 +72,9 @@ def _digits(size: int) -> Foregrounds:
     coloured = np.ascontiguousarray(coloured.transpose(0, 3, 1, 2))
     train, test = {}, {}
     for digit in range(10):
-        mine = coloured[bunch.target == digit]
-        cut = len(mine) * 2 // 3
-        train[str(digit)], test[str(digit)] = mine[:cut], mine[cut:]
+        group = coloured[bunch.target == digit]
+        cut = len(group) * 2 // 3
+        train[str(digit)], test[str(digit)] = group[:cut], group[cut:]
     return Foregrounds(tuple(train), train, test)
 
 

@@ -44,21 +44,21 @@ def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
 
 def names_in(root: Path) -> list[str]:
     """Return the paths in a folder, "/" between their parts, of the pictures below it, sorted."""
-    found = []
+    paths = []
     for folder, names in walk(root):
         within = os.path.relpath(folder, root).replace(os.sep, "/")
         prefix = "" if within == "." else f"{within}/"
         for name in names:
             if os.path.splitext(name)[1].lower() in PICTURES and os.path.isfile(os.path.join(folder, name)):
-                found.append(prefix + name)
-    return sorted(found)
+                paths.append(prefix + name)
+    return sorted(paths)
 
 
 def _some_names(root: Path) -> list[str]:
-    found = names_in(root)
-    if not found:
+    names = names_in(root)
+    if not names:
         raise UserError(f"{root} holds no pictures", allowed=sorted(PICTURES))
-    return found
+    return names
 
 
 def fingerprint(root: Path, also: Sequence[str] = ()) -> str:
@@ -74,10 +74,10 @@ def contents(root: Path, also: Sequence[str] = ()) -> dict[str, str]:
     return {name: hashlib.sha256(read_bytes(root / name)).hexdigest() for name in [*also, *_some_names(root)]}
 
 
-def short(found: Mapping[str, str]) -> str:
+def short(hashes: Mapping[str, str]) -> str:
     """Return the fingerprint of such contents."""
     digest = hashlib.sha256()
-    for name, sha256 in found.items():
+    for name, sha256 in hashes.items():
         digest.update(os.fsencode(f"{name}\0{sha256}\n"))
     return digest.hexdigest()[:DIGITS]
 
@@ -89,10 +89,10 @@ def contents_of(content: str, root: Path, also: tuple[str, ...] = ()) -> Mapping
     Raises:
         UserError: the folder has others now.
     """
-    found = contents(root, also)
-    if short(found) != content:
+    hashes = contents(root, also)
+    if short(hashes) != content:
         raise _changed(f"the pictures in {root}")
-    return found
+    return hashes
 
 
 def _changed(what: str) -> UserError:
@@ -127,13 +127,13 @@ def squares_in(
     which = hashlib.sha256(os.fsencode("\n".join(names))).hexdigest()[:DIGITS]
 
     def rows() -> Iterator[np.ndarray]:
-        found = {}
+        hashes = {}
         for name in every:
             data = read_bytes(root / name)
-            found[name] = hashlib.sha256(data).hexdigest()
+            hashes[name] = hashlib.sha256(data).hexdigest()
             if wanted(name):
                 yield decode_square(data, size, root / name).transpose(2, 0, 1)
-        if short(found) != content:
+        if short(hashes) != content:
             raise _changed(f"the pictures in {root}")
 
     return names, cache.kept(f"{content}-{which}-{size}-first", (len(names), 3, size, size), rows)
