@@ -24,9 +24,9 @@ from sparsebench.view import TokenView
 if TYPE_CHECKING:
     from sparsebench.measure.cost import CostModel
     from sparsebench.models.base import Model, Network
+    from sparsebench.strategy import LossInputs as Lesson
+    from sparsebench.strategy import ModelOutputs as Told
     from sparsebench.tasks.base import Data, Recipe, Split, Task
-
-    Lesson, Told = LossInputs, ModelOutputs
 
 _LATER = {
     "CostModel": "measure.cost", "Model": "models.base", "Network": "models.base", "Data": "tasks.base",

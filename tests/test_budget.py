@@ -12,10 +12,10 @@ from sparsebench.budget import FULL, Budget, amount_of
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import BlockCost, ShallowCost, VitCost
 from sparsebench.measure.counts import (
-    capped,
+    cap_counts,
     check_fits,
     counts_at,
-    ramped,
+    ramp_counts,
     rate_of,
     scaled_at,
     shares_of,
@@ -212,7 +212,7 @@ def test_all_the_macs_keep_all_tokens_even_where_scoring_costs():
 @given(st.lists(st.integers(1, 196), min_size=1, max_size=12), st.sampled_from([0.3, 0.5, 1.0]))
 def test_what_cannot_leave_at_once_stays_or_leaves_as_soon_as_it_can(asked, most):
     asked = sorted(asked, reverse=True)
-    never, later = capped(asked, 196, most), capped(asked, 196, most, later=True)
+    never, later = cap_counts(asked, 196, most), cap_counts(asked, 196, most, later=True)
     for counts, wanted in ((never, [a - b for a, b in pairwise([196, *asked])]), (later, None)):
         before = 196
         for stage, after in enumerate(counts):
@@ -230,7 +230,7 @@ def test_where_half_can_leave_at_most_a_fraction_of_macs_is_reached_wherever_it_
     budget = Budget(macs=target)
     blocks = stages(budget, traits, 4)
     dense, least = (VIT.macs(VIT.steps(traits, blocks, k)) for k in (
-        [64] * len(blocks), capped([1] * len(blocks), 64, 0.5, later=True)
+        [64] * len(blocks), cap_counts([1] * len(blocks), 64, 0.5, later=True)
     ))  # fmt: skip
     counts = solve(budget, VIT, traits)
     ratio = VIT.macs(VIT.steps(traits, blocks, counts)) / dense
@@ -358,10 +358,10 @@ def test_a_token_is_scaled_where_it_alone_would_be_fused(rate, tokens, conventio
 
 def test_half_way_to_the_budget_the_keep_rate_is_half_way_to_one():
     traits = Traits("attention", ("tokens",))
-    half, rate = ramped(0.5, Budget(keep_rate=0.5, blocks=(0, 1)), 0.5, DEEP, traits)
+    half, rate = ramp_counts(0.5, Budget(keep_rate=0.5, blocks=(0, 1)), 0.5, DEEP, traits)
     assert (half, rate) == ((147, 110), 0.75)
-    assert ramped(0.0, Budget(keep_rate=0.5), 0.5, DEEP, traits)[0] == (196,) * 3
-    assert ramped(0.5, Budget(counts=(100, 51), blocks=(0, 1)), None, DEEP, traits)[0] == (148, 124)
+    assert ramp_counts(0.0, Budget(keep_rate=0.5), 0.5, DEEP, traits)[0] == (196,) * 3
+    assert ramp_counts(0.5, Budget(counts=(100, 51), blocks=(0, 1)), None, DEEP, traits)[0] == (148, 124)
 
 
 @pytest.mark.parametrize("blocks", [None, (1, 2)])

@@ -148,7 +148,7 @@ def _add_curve(tested: Entries, line: Line, dense: Row, lowest: float) -> Conten
     height = curves.area(contenders, spent, lowest) if points and lowest in line.rows else None
     if height is None:
         return None
-    own = _interval(KEPT.keys, curves.kept(height, contenders[-1]))
+    own = _interval(KEPT.keys, curves.kept_accuracy(height, contenders[-1]))
     least = _interval(MACS_AT_2.keys, curves.least_macs(contenders, spent))
     if least[MACS_AT_2.key] == spent[0]:
         least[MACS_AT_2.key] = f"<= {spent[0]:.3f}"

@@ -179,7 +179,7 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
     return fill(registered.cls, job.cell.strategy.params, f"strategy '{registered.cls.name}'")
 
 
-def kept(network: Network, initial: str, outcome: Mapping[str, float]) -> bytes:
+def weights_file(network: Network, initial: str, outcome: Mapping[str, float]) -> bytes:
     """Return a file of a trained network's weights, which says what it began with and how its training came out."""
     state = {name: value.cpu().contiguous() for name, value in network.module.state_dict().items()}
     return save(state, {TRAINING: json.dumps({"initial": initial, "outcome": dict(outcome)}, sort_keys=True)})

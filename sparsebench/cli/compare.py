@@ -56,10 +56,10 @@ def compare(
     request, files, how = values_of(values | {"tasks": task, "seeds": 1})
     request, drawn = replace(request, single=True), samples if picture else 0
     if dry_run:
-        from sparsebench.cli.dry_run import foreseen
+        from sparsebench.cli.dry_run import forecast
 
         trainer = Trainer(replace(files, download=False), how, out)
-        click.echo(foreseen(comparing.plan_of((a, b), request, trainer, drawn)))
+        click.echo(forecast(comparing.plan_of((a, b), request, trainer, drawn)))
         return
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, callbacks_of(progress))

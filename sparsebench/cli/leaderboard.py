@@ -56,7 +56,7 @@ def leaderboard(
     from sparsebench.records.store import write_whole
 
     if check or update:
-        sys.exit(_published(folder, update))
+        sys.exit(_compare_or_write(folder, update))
     if form == HTML and output is None and sys.stdout.isatty():
         raise UserError("a page is not for the terminal", next_step="give -o FILE.html")
     if choice.names and form in (HTML, BIBTEX):
@@ -69,7 +69,7 @@ def leaderboard(
     click.echo(f"written: {output}", err=True)
 
 
-def _published(folder: Path, write: bool) -> int:
+def _compare_or_write(folder: Path, write: bool) -> int:
     """Compare the boards in a folder with their records, or write them; return how the command leaves."""
     from sparsebench.board import documents, published
 

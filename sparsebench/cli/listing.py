@@ -43,7 +43,7 @@ def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -
     if published and what != "plugins":
         raise UserError("--published lists settings of strategies", allowed="sparsebench list plugins --published")
     tables = {
-        "plugins": _published if published else _plugins,
+        "plugins": _published_methods if published else _plugins,
         "tasks": _tasks,
         "models": _models,
         "suites": _suites,
@@ -88,7 +88,7 @@ def _plugins(registry: Any) -> list[dict[str, str]]:
     return rows + broken
 
 
-def _published(registry: Any) -> list[dict[str, Any]]:
+def _published_methods(registry: Any) -> list[dict[str, Any]]:
     return [
         {
             "name": registered.cls.name,

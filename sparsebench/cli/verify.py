@@ -52,7 +52,7 @@ def verify(
             _replay(folder, verdict, replay, plugin, device, files)
         verdicts.append(verdict)
         if not as_json:
-            click.echo(_told(verdict))
+            click.echo(_lines(verdict))
     if as_json:
         click.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
     sys.exit(int(any(verdict.wrong for verdict in verdicts)))
@@ -66,7 +66,7 @@ def _replay(
     replay(folder, verdict, number, Here(plugin, Files(**files), device, Progress(folder).stopping))
 
 
-def _told(verdict: Verdict) -> str:
+def _lines(verdict: Verdict) -> str:
     lines = [f"{verdict.folder}: {verdict.badge}"]
     if verdict.strategy:
         lines.append(f"{verdict.strategy} {verdict.version}, suite {verdict.suite}, {verdict.records} records")

@@ -19,7 +19,7 @@ SYSTEMS = {
 
 
 @contextmanager
-def started(file: Path, workers: int | None) -> Iterator[Any]:
+def start(file: Path, workers: int | None) -> Iterator[Any]:
     """Start a scheduler here that has jobs submitted; they are ended with it.
 
     Args:

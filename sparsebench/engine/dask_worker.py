@@ -97,7 +97,7 @@ def answer(setting: str, question: str) -> str:
     dask = get_worker()
     task = dask.get_current_task()
 
-    def wanted() -> bool:
+    def is_wanted() -> bool:
         state = dask.state.tasks.get(task)
         return state is not None and state.state == "executing"
 
@@ -112,7 +112,7 @@ def answer(setting: str, question: str) -> str:
             gpus = int(dask.state.total_resources.get(GPU, 0))
             place = _place(setting, dask.local_directory, dask.state.nthreads, gpus)
         place.check(jobs)
-        return place.answer(jobs, wanted, begins).model_dump_json()
+        return place.answer(jobs, is_wanted, begins).model_dump_json()
     except UserError as error:
         return Answer(refused=f"worker {dask.address} on {socket.gethostname()}: {error}").model_dump_json()
 
@@ -167,14 +167,14 @@ class _Place:
                 raise UserError(problem)
 
     def answer(
-        self, jobs: Sequence[Job], wanted: Callable[[], bool], begins: Callable[[Sequence[str]], None]
+        self, jobs: Sequence[Job], is_wanted: Callable[[], bool], begins: Callable[[Sequence[str]], None]
     ) -> Answer:
         """Return the records."""
         supervisor = self._take(jobs[0].cell.draw)
         supervisor.on_begin = begins
-        with _ended_when(lambda: not wanted(), supervisor):
+        with _ended_when(lambda: not is_wanted(), supervisor):
             try:
-                records = tuple(record for _, record in supervisor.records([self._here(job) for job in jobs]))
+                records = tuple(record for _, record in supervisor.records([self._local(job) for job in jobs]))
             except BaseException:
                 supervisor.kill()
                 raise
@@ -183,7 +183,7 @@ class _Place:
         note = "" if self.shared else f"{socket.gethostname()} does not see {self.run}: checkpoints stay there"
         return Answer(records=records, note=note, environment=environment.describe())
 
-    def _here(self, job: Job) -> Job:
+    def _local(self, job: Job) -> Job:
         return job.model_copy(update={"files": tuple(str(self.files[path]) for path in job.files)})
 
     def _take(self, draw: str) -> Supervisor:

@@ -42,7 +42,7 @@ class Limits:
     exclusive: bool = False
 
     @classmethod
-    def given(
+    def parse(
         cls, timeout: float | str | None, memory: float | str | None, workers: int, exclusive: bool = False
     ) -> Limits:
         """Return the limits that a user asks for; None leaves the default.

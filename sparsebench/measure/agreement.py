@@ -22,11 +22,11 @@ def expected_iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """
     N, sizes = a.shape[1], np.stack([a.sum(axis=1), b.sum(axis=1)], axis=1)
     pairs, which = np.unique(sizes, axis=0, return_inverse=True)
-    means = np.array([_expected(N, int(k), int(m)) for k, m in pairs])
+    means = np.array([_expected_overlap(N, int(k), int(m)) for k, m in pairs])
     return means[which.reshape(-1)]
 
 
-def _expected(N: int, k: int, m: int) -> float:
+def _expected_overlap(N: int, k: int, m: int) -> float:
     if k + m == 0:
         return float("nan")
     x = np.arange(max(0, k + m - N), min(k, m) + 1)

@@ -108,7 +108,7 @@ def spread(removed: float, tokens: int, blocks: Sequence[int], depth: int, gamma
     return tuple(counts)
 
 
-def capped(counts: Sequence[int], tokens: int, most: float, *, later: bool = False) -> tuple[int, ...]:
+def cap_counts(counts: Sequence[int], tokens: int, most: float, *, later: bool = False) -> tuple[int, ...]:
     """Return the counts when no more than the share `most` of the tokens can leave at once.
 
     As many leave each stage as was asked for there, or as can. What could not leave does so `later`, as soon as it
@@ -121,7 +121,7 @@ def capped(counts: Sequence[int], tokens: int, most: float, *, later: bool = Fal
     return tuple(out[1:])
 
 
-def counted(budget: Budget, cost: CostModel, traits: Traits) -> Traits:
+def traits_as_counted(budget: Budget, cost: CostModel, traits: Traits) -> Traits:
     """Return the traits as a budget counts them: without own products where nothing is saved for them.
 
     Where the fewest tokens cost as much as the dense network, the nearest to any fraction would be to leave them all.
@@ -131,7 +131,7 @@ def counted(budget: Budget, cost: CostModel, traits: Traits) -> Traits:
     if budget.macs is None:
         return traits
     blocks = stages(budget, traits, cost.depth)
-    fewest = capped((1,) * len(blocks), cost.tokens, traits.most, later=True)
+    fewest = cap_counts((1,) * len(blocks), cost.tokens, traits.most, later=True)
     saves = cost.macs(cost.steps(traits, blocks, fewest)) < cost.macs(cost.dense())
     return traits if saves else traits._replace(own_macs=lambda place: 0.0)
 
@@ -156,7 +156,7 @@ def rate_of(budget: Budget, cost: CostModel, traits: Traits) -> float | None:
     """
     if budget.macs is None:
         return budget.keep_rate
-    traits, blocks = counted(budget, cost, traits), stages(budget, traits, cost.depth)
+    traits, blocks = traits_as_counted(budget, cost, traits), stages(budget, traits, cost.depth)
     return _nearest(budget.macs, lambda rate: counts_of(budget, rate, cost, traits), cost, traits, blocks)
 
 
@@ -174,7 +174,7 @@ def counts_of(budget: Budget, rate: float | None, cost: CostModel, traits: Trait
         made = spread(removed, N, blocks, cost.depth, budget.gamma if schedule == "late" else 0.0)
     # A keep rate means what it does in published methods. A fraction of MACs is searched for: there a smaller rate
     # must never cost more, as it would where what could not leave in one stage stays for good.
-    return capped(made, N, traits.most, later=budget.macs is not None)
+    return cap_counts(made, N, traits.most, later=budget.macs is not None)
 
 
 def shares_of(budget: Budget, rate: float | None, cost: CostModel, traits: Traits) -> tuple[float, ...]:
@@ -185,7 +185,7 @@ def shares_of(budget: Budget, rate: float | None, cost: CostModel, traits: Trait
     return tuple(count / cost.tokens for count in counts)
 
 
-def ramped(
+def ramp_counts(
     way: float, budget: Budget, rate: float | None, cost: CostModel, traits: Traits
 ) -> tuple[tuple[int, ...], float | None]:
     """Return the counts, and their keep rate, the share `way` of the way from all tokens to the budget's."""

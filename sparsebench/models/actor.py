@@ -13,7 +13,7 @@ from sparsebench import seeds, tokens
 from sparsebench.budget import Budget
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
-from sparsebench.measure.counts import counted, counts_of, ramped, rate_of, scaled_at, shares_of, stages
+from sparsebench.measure.counts import counts_of, ramp_counts, rate_of, scaled_at, shares_of, stages, traits_as_counted
 from sparsebench.models.plan_checks import check_only_removes, check_plan, only_removes
 from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.strategy import LossInputs, ModelOutputs, Site, Strategy
@@ -59,7 +59,7 @@ class Actor:
             raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
         self.spend(budget)
         self.bounds = strategy.adaptive and (budget.counts is not None or min(self.keep.values()) < self.tokens)
-        traits = counted(budget, cost, self.traits)._replace(scaled=self.scaled)
+        traits = traits_as_counted(budget, cost, self.traits)._replace(scaled=self.scaled)
         self.planned = cost.steps(traits, tuple(self.keep), tuple(self.keep.values()))
         self.more = strategy.training_blocks(self.depth)
         if not set(self.more) <= set(range(self.depth)):
@@ -81,7 +81,7 @@ class Actor:
             return self.keep, self.scaled
         if not 0 <= way <= 1:
             raise StrategyError(f"'{self.strategy.name}': ramp must lie in [0, 1], got {way}")
-        counts, rate = ramped(way, *self._asked)
+        counts, rate = ramp_counts(way, *self._asked)
         blocks = tuple(self.keep)
         return dict(zip(blocks, counts, strict=True)), scaled_at(self.budget, self.traits, rate, self.tokens, blocks)
 

@@ -21,7 +21,7 @@ IN_CACHE = 2**18
 
 @dataclass(frozen=True, eq=False)
 class _Attention:
-    """A block's attention, of which single parts are made. See `given` for what it is made of."""
+    """A block's attention, of which single parts are made. See `fields_of` for what it is made of."""
 
     scale: float
     q: Tensor
@@ -48,7 +48,7 @@ class _Attention:
         scores = full(self.q[part]) * self.scale @ full(self.k[part]).contiguous().transpose(-2, -1)
         return self.softmax(scores, self.eye, part)
 
-    def received(self) -> Tensor:
+    def received_attention(self) -> Tensor:
         """Return (B, N), what each patch receives, mean over heads and queries."""
         B, H, T, _ = self.q.shape
         size = max(1, IN_CACHE // (H * T * T)) if self.q.device.type == "cpu" else B
@@ -82,7 +82,7 @@ class _Attention:
         return (x.masked_fill(real == 0, 0.0) * real).sum(dim=2) / real.sum(dim=2).clamp(min=1e-6)
 
 
-def given(
+def fields_of(
     attn: Any,
     q: Tensor,
     k: Tensor,
@@ -109,7 +109,7 @@ def given(
         "queries": lambda: q[:, :, P:],
         "keys": lambda: k[:, :, P:],
         "attention_maps": attention.maps,
-        "received_attention": attention.received,
+        "received_attention": attention.received_attention,
         "mean_query_attention": attention.mean_query,
     }
     if v is not None:
@@ -120,7 +120,7 @@ def given(
     return fields
 
 
-def observed(attn: Any, normed: Tensor, prefix: int, class_rows: int) -> tuple[Tensor, Fields]:
+def observe_attention(attn: Any, normed: Tensor, prefix: int, class_rows: int) -> tuple[Tensor, Fields]:
     """Run attention that cannot be taken apart as it is; take its queries and keys where it shows them."""
     seen: dict[str, Tensor] = {}
     with ExitStack() as stack:
@@ -128,7 +128,7 @@ def observed(attn: Any, normed: Tensor, prefix: int, class_rows: int) -> tuple[T
             hook = getattr(attn, name).register_forward_hook(lambda _m, _a, out, name=name: seen.__setitem__(name, out))
             stack.callback(hook.remove)
         attended = attn(normed)
-    return attended, given(attn, seen["q_norm"], seen["k_norm"], None, prefix, class_rows)
+    return attended, fields_of(attn, seen["q_norm"], seen["k_norm"], None, prefix, class_rows)
 
 
 def in_full(make: Callable[[], Any]) -> Any:

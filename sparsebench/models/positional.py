@@ -102,14 +102,14 @@ class PositionalViT(nn.Module):
     def choose(self, acting: Pass, X: Tensor) -> Tensor | None:
         """Return the (B, M) positions in S, or None where all tokens stay."""
 
-        def received() -> Tensor:
+        def received_attention() -> Tensor:
             return finite(self.attention().mean(dim=0)).expand(len(X), -1)
 
         given: dict[str, Callable[[], Any]] = {
             "tokens": lambda: X,
             "values": lambda: finite(self.head(X))[:, None],
-            "attention": received,
-            "received_attention": received,
+            "attention": received_attention,
+            "received_attention": received_attention,
             "pixels": lambda: None,
             "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
         }

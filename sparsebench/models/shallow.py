@@ -160,7 +160,7 @@ class ShallowViT(nn.Module):
     def choose(self, acting: Pass, X: Tensor) -> Tensor | None:
         """Return the (B, M) positions in S, or None where all tokens stay."""
 
-        def received() -> Tensor:
+        def received_attention() -> Tensor:
             return finite(self.attention(X).mean(dim=(1, 2)))
 
         given: dict[str, Callable[[], Any]] = {
@@ -169,8 +169,8 @@ class ShallowViT(nn.Module):
             "keys": lambda: finite(self._by_head(X, self.W_K)),
             "values": lambda: finite(self._by_head(X, self.W_V)),
             "attention_maps": lambda: finite(self.attention(X)),
-            "attention": received,
-            "received_attention": received,
+            "attention": received_attention,
+            "received_attention": received_attention,
             "pixels": lambda: None,
             "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
         }

@@ -96,18 +96,18 @@ def check_head(vit: Any, what: str) -> None:
 
 
 def load_weights(vit: Any, path: Path, *, fresh_head: bool) -> bool:
-    """Put the weights of a file into a model; see `matched`. Numbers of another precision become the model's.
+    """Put the weights of a file into a model; see `match_weights`. Numbers of another precision become the model's.
 
     Returns:
         whether the head is the file's too.
     """
-    state, expected = matched(vit, path, fresh_head=fresh_head), vit.state_dict()
+    state, expected = match_weights(vit, path, fresh_head=fresh_head), vit.state_dict()
     head = all(state[key].data_ptr() != value.data_ptr() for key, value in expected.items() if key.startswith(HEADS))
     vit.load_state_dict(state)
     return head
 
 
-def matched(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor]:
+def match_weights(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor]:
     """Return the weights of a file, one for each of the model's.
 
     Names and sizes must be the model's but for what timm knows how to convert; a position embedding of another

@@ -79,7 +79,7 @@ class TwoLayerViT(nn.Module):
         def keys() -> Tensor:
             return X @ self.W_K if known is None else known[1]
 
-        def received() -> Tensor:
+        def received_attention() -> Tensor:
             return finite(torch.softmax(queries() @ keys().mT, dim=2).mean(dim=1))
 
         given: dict[str, Callable[[], Any]] = {
@@ -87,8 +87,8 @@ class TwoLayerViT(nn.Module):
             "queries": lambda: finite(queries())[:, None],
             "keys": lambda: finite(keys())[:, None],
             "values": lambda: finite(X @ self.W_V)[:, None],
-            "attention": received,
-            "received_attention": received,
+            "attention": received_attention,
+            "received_attention": received_attention,
             "pixels": lambda: None,
             "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
         }

@@ -86,10 +86,10 @@ class _Runs:
         if name not in self.experiments:
             known = self.client.get_experiment_by_name(name)
             id_ = known.experiment_id if known else self.client.create_experiment(name)
-            self.experiments[name] = id_, dict(self._stored(id_))
+            self.experiments[name] = id_, dict(self._runs_of(id_))
         return self.experiments[name]
 
-    def _stored(self, experiment: str) -> list[tuple[str, str]]:
+    def _runs_of(self, experiment: str) -> list[tuple[str, str]]:
         stored: list[tuple[str, str]] = []
         token: Any = None
         while True:

@@ -51,7 +51,7 @@ def contenders_of(
                 yield strategy, registered, budget, part
 
 
-def named(text: str, registry: Registry) -> list[Spec]:
+def specs_of(text: str, registry: Registry) -> list[Spec]:
     """Return the specifications of a plugin argument: one, one for each strategy of a file, or of `ALL` there are."""
     spec = parse(text)
     if spec.name == ALL:

@@ -11,7 +11,7 @@ from sparsebench.budget import FULL
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
 from sparsebench.planning.budgets import fit_budget, known_cost
-from sparsebench.planning.contenders import Contender, contenders_of, named
+from sparsebench.planning.contenders import Contender, contenders_of, specs_of
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import training_entry
 from sparsebench.planning.request import Request
@@ -31,7 +31,7 @@ ImageUse = Literal["images", "tested_images"]
 def image_uses(request: Request, registry: Registry) -> tuple[ImageUse, ...]:
     """Return for what the tasks of a request take its images: to train on, or only to test on."""
     for text in request.plugins:
-        named(text, registry)  # files may bring tasks
+        specs_of(text, registry)  # files may bring tasks
     names = [parse(text).name for text in request.tasks] or [entry.name for entry in load(request.suite).task]
     uses = {_image_use(cls) for cls in map(registry.task, names) if "images" in cls.model_fields}
     return tuple(sorted(uses)) or ("images",)
@@ -189,7 +189,7 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
     """Yield every task with its model and strategies: the suite's, or those of the request."""
     if any(n < 1 for n in request.n_train):
         raise UserError("--n-train", got=list(request.n_train), allowed="1 or more")
-    plugins = [spec for text in request.plugins for spec in named(text, registry)]  # files may bring tasks
+    plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
     for entry, params in _entries(suite, request, registry):
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
         trained = training_entry(entry) if entry.network else None

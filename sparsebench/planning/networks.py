@@ -18,7 +18,7 @@ from sparsebench.records import store
 from sparsebench.records.record import Head
 
 
-def shipped() -> Path:
+def shipped_folder() -> Path:
     """Return the folder of the networks that come with sparsebench."""
     return Path(str(resources.files("sparsebench"))) / "networks"
 
@@ -68,7 +68,7 @@ class Networks:
 
     def check(self, trainings: Collection[str]) -> None:
         """Raise UserError if a folder was given that has none of these networks, such as those of another version."""
-        known = {} if self.given is None else self._others[self.given]
+        known = {} if self.given is None else self._other_networks[self.given]
         if self.given is None or not trainings or known.keys() & trainings:
             return
         raise UserError(
@@ -87,7 +87,7 @@ class Networks:
 
     def elsewhere(self, cell_id: str) -> Path | None:
         """Return the file of a cell's weights that is not in the run's own folder; see `has`."""
-        for folder, known in self._others.items():
+        for folder, known in self._other_networks.items():
             path = store.weights_path(folder, cell_id)
             if cell_id not in known or not path.exists():
                 continue
@@ -107,6 +107,8 @@ class Networks:
         return {c: path for c, path in paths.items() if path is not None}
 
     @cached_property
-    def _others(self) -> dict[Path, Mapping[str, Head]]:
-        folders = [folder for folder in (self.given, shipped()) if folder is not None and (folder / "weights").is_dir()]
+    def _other_networks(self) -> dict[Path, Mapping[str, Head]]:
+        folders = [
+            folder for folder in (self.given, shipped_folder()) if folder is not None and (folder / "weights").is_dir()
+        ]
         return {folder: store.heads(folder) for folder in folders}

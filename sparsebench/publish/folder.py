@@ -119,7 +119,7 @@ def files_of(folder: Path) -> set[str]:
 
 
 @contextmanager
-def opened(folder: Path, name: str) -> Iterator[BufferedReader]:
+def open_file(folder: Path, name: str) -> Iterator[BufferedReader]:
     """Open a file of a submission: a plain one, under one name alone, of bounded size.
 
     Raises:
@@ -143,7 +143,7 @@ def read(folder: Path, name: str, kind: type[M]) -> M:
     Raises:
         Unfit, OSError: it cannot be read, or says something else.
     """
-    with opened(folder, name) as file:
+    with open_file(folder, name) as file:
         content = file.read(FEW_BYTES + 1)
     try:
         return kind.model_validate_json(content, strict=True)
@@ -171,7 +171,7 @@ def manifest_of(folder: Path) -> Manifest:
     if odd := sorted(listed ^ (files - {MANIFEST})):
         raise Unfit(f"'{plain(odd[0])}' is " + ("listed and not there" if odd[0] in listed else "there and not listed"))
     for name in sorted(listed):
-        with opened(folder, name) as file:
+        with open_file(folder, name) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != manifest.files[name]:
                 raise Unfit(f"'{name}' has another SHA-256 than {MANIFEST} says")
     return manifest
@@ -199,7 +199,7 @@ def lines(folder: Path) -> Iterator[bytes]:
     Raises:
         Unfit, OSError: one is too long or torn.
     """
-    with opened(folder, RECORDS) as file:
+    with open_file(folder, RECORDS) as file:
         while line := file.readline(LINE_BYTES + 1):
             if not line.endswith(b"\n"):
                 raise Unfit(f"{RECORDS} has a line that is torn, or of more than {LINE_BYTES} bytes")

@@ -75,7 +75,7 @@ def replay(folder: Path, verdict: Verdict, number: int, here: Here) -> None:
         return
     manifest, registry = folders.manifest_of(folder), Registry()
     _check_source(manifest, registry, here.plugin)
-    records = _drawn(folder, manifest, number)
+    records = _draw(folder, manifest, number)
     again = _run(records, registry, here)
     off = [text for record in records if (text := _disagreement(record, again[record.cell_id], len(records)))]
     verdict.notes.append(f"replayed {len(records)} cells: {', '.join(record.cell_id for record in records)}")
@@ -101,7 +101,7 @@ def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -
         )  # fmt: skip
 
 
-def _drawn(folder: Path, manifest: Manifest, number: int) -> list[Record]:
+def _draw(folder: Path, manifest: Manifest, number: int) -> list[Record]:
     """Return so many of the records that are ok, or all there are, drawn by the hash of the records."""
     keys: list[tuple[int, bytes]] = []
     for line in folders.lines(folder):

@@ -59,7 +59,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
             settings of the suite; what would be published contradicts itself; or it is there already.
     """
     with store.uncollected():
-        known = list(store.newest((stored.claim, _known(stored)) for stored in store.scan_all(out, Record)).values())
+        known = list(store.newest((stored.claim, _entry(stored)) for stored in store.scan_all(out, Record)).values())
     if not known:
         raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
     name = _strategy(known, strategy)
@@ -68,7 +68,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     if (name, origin.sha256) not in manifests.strategies(out):
         raise UserError(f"{out} does not say what strategy '{name}' is", next_step=AGAIN)
     suite = _suite(manifests.suites(out), {one.setting for one in entries}, out)
-    chosen = _chosen(known, name, suite)
+    chosen = _choose(known, name, suite)
     answered = Answered(name=suite.name, version=suite.version, sha256=suite.sha256)
     folder = to / name / version_of(answered, origin)
     if folder.is_symlink() or folder.exists():
@@ -91,7 +91,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     return Submission(folder, manifest, verdict)
 
 
-def _known(stored: store.Found[Record]) -> _Known:
+def _entry(stored: store.Found[Record]) -> _Known:
     record = stored.item
     cell = record.cell
     start = "" if cell.init is None else cell.init.id
@@ -150,7 +150,7 @@ def _suite(asked: Collection[Asked], settings: Collection[str], out: Path) -> As
     return largest[0]
 
 
-def _chosen(known: Iterable[_Known], name: str, suite: Asked) -> list[_Known]:
+def _choose(known: Iterable[_Known], name: str, suite: Asked) -> list[_Known]:
     """Return what is published, by the hashes of the cells."""
     settings, by_id = set(suite.settings), {one.cell_id: one for one in known}
     ids = {

@@ -274,7 +274,7 @@ class _Examined:
                 findings.add(f"{_cell(record)}: {plain(error)}")
         planned = {"macs_ratio_planned"} if record.cell.where == "train" or record.cell.budget.macs == 1.0 else set()
         made = set(recount.COUNTED) - {"macs_ratio_planned"} | planned
-        reported = {plain(name.partition(":")[0], 60) for name in record.metrics if not rescore.decided(name)} - made
+        reported = {plain(name.partition(":")[0], 60) for name in record.metrics if not rescore.is_decided(name)} - made
         if len(self.as_reported) < MOST_NAMES:
             self.as_reported |= reported
 
@@ -328,15 +328,15 @@ def _truths(record: Record, items: Items) -> Iterator[tuple[tuple[str, str], str
 
 
 def _task(part: Part) -> Task | None:
-    return cast(Task | None, _made(Task, part.name, canonical(part.params)))
+    return cast(Task | None, _make(Task, part.name, canonical(part.params)))
 
 
 def _model(part: Part) -> Model | None:
-    return cast(Model | None, _made(Model, part.name, canonical(part.params)))
+    return cast(Model | None, _make(Model, part.name, canonical(part.params)))
 
 
 @lru_cache(maxsize=256)
-def _made(kind: type[Task] | type[Model], name: str, params: str) -> Task | Model | None:
+def _make(kind: type[Task] | type[Model], name: str, params: str) -> Task | Model | None:
     """Return a task or model that comes with sparsebench, or None for another.
 
     Raises:

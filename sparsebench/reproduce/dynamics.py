@@ -10,9 +10,9 @@ import numpy as np
 
 from sparsebench.measure import theory
 from sparsebench.reproduce import published
-from sparsebench.reproduce.result import COLOURS, PUBLISHED, Panel, Result, band, dashed, legend
+from sparsebench.reproduce.result import COLOURS, PUBLISHED, Panel, Result, band, draw_dashed, legend
 from sparsebench.reproduce.samples import tau
-from sparsebench.reproduce.trials import ENOUGH, Trial, compete, grouped, mean, measured
+from sparsebench.reproduce.trials import ENOUGH, Trial, compete, group_by, mean, values_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 from sparsebench.stats.intervals import bootstrap_means
 
@@ -26,18 +26,18 @@ def figure_2(trials: Sequence[Trial]) -> Result:
     """Steps until the test loss is below the threshold, against 1 / alpha_*, under each rule for alpha_#."""
     panels: list[Panel] = []
     rows, verdicts = [], []
-    for printed, group in grouped(trials, lambda t: t.task.irrelevant is not None).items():
+    for printed, group in group_by(trials, lambda t: t.task.irrelevant is not None).items():
         name = "half of the tokens irrelevant" if printed else "a fixed alpha_#"
-        groups = grouped(group, lambda t: t.task.realised())
+        groups = group_by(group, lambda t: t.task.realised_shares())
         rows += [_steps_row(name, shares, ts) for shares, ts in groups.items()]
-        steps = {shares: np.array(measured(ts, "iterations")) for shares, ts in groups.items()}
+        steps = {shares: np.array(values_of(ts, "iterations")) for shares, ts in groups.items()}
         panels.append(partial(_draw_steps, steps=steps, trial=group[0], title=name))
         verdicts.append(_in_line(name, steps, len(group)))
     return Result("Figure 2: steps needed against the share of relevant tokens", {"fig2": rows}, panels, verdicts)
 
 
 def _steps_row(name: str, shares: Shares, trials: Sequence[Trial]) -> dict[str, Any]:
-    reached = measured(trials, "iterations")
+    reached = values_of(trials, "iterations")
     steps, low, high = mean(reached)
     return {
         "setting": name, "alpha_*": shares[0], "alpha_#": shares[1], "trials": len(trials), "reached": len(reached),
@@ -79,7 +79,7 @@ def _draw_steps(axis: Any, steps: Mapping[Shares, np.ndarray], trial: Trial, tit
         axis.errorbar(1 / a, means, yerr=spread, fmt="o", color=COLOURS[0], capsize=3, label=label)
         shape = theory.steps_needed(a, trial.task.recipe().lr, trial.task.patterns, trial.model.sigma, tau(trial))
         if np.isfinite(shape).all():
-            dashed(axis, 1 / a, shape * (means / shape).mean(), "Theorem 1, scaled")
+            draw_dashed(axis, 1 / a, shape * (means / shape).mean(), "Theorem 1, scaled")
     threshold = trial.task.threshold
     axis.set(title=title, xlabel="$1/\\alpha_*$", ylabel=f"steps until test loss < {threshold:g}")
     legend(axis)
@@ -98,7 +98,7 @@ def figure_7(trials: Sequence[Trial]) -> Result:
     """Figure 4 with more patterns."""
     panels: list[Panel] = []
     rows, verdicts = [], []
-    for M, group in grouped(trials, lambda t: t.task.patterns).items():
+    for M, group in group_by(trials, lambda t: t.task.patterns).items():
         curves = _curves(group)
         panels.append(partial(_draw_attention, curves=curves, trial=group[0], published_too=False))
         rows += _curve_rows(curves, M=M)

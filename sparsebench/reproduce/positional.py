@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsebench.reproduce.result import COLOURS, Panel, Result, legend, points
-from sparsebench.reproduce.trials import Trial, mean, measured, paired
+from sparsebench.reproduce.trials import Trial, differences, mean, values_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 
 ACCEPTED = 0.05
@@ -35,7 +35,7 @@ def images(trials: Sequence[Trial]) -> Result:
     for (kind, permuted), group in groups.items():
         row: dict[str, Any] = {"attention": KINDS[kind], "order": ORDERS[permuted], "trials": len(group)}
         for metric in ("accuracy", "neighbour_agreement", "neighbour_agreement_shuffled"):
-            value, low, high = mean(measured([t for t in group if metric in t.values], metric))
+            value, low, high = mean(values_of([t for t in group if metric in t.values], metric))
             row |= {metric: value, f"{metric} low": low, f"{metric} high": high}
         rows.append(row)
     panels: list[Panel] = [partial(_accuracies, rows=rows), partial(_agreements, rows=rows)]
@@ -52,12 +52,12 @@ def images(trials: Sequence[Trial]) -> Result:
 def _claims(groups: Groups, permuted: bool) -> list[Verdict]:
     """Return whether positional attention keeps the accuracy, and finds the grid."""
     group, dense = groups["positional", permuted], groups["content", permuted]
-    gap = mean(paired(group, dense, "accuracy"))
+    gap = mean(differences(group, dense, "accuracy"))
     lead = mean([
         t.values["neighbour_agreement"] - t.values["neighbour_agreement_shuffled"]  # type: ignore[operator]
         for t in group if not t.diverged
     ])  # fmt: skip
-    share = mean(measured(group, "neighbour_agreement"))
+    share = mean(values_of(group, "neighbour_agreement"))
     low, high = (-np.inf if gap[1] is None else gap[1], np.inf if gap[2] is None else gap[2])
     return [
         Verdict(

@@ -12,8 +12,8 @@ import numpy as np
 from sparsebench.measure import theory
 from sparsebench.models.shipped import Shallow
 from sparsebench.reproduce import published
-from sparsebench.reproduce.result import COLOURS, Panel, Result, dashed, heat_map, legend, points
-from sparsebench.reproduce.trials import ENOUGH, Fit, Grid, Trial, compete, grouped, measured, resamples_of, slopes
+from sparsebench.reproduce.result import COLOURS, Panel, Result, draw_dashed, heat_map, legend, points
+from sparsebench.reproduce.trials import ENOUGH, Fit, Grid, Trial, compete, group_by, resamples_of, slopes, values_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 from sparsebench.stats.intervals import percentiles
 from sparsebench.tasks.theory import Theory
@@ -32,7 +32,7 @@ class Sweep:
 
     def __init__(self, trials: Sequence[Trial]):
         self.trials = trials
-        groups = grouped(trials, lambda t: t.task.realised())
+        groups = group_by(trials, lambda t: t.task.realised_shares())
         self.grids = {shares: Grid.of(group) for shares, group in groups.items()}
         self.relevant = np.array([shares[0] for shares in groups])
         self.gap = self.relevant - np.array([shares[1] for shares in groups])
@@ -76,11 +76,14 @@ def success_rows(sweep: Sweep, **labels: Any) -> list[dict[str, Any]]:
 def figure_1a(trials: Sequence[Trial]) -> Result:
     """Success over alpha_* and N. As printed, half of the tokens are irrelevant; beside it a fixed alpha_#."""
     names = {True: "half of the tokens irrelevant, as printed", False: "a fixed alpha_#"}
-    sweeps = {names[printed]: Sweep(group) for printed, group in grouped(trials, _as_printed).items()}
+    sweeps = {names[printed]: Sweep(group) for printed, group in group_by(trials, _as_printed).items()}
     panels: list[Panel] = [_published_1a]
     verdicts, success, needed = [], [], []
     for name, sweep in sweeps.items():
-        panels += [partial(sweep.map, title=f"measured, {name}", power=2), partial(_needed, sweep=sweep, title=name)]
+        panels += [
+            partial(sweep.map, title=f"measured, {name}", power=2),
+            partial(_draw_needed, sweep=sweep, title=name),
+        ]
         success += success_rows(sweep, setting=name)
         needed += sweep.rows(setting=name)
         verdicts += _linear("1a", sweep, name, "alpha_*^-2", "linear; N95 grows by 38 a unit of alpha_*^-2")
@@ -97,15 +100,15 @@ def _published_1a(axis: Any) -> None:
     heat_map(axis, "published", shown["alpha_*^-2"], shown["N"], shown["rates"], "$\\alpha_*^{-2}$")
 
 
-def _needed(axis: Any, sweep: Sweep, title: str) -> None:
+def _draw_needed(axis: Any, sweep: Sweep, title: str) -> None:
     x = sweep.relevant**-2
     points(axis, x, sweep.n50, "N50, 95 % interval", COLOURS[0])
     known = np.isfinite(sweep.values)
     if known.any():
         group = sweep.trials[0]
         predicted = theory.samples_needed(sweep.relevant, group.model.sigma, tau(group))
-        dashed(axis, x, _through(predicted, sweep.values), "Theorem 1, scaled", COLOURS[5])
-        dashed(axis, x, _through(sweep.gap**-2, sweep.values), "gap$^{-2}$, scaled", COLOURS[1])
+        draw_dashed(axis, x, _through(predicted, sweep.values), "Theorem 1, scaled", COLOURS[5])
+        draw_dashed(axis, x, _through(sweep.gap**-2, sweep.values), "gap$^{-2}$, scaled", COLOURS[1])
     axis.set(title=title, xlabel="$\\alpha_*^{-2}$", ylabel="N50", yscale="log")
     legend(axis)
 
@@ -156,7 +159,7 @@ def figure_1b(trials: Sequence[Trial]) -> Result:
 
     What is not swept is at its default.
     """
-    of_sigma = grouped([t for t in trials if t.task.noise == Theory().noise], _init)
+    of_sigma = group_by([t for t in trials if t.task.noise == Theory().noise], _init)
     standard = [t for t in trials if t.model.sigma == Shallow().sigma and t.model.init == Shallow().init]
     by_init: dict[str, dict[float, Grid]] = {
         init: _grids(group, lambda t: t.model.sigma) for init, group in of_sigma.items()
@@ -183,7 +186,7 @@ def _init(trial: Trial) -> str:
 
 
 def _grids(trials: Sequence[Trial], key: Callable[[Trial], float]) -> dict[float, Grid]:
-    return {value: Grid.of(group) for value, group in grouped(trials, key).items()}
+    return {value: Grid.of(group) for value, group in group_by(trials, key).items()}
 
 
 def _trend_rows(grids: Mapping[float, Grid], swept: str, init: str) -> list[dict[str, Any]]:
@@ -289,14 +292,14 @@ def _both(axis: Any, sweeps: Mapping[str, Sweep]) -> None:
         needed = theory.samples_needed_frozen if name == "frozen" else theory.samples_needed
         shape = needed(sweep.relevant, group.model.sigma, tau(group))
         proof = "Proposition 1" if name == "frozen" else "Theorem 1"
-        dashed(axis, sweep.relevant**-2, _through(shape, sweep.values), f"{proof}, scaled", colour)
+        draw_dashed(axis, sweep.relevant**-2, _through(shape, sweep.values), f"{proof}, scaled", colour)
     axis.set(title="measured", xlabel="$\\alpha_*^{-2}$", ylabel="N50", yscale="log")
     legend(axis)
 
 
 def strategies(trials: Sequence[Trial]) -> Result:
     """N50 and steps with each strategy beside dense, which the paper does not have."""
-    groups = grouped(trials, lambda t: t.strategy)
+    groups = group_by(trials, lambda t: t.strategy)
     grids = {name: Grid.of(group) for name, group in groups.items()}
     rows = []
     for name, grid in grids.items():
@@ -314,7 +317,7 @@ def strategies(trials: Sequence[Trial]) -> Result:
 
 
 def _median_steps(trials: Sequence[Trial]) -> float:
-    steps = measured(trials, "steps")
+    steps = values_of(trials, "steps")
     return float(np.median(steps)) if steps else float("nan")
 
 
@@ -327,6 +330,6 @@ def _rates(axis: Any, grids: Mapping[str, Grid]) -> None:
 
 def _steps(axis: Any, groups: Mapping[str, Sequence[Trial]]) -> None:
     for (name, group), colour in zip(groups.items(), cycle(COLOURS), strict=False):
-        by_n = grouped(group, lambda t: t.n)
+        by_n = group_by(group, lambda t: t.n)
         axis.plot(list(by_n), [_median_steps(ts) for ts in by_n.values()], "o-", color=colour, label=name, markersize=3)
     axis.set(xscale="log", xlabel="training samples N", ylabel="steps", title="steps until the training loss is zero")

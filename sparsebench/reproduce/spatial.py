@@ -13,7 +13,7 @@ from sparsebench.reproduce import positional
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.positional import put_right
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
-from sparsebench.reproduce.trials import Trial, grouped, mean, measured, paired, watched
+from sparsebench.reproduce.trials import Trial, differences, group_by, mean, series_of, values_of
 from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge
 from sparsebench.stats.intervals import Interval
 from sparsebench.tasks.spatial import Spatial
@@ -42,7 +42,7 @@ def seconds(job: Job) -> float:
 
 def association(trials: Sequence[Trial]) -> Result:
     """How patch association, attention, read-out and error go while training, at two step sizes of the attention."""
-    runs = {_rates(rate): group for rate, group in grouped(trials, lambda t: t.task.lr_attention or t.task.lr).items()}
+    runs = {_rates(rate): group for rate, group in group_by(trials, lambda t: t.task.lr_attention or t.task.lr).items()}
     rows, verdicts = [], []
     for name, group in runs.items():
         for what in (*WATCHED, "in_group_lead"):
@@ -52,8 +52,8 @@ def association(trials: Sequence[Trial]) -> Result:
                  "max": column.max(), "trials": len(column)}
                 for step, column in zip(at, values.T, strict=True)
             ]  # fmt: skip
-        verdicts += _learned(group, f" (attention at {name})")
-    panels: list[Panel] = [partial(_watched, runs=runs, what=what) for what in WATCHED]
+        verdicts += _outcome(group, f" (attention at {name})")
+    panels: list[Panel] = [partial(_draw_watched, runs=runs, what=what) for what in WATCHED]
     title = "Patch association: patches that belong together attend to each other (bands: one standard deviation)"
     return Result(title, {"association": rows}, panels, verdicts)
 
@@ -65,12 +65,12 @@ def _rates(rate: float) -> str:
 def _curves(trials: Sequence[Trial], what: str) -> tuple[np.ndarray, np.ndarray]:
     """Return steps and (trials, steps) of one of WATCHED."""
     if what != "test_error":
-        return watched(trials, what)
-    at, accuracy = watched(trials, "test_accuracy")
+        return series_of(trials, what)
+    at, accuracy = series_of(trials, "test_accuracy")
     return at, 1 - accuracy
 
 
-def _watched(axis: Any, runs: Mapping[str, Sequence[Trial]], what: str) -> None:
+def _draw_watched(axis: Any, runs: Mapping[str, Sequence[Trial]], what: str) -> None:
     for (name, group), colour in zip(runs.items(), COLOURS, strict=False):
         band(axis, *_curves(group, what), name, colour)
     axis.set(title=WATCHED[what], xlabel="steps", ylim=(0, None))
@@ -78,13 +78,13 @@ def _watched(axis: Any, runs: Mapping[str, Sequence[Trial]], what: str) -> None:
 
 
 def _error(trials: Sequence[Trial]) -> list[float]:
-    return [1 - accuracy for accuracy in measured(trials, "accuracy")]
+    return [1 - accuracy for accuracy in values_of(trials, "accuracy")]
 
 
-def _learned(trials: Sequence[Trial], name: str) -> list[Verdict]:
+def _outcome(trials: Sequence[Trial], name: str) -> list[Verdict]:
     """Return what came out in the end: association, alignment, error, and where the attention grew."""
-    share, cosine = measured(trials, "association"), measured(trials, "alignment")
-    lead, error = measured(trials, "in_group_lead"), _error(trials)
+    share, cosine = values_of(trials, "association"), values_of(trials, "alignment")
+    lead, error = values_of(trials, "in_group_lead"), _error(trials)
     reached = f"{interval(*mean(share))}; 1 in {sum(s == 1 for s in share)} of {len(trials)} trials"
     return [
         Verdict(
@@ -190,7 +190,9 @@ def _mode(trial: Trial) -> str:
 def transfer(trials: Sequence[Trial]) -> Result:
     """Test error on a new feature against samples, with the attention learned on another, and without."""
     modes = {mode: [t for t in trials if _mode(t) == mode] for mode in MODES}
-    errors = {mode: {n: _error(group) for n, group in grouped(ts, lambda t: t.n).items()} for mode, ts in modes.items()}
+    errors = {
+        mode: {n: _error(group) for n, group in group_by(ts, lambda t: t.n).items()} for mode, ts in modes.items()
+    }
     rows = [
         {"attention": mode, "N": n, "trials": len(values), "test error": mean(values)[0], "low": mean(values)[1],
          "high": mean(values)[2]}
@@ -263,22 +265,22 @@ def strategies(trials: Sequence[Trial]) -> Result:
     """Does removing tokens break association? And what does it do to accuracy?"""
     dense = [t for t in trials if t.strategy == "dense"]
     rows, verdicts = [], []
-    groups = grouped([t for t in trials if t.strategy != "dense"], lambda t: (t.where, t.strategy, t.removed))
+    groups = group_by([t for t in trials if t.strategy != "dense"], lambda t: (t.where, t.strategy, t.removed))
     for (where, name, removed), group in {("both", "dense", 0.0): dense, **groups}.items():
         row: dict[str, Any] = {"where": where, "strategy": name, "removed": removed, "trials": len(group)}
         for metric in METRICS:
-            value, low, high = mean(measured(group, metric))
+            value, low, high = mean(values_of(group, metric))
             row |= {metric: value, f"{metric} low": low, f"{metric} high": high}
         rows.append(row)
         if name != "dense" and where == "both":
-            verdicts.append(_keeps(name, removed, group, mean(paired(group, dense, "association"))))
+            verdicts.append(_keeps(name, removed, group, mean(differences(group, dense, "association"))))
     panels: list[Panel] = [partial(_bars, rows=rows, metric=metric) for metric in METRICS]
     title = "Association and accuracy as tokens are removed (95 % intervals)"
     return Result(title, {"strategies": rows}, panels, verdicts)
 
 
 def _keeps(name: str, removed: float, trials: Sequence[Trial], change: Interval) -> Verdict:
-    share = measured(trials, "association")
+    share = values_of(trials, "association")
     return Verdict(
         "strategies", f"association is learned all the same with {removed:.0%} of the tokens removed ({name})",
         "not in the paper", f"association {interval(*mean(share))}, change {interval(*change)}", "",

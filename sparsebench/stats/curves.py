@@ -63,7 +63,7 @@ def area(points: Sequence[Contender], spent: Sequence[float], lowest: float) -> 
     return Contender(means, hits, dense.clusters)
 
 
-def kept(height: Contender, dense: Contender) -> Interval:
+def kept_accuracy(height: Contender, dense: Contender) -> Interval:
     """Return the mean over seeds of a curve's height over dense's accuracy, with its 95 % interval.
 
     What items add to a ratio is to first order (z - r d) / mean(d), r the ratio of the seed.
@@ -101,7 +101,7 @@ def least_macs(points: Sequence[Contender], spent: Sequence[float]) -> Interval:
         return value, None, None
     drawn = np.random.default_rng(0).integers(0, len(seeds), (DRAWS, len(seeds)))
     share = (drawn[:, :, None] == np.arange(len(seeds))).mean(axis=1)
-    heights = np.einsum("bs,bsk->bk", share, _resampled(points, seeds, means))
+    heights = np.einsum("bs,bsk->bk", share, _resample(points, seeds, means))
     return value, *percentiles(crossing(spent, heights[~np.isnan(heights).any(axis=1)]), len(seeds))
 
 
@@ -122,7 +122,7 @@ def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
     return out
 
 
-def _resampled(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarray) -> np.ndarray:
+def _resample(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarray) -> np.ndarray:
     """Return (DRAWS, S, K + 1) accuracies with the clusters of test items drawn again; `means` where none are known."""
     dense = points[-1]
     if not all(s in one.hits and one.hits[s][0] == dense.hits[s][0] for one in (dense, *points) for s in seeds):

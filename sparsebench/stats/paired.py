@@ -206,7 +206,7 @@ def compare(contenders: Sequence[Contender]) -> Pairs:
                 getattr(every, each.name)[np.ix_(rows, columns)] = block
                 getattr(every, each.name)[np.ix_(columns, rows)] = -block.T if each.name == "mean" else block.T
         accuracy[rows] = _accuracy(_differences(left, [_nothing(left[0])]))
-    return _judged(every, accuracy)
+    return _judge(every, accuracy)
 
 
 def _nothing(one: Contender) -> Contender:
@@ -242,7 +242,7 @@ def _add_items(result: _Differences, left: Sequence[Contender], right: Sequence[
         parts = [_hits(left, seed), _hits(right, seed)]
         parts.append(np.ones_like(parts[0][:1]))
         if numbers:
-            names, parts = _grouped(parts, numbers[place])
+            names, parts = _group(parts, numbers[place])
             for total, part in zip(totals, parts, strict=True):
                 total[:, np.searchsorted(every, names)] += part
         x, y, (sizes,) = parts
@@ -281,14 +281,14 @@ def _numbers(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
     return []
 
 
-def _grouped(parts: Sequence[np.ndarray], numbers: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+def _group(parts: Sequence[np.ndarray], numbers: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the (C,) different numbers of items, and (a, I) parts added up by them, (a, C)."""
     names, starts = np.unique(np.sort(numbers), return_index=True)
     order = np.argsort(numbers, kind="stable")
     return names, [np.add.reduceat(part[:, order], starts, axis=1, dtype=float) for part in parts]
 
 
-def _judged(result: _Differences, accuracy: np.ndarray) -> Pairs:
+def _judge(result: _Differences, accuracy: np.ndarray) -> Pairs:
     """Return how differences are judged: by seeds and items together, and never more surely than by items alone."""
     S, items = result.n_seeds, result.clusters - 1
     rest, main = item_parts(result.apart, result.together, S)

@@ -36,14 +36,14 @@ def locate(spec: str) -> tuple[str, Path]:
     kind, _, path = spec.partition(":")
     if kind != "folder" or not path:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
-    root = tested(Path(path).expanduser())
+    root = test_folder_of(Path(path).expanduser())
     for folder in class_folders(root):
         if not sources.pictures_in(folder):
             raise UserError(f"{folder} holds no pictures", allowed="at least one in each class")
     return f"folder-{sources.fingerprint(root)}", root
 
 
-def tested(root: Path) -> Path:
+def test_folder_of(root: Path) -> Path:
     """Return the folder of the classes: val or test in the given one where they are there, else that itself."""
     return next((root / split for split in ("val", "test") if (root / split).is_dir()), root)
 
@@ -81,7 +81,7 @@ def read_cropped(
     return np.asarray(rgb.crop((left, top, left + canvas, top + canvas)))
 
 
-def decoded(
+def decode(
     content: str, root: Path, paths: Sequence[Path], canvas: int, crop: float, resize: Resize = "short",
     filter: Filter = "bicubic",
 ) -> np.ndarray:  # fmt: skip
@@ -99,7 +99,7 @@ def decoded(
 
     which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:12]
     name = f"{content}-{which}-{canvas}-crop-{crop}-{resize}-{filter}-first"
-    return cache.kept(name, (len(paths), 3, canvas, canvas), pictures)
+    return cache.keep_pixels(name, (len(paths), 3, canvas, canvas), pictures)
 
 
 class Folder(Task):
@@ -174,10 +174,10 @@ class Folder(Task):
             for folder, number in zip(folders, numbers, strict=True)
             for path in sources.pictures_in(folder)
         ]
-        chosen = [every[i] for i in self._chosen(len(every), repetition)]
+        chosen = [every[i] for i in self._choose(len(every), repetition)]
         content = self.images.partition("-")[2]
         cut = self.with_cut({}).model_dump(include=set(USUAL))
-        images = decoded(content, root, [path for path, _ in chosen], **cut)
+        images = decode(content, root, [path for path, _ in chosen], **cut)
         labels = np.array([number for _, number in chosen], dtype=np.int64)
         test = Split(images, labels, np.zeros_like(labels))
         return Data(Split(images[:0], labels[:0], labels[:0]), test, classes)
@@ -189,7 +189,7 @@ class Folder(Task):
             )
         return locations[self.images]
 
-    def _chosen(self, count: int, repetition: int) -> np.ndarray:
+    def _choose(self, count: int, repetition: int) -> np.ndarray:
         """Return which pictures are tested on, in rising order."""
         if self.test > count:
             raise UserError("test of task 'folder'", got=self.test, allowed=f"at most the {count} pictures there are")

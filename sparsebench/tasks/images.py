@@ -254,7 +254,7 @@ def _cycle(size: int, n: int, rng: np.random.Generator) -> np.ndarray:
     return np.concatenate(order)[:n]
 
 
-def _balanced(n: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+def _balanced_labels(n: int, classes: int, rng: np.random.Generator) -> np.ndarray:
     """Return (n,) labels, as many of each class as can be, in random order."""
     return rng.permutation(np.arange(n) % classes)
 
@@ -288,7 +288,7 @@ class Composite(ImageTask):
         splits = []
         for split, n in (("train", n_train), ("test", self.test)):
             rng, test = self.stream(repetition, split), split == "test"
-            labels = _balanced(n, len(pool.classes), rng)
+            labels = _balanced_labels(n, len(pool.classes), rng)
             canvas = source.draw(rng, rng.choice(source.textured, n), test=test)
             nogroups = np.zeros(n, dtype=np.int64)
             splits.append(self.compose(pool, pool.classes, labels, canvas, nogroups, rng, test=test))
@@ -318,7 +318,7 @@ class Plain(ImageTask):
         splits = []
         for split, n in (("train", n_train), ("test", self.test)):
             rng, test = self.stream(repetition, split), split == "test"
-            labels = _balanced(n, len(classes), rng)
+            labels = _balanced_labels(n, len(classes), rng)
             canvas = np.zeros((n, 3, self.canvas, self.canvas), dtype=np.uint8)
             nogroups = np.zeros(n, dtype=np.int64)
             splits.append(self.compose(pool, classes, labels, canvas, nogroups, rng, test=test))
@@ -348,7 +348,7 @@ class Spurious(ImageTask):
         splits = []
         for split, n in (("train", n_train), ("test", self.test)):
             rng, test = self.stream(repetition, split), split == "test"
-            labels = _balanced(n, 2, rng)
+            labels = _balanced_labels(n, 2, rng)
             agrees = self._agrees(labels, 0.5 if test else self.agreement, rng)
             kinds = np.where(agrees, labels, 1 - labels)
             canvas = source.draw(rng, kinds, test=test)

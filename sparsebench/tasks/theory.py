@@ -12,7 +12,7 @@ from pydantic import Field
 from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
-from sparsebench.tasks.patterns import around, balanced, orthonormal, scales, spread
+from sparsebench.tasks.patterns import around, balanced_classes, orthonormal, scales, spread
 
 CONFUSION = 0.04
 """alpha_# where no rule is given."""
@@ -119,7 +119,7 @@ class Theory(Task):
         """
         return self._counts(0)[: self.patterns]
 
-    def realised(self) -> tuple[float, float, float]:
+    def realised_shares(self) -> tuple[float, float, float]:
         """Return alpha_*, alpha_# and alpha_nd, spurious tokens included, as whole tokens make them."""
         relevant, confusing, irrelevant = self._numbers()
         return relevant / self.tokens, confusing / self.tokens, irrelevant / self.tokens
@@ -218,7 +218,9 @@ class Theory(Task):
         `rate` is how often class +1 has the spurious pattern.
         """
         iid = self.labels == "iid"
-        labels = rng("labels").integers(self.classes, size=n) if iid else balanced(rng("labels"), n, self.classes)
+        labels = (
+            rng("labels").integers(self.classes, size=n) if iid else balanced_classes(rng("labels"), n, self.classes)
+        )
         present = np.zeros(n, dtype=np.int64)
         if self.spurious:
             present += rng("spurious").random(n) < np.where(labels == 1, rate, 1 - rate)

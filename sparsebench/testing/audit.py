@@ -39,7 +39,7 @@ _installed = False
 
 
 @contextmanager
-def watched() -> Iterator[list[Event]]:
+def watch() -> Iterator[list[Event]]:
     """Note what is done meanwhile, in any thread."""
     global _noted, _installed
     if not _installed:
@@ -83,7 +83,7 @@ def _modules() -> tuple[str, ...]:
     return tuple(modules)
 
 
-def _own(strategy: Strategy) -> set[str]:
+def _packages_of(strategy: Strategy) -> set[str]:
     """Return the packages, or modules in none, that the strategy's code is in."""
     packages = {cls.__module__.partition(".")[0] for cls in type(strategy).__mro__}
     return packages - {"sparsebench", "pydantic", "builtins"}
@@ -91,7 +91,7 @@ def _own(strategy: Strategy) -> set[str]:
 
 def back_doors(strategy: Strategy, events: list[Event]) -> list[str]:
     """Return by which back doors the strategy's own code looked for what its view does not show."""
-    packages, names = _own(strategy), set()
+    packages, names = _packages_of(strategy), set()
     for event in events:
         asking = next((name for name in event.modules if name not in _FOR_OTHERS), "")
         if event.looks and asking.partition(".")[0] in packages:
@@ -101,7 +101,7 @@ def back_doors(strategy: Strategy, events: list[Event]) -> list[str]:
 
 def changes(strategy: Strategy, events: list[Event]) -> list[str]:
     """Return what the strategy did to files and processes, itself or through a library."""
-    packages, names = _own(strategy), set()
+    packages, names = _packages_of(strategy), set()
     for event in events:
         inner = [name.partition(".")[0] in packages for name in event.modules]
         if event.looks or True not in inner:
@@ -112,7 +112,7 @@ def changes(strategy: Strategy, events: list[Event]) -> list[str]:
     return sorted(names)
 
 
-def written() -> int:
+def written_bytes() -> int:
     """Return how many bytes this process has written so far, 0 where the system does not say."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()

@@ -35,7 +35,7 @@ def parametrize_with_strategies(
     import pytest
 
     from sparsebench.plugin.registry import Registry
-    from sparsebench.testing.run import CHECKS, Check, expected
+    from sparsebench.testing.run import CHECKS, Check, expected_failures
 
     def runs(check: Check) -> Callable[[Strategy], None]:
         def run(strategy: Strategy) -> None:
@@ -50,7 +50,7 @@ def parametrize_with_strategies(
     registry, cases = Registry(), []
     for named in strategies:
         for strategy, _ in resolve(named, registry):
-            declared = expected(strategy)
+            declared = expected_failures(strategy)
             for check in CHECKS:
                 if check.group in groups:
                     reason = declared.get(check.name)

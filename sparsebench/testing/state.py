@@ -85,7 +85,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def captured() -> Iterator[list[str]]:
+def capture() -> Iterator[list[str]]:
     """Catch what is written to standard output and standard error, by Python or by the process; give it as one text."""
     texts: list[str] = []
     with ExitStack() as stack:

@@ -48,7 +48,7 @@ class ClosedForm:
         self.signs = (2 * samples.labels.numpy() - 1).astype(dtype)
         squares = [np.zeros((self.D, self.D), dtype) for _ in range(3)]
         O, a = np.zeros(self.tiles * self.D * TILE, dtype), network.a[0].T.numpy()
-        self.weights = Weights(squares[0], squares[1], squares[2], O, self._tiled(a))
+        self.weights = Weights(squares[0], squares[1], squares[2], O, self._tile(a))
         self.work: tuple[int, Work] | None = None
         self.load()
         self.changing = not chooses_once(actor, recipe)
@@ -58,7 +58,7 @@ class ClosedForm:
         """Take the weights from the network."""
         for square, parameter in self._squares():
             square[:] = parameter.detach()[0].numpy()
-        self.weights.O[:] = self._tiled(self.network.W_O.detach().numpy())
+        self.weights.O[:] = self._tile(self.network.W_O.detach().numpy())
 
     @torch.no_grad()
     def store(self) -> None:
@@ -74,7 +74,7 @@ class ClosedForm:
         pairs = ((weights.Q, network.W_Q), (weights.K, network.W_K), (weights.V, network.W_V))
         return [(matrix[: self.d, : self.d], parameter) for matrix, parameter in pairs]
 
-    def _tiled(self, neurons: np.ndarray) -> np.ndarray:
+    def _tile(self, neurons: np.ndarray) -> np.ndarray:
         """Return [tile][column][TILE] of a matrix with a row a neuron; its columns are padded as W_O's are."""
         m, columns = neurons.shape
         whole = np.zeros((self.tiles * TILE, columns + columns % 2), neurons.dtype)

@@ -124,13 +124,13 @@ def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: R
         scores.append(kept[-1].float() if acting.scores is None else acting.scores.float())
         steps.append([(len(rows), step) for step in acting.steps])
         macs.append(np.broadcast_to(network.cost.macs(acting.steps), len(rows)))
-        chosen.append(list(_chosen(acting, N)))
+        chosen.append(list(_choices(acting, N)))
     return Evaluation(
         torch.cat(predicted).cpu().numpy(),
         torch.cat(loss).cpu().numpy(),
         torch.cat(kept).cpu().numpy(),
         torch.cat(scores).cpu().numpy(),
-        [_joined(parts) for parts in zip(*chosen, strict=True) if any(part.made for part in parts)],
+        [_join(parts) for parts in zip(*chosen, strict=True) if any(part.made for part in parts)],
         [mean_step(block) for block in zip(*steps, strict=True)],
         np.concatenate(macs) if macs else np.empty(0),
         torch.cat(rank).cpu().numpy(),
@@ -173,7 +173,7 @@ class _Chosen(NamedTuple):
     made: bool
 
 
-def _chosen(acting: Pass, N: int) -> Iterator[_Chosen]:
+def _choices(acting: Pass, N: int) -> Iterator[_Chosen]:
     """Yield what became of the patches in each block in which tokens were to leave."""
     decisions = {decision.block: decision for decision in acting.decisions}
     kept = torch.ones(len(acting.index), N, dtype=torch.bool, device=acting.index.device)
@@ -188,7 +188,7 @@ def _chosen(acting: Pass, N: int) -> Iterator[_Chosen]:
         yield _Chosen(block, kept, scores.masked_fill(~present, torch.nan), given is not None, decision is not None)
 
 
-def _joined(parts: tuple[_Chosen, ...]) -> Choice:
+def _join(parts: tuple[_Chosen, ...]) -> Choice:
     kept, scores = (torch.cat(arrays).cpu().numpy() for arrays in ([p.kept for p in parts], [p.scores for p in parts]))
     return Choice(parts[0].block, kept, scores, all(part.scored for part in parts))
 

@@ -66,7 +66,7 @@ class Watch:
             return
         self.steps.store()
         self.at.append(step)
-        loss, accuracy = self._tested()
+        loss, accuracy = self._test()
         shown = cast(Watchable, self.network).observe(_look(*self.train, training=True), _look(*self.test))
         for name, value in {"test_loss": loss, "test_accuracy": accuracy, **shown}.items():
             self.seen.setdefault(name, []).append(value)
@@ -76,7 +76,7 @@ class Watch:
         """Return what the network keeps of its trained weights."""
         return cast(Watchable, self.network).trained_values(self.first, _look(self.test[0], None))
 
-    def _tested(self) -> tuple[float, float]:
+    def _test(self) -> tuple[float, float]:
         """Return mean loss and accuracy over the test split."""
         if self.tester is not None:
             self.tester.load()

@@ -10,7 +10,7 @@ from sparsebench_plugins.dynamic_vit import DynamicViT
 from tiny import B, N, act, images, vit
 
 from sparsebench.budget import Budget
-from sparsebench.disposal import dispose, squeezed
+from sparsebench.disposal import dispose, squeeze
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor
 from sparsebench.plans import Keep
@@ -217,7 +217,7 @@ def test_in_training_and_in_the_test_the_same_tokens_are_squeezed_alike():
     scores = torch.rand(3, 9, generator=rng)
     plan = dispose("squeeze", scores, 4, seen)
     hosts = torch.zeros(3, 9, dtype=torch.bool).scatter(1, Keep.top(scores, 4).index, True)
-    soft = squeezed(seen.tokens, hosts, ~hosts)
+    soft = squeeze(seen.tokens, hosts, ~hosts)
     torch.testing.assert_close(soft[hosts], merged(plan, seen).flatten(0, 1), atol=1e-5, rtol=1e-5)
     assert torch.equal(soft[~hosts], seen.tokens[~hosts])
 
@@ -225,7 +225,7 @@ def test_in_training_and_in_the_test_the_same_tokens_are_squeezed_alike():
 def test_of_an_image_without_hosts_tokens_are_as_they_were_with_finite_gradients():
     x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     hosts = torch.tensor([[True, False, False, True, False], [False] * 5])
-    out = squeezed(x, hosts, ~hosts)
+    out = squeeze(x, hosts, ~hosts)
     assert torch.equal(out[1], x[1])
     out.sum().backward()
     assert bool(x.grad.isfinite().all())

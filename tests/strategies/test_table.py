@@ -12,7 +12,7 @@ from sparsebench.budget import FULL, Budget
 from sparsebench.disposal import DISPOSALS
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import VitCost
-from sparsebench.measure.counts import counted, schedule_of, solve, stages
+from sparsebench.measure.counts import schedule_of, solve, stages, traits_as_counted
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_parts import vit_cost
@@ -97,7 +97,7 @@ def test_on_deit_small_it_costs_what_was_asked_for_or_the_nearest_that_it_can(
     def share(amount):
         budget = Budget(macs=amount, schedule=None if traits.site == "input" else schedule)
         assert schedule_of(budget, traits) == (traits.schedule if traits.site == "input" else schedule)
-        counts, own = solve(budget, deit_small, traits), counted(budget, deit_small, traits)
+        counts, own = solve(budget, deit_small, traits), traits_as_counted(budget, deit_small, traits)
         return deit_small.macs(deit_small.steps(own, stages(budget, traits, 12), counts)) / dense
 
     if (cls.name, schedule, target) in OUT_OF_REACH:

@@ -91,11 +91,11 @@ def contents_of(content: str, root: Path, also: tuple[str, ...] = ()) -> Mapping
     """
     hashes = contents(root, also)
     if short(hashes) != content:
-        raise _changed(f"the pictures in {root}")
+        raise _change_error(f"the pictures in {root}")
     return hashes
 
 
-def _changed(what: str) -> UserError:
+def _change_error(what: str) -> UserError:
     return UserError(f"{what} changed while the run was under way", next_step="run it again")
 
 
@@ -134,9 +134,9 @@ def squares_in(
             if wanted(name):
                 yield decode_square(data, size, root / name).transpose(2, 0, 1)
         if short(hashes) != content:
-            raise _changed(f"the pictures in {root}")
+            raise _change_error(f"the pictures in {root}")
 
-    return names, cache.kept(f"{content}-{which}-{size}-first", (len(names), 3, size, size), rows)
+    return names, cache.keep_pixels(f"{content}-{which}-{size}-first", (len(names), 3, size, size), rows)
 
 
 def read_bytes(path: Path, sha256: str | None = None) -> bytes:
@@ -150,7 +150,7 @@ def read_bytes(path: Path, sha256: str | None = None) -> bytes:
     except OSError as error:
         raise _unreadable(path, error) from error
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-        raise _changed(str(path))
+        raise _change_error(str(path))
     return data
 
 

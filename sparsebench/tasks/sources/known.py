@@ -187,6 +187,6 @@ OWN_TASK = frozenset(known.name for known in _ALL if "task" in known.uses)
 """Sets with a published layout, each for the task of its name."""
 
 
-def named(use: Use) -> tuple[str, ...]:
+def names_for(use: Use) -> tuple[str, ...]:
     """Return the names of the sets for that use."""
     return tuple(known.name for known in _ALL if use in known.uses)

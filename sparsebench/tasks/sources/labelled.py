@@ -203,11 +203,11 @@ def squares_of(labelled: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
     """
     split = np.flatnonzero(labelled.splits == labelled.splits[rows[0]])
     if len(rows) < len(split) and len(split) * 3 * size**2 <= cache.LARGE:
-        return _decoded(labelled, split, size)[np.searchsorted(split, rows)]
-    return _decoded(labelled, rows, size)
+        return _decode(labelled, split, size)[np.searchsorted(split, rows)]
+    return _decode(labelled, rows, size)
 
 
-def _decoded(labelled: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
+def _decode(labelled: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
     """Return the squares of exactly those rows, from one file."""
 
     def pictures() -> Iterator[np.ndarray]:
@@ -225,4 +225,4 @@ def _decoded(labelled: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
     # With the tables in the name, one that changed under a run is found out before its labels meet kept pixels.
     tables = "".join(fingerprint_of(labelled.root / name) for name in labelled.tables)
     which = hashlib.sha256(tables.encode() + labelled.lines[rows].astype("<i8").tobytes()).hexdigest()[:12]
-    return cache.kept(f"{labelled.content}-{which}-{size}-first", (len(rows), 3, size, size), pictures)
+    return cache.keep_pixels(f"{labelled.content}-{which}-{size}-first", (len(rows), 3, size, size), pictures)

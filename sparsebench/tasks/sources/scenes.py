@@ -139,7 +139,7 @@ class Flowers(Pool):
             data = official.dataset(FLOWERS102, root, split, loader=read)
             rows = lambda: (data[i][0].transpose(2, 0, 1) for i in range(len(data)))  # noqa: E731
             name = f"{FLOWERS102}-{short(known)}-{split}-{size}-first"
-            return cache.kept(name, (len(data), 3, size, size), rows)
+            return cache.keep_pixels(name, (len(data), 3, size, size), rows)
 
         self.pools = np.concatenate([squares("train"), squares("val")]), squares("test")
 
@@ -155,7 +155,7 @@ class Array(Pool):
         if fingerprint_of(path) != content:
             raise UserError(f"{path} changed while the run was under way", next_step="run it again")
         rows = lambda: _squares(pixels, size)  # noqa: E731
-        self.split(cache.kept(f"{ARRAY}-{content}-{size}-first", (len(pixels), 3, size, size), rows), path)
+        self.split(cache.keep_pixels(f"{ARRAY}-{content}-{size}-first", (len(pixels), 3, size, size), rows), path)
 
 
 def read_array(path: Path) -> np.ndarray:
