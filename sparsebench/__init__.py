@@ -24,8 +24,8 @@ from sparsebench.view import TokenView
 if TYPE_CHECKING:
     from sparsebench.measure.cost import CostModel
     from sparsebench.models.base import Model, Network
-    from sparsebench.strategy import LossInputs as Lesson
-    from sparsebench.strategy import ModelOutputs as Told
+    from sparsebench.strategy import LossInputs as Lesson  # noqa: F401 - for type checkers
+    from sparsebench.strategy import ModelOutputs as Told  # noqa: F401
     from sparsebench.tasks.base import Data, Recipe, Split, Task
 
 _LATER = {

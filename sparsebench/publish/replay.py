@@ -65,8 +65,8 @@ def replay(folder: Path, verdict: Verdict, number: int, here: Here) -> None:
 
     They are drawn from all that are ok, baselines too, by the hash of the records. Where machine and libraries are the
     same, and a CPU, outcomes must be the same to the bit. Elsewhere rounding is another, which training makes large:
-    the accuracies must not be told apart by McNemar's exact test on the same items. Where nothing is trained 99 % of
-    the predictions must be the same.
+    the accuracies must not differ significantly by McNemar's exact test on the same items. Where nothing is trained
+    99 % of the predictions must be the same.
 
     Raises:
         UserError: the strategy is not here, or from another source; or the device or the pictures are not there.

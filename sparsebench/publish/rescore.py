@@ -81,7 +81,7 @@ def differences(record: Record, items: Items, task: Task | None) -> Iterator[str
     untold |= SUCCESSES if task is None else set()
     names = sorted(name.removeprefix(BY_GROUP) for name in record.metrics if name.startswith(BY_GROUP))
     if len(names) > MOST_GROUPS:
-        yield f"it has {len(names)} groups, of which no more than {MOST_GROUPS} can be told apart here"
+        yield f"it has {len(names)} groups, of which no more than {MOST_GROUPS} are compared here"
         return
     if items.groups.max() >= max(1, len(names)):
         yield "a test item is in a group without a name"

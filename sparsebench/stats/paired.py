@@ -96,20 +96,20 @@ class Pairs:
         return Pairs(**parts, accuracy=self.accuracy[rows])
 
     def better(self) -> np.ndarray:
-        """Return (R, R) booleans, which row is told to be better than which column."""
+        """Return (R, R) booleans, which row is significantly better than which column."""
         with np.errstate(invalid="ignore"):
             return np.asarray((self.p <= 1 - LEVEL) & (self.mean > 0))
 
     def rank_sets(self) -> list[tuple[int, int]]:
-        """Return the ranks that each may have: below all that are told to be better, above all told to be worse."""
+        """Return the ranks that each may have: below all that are significantly better, above all that are worse."""
         better = self.better()
         return list(zip((1 + better.sum(axis=0)).tolist(), (len(better) - better.sum(axis=1)).tolist(), strict=True))
 
     def least(self) -> float:
-        """Return the difference that would be told in 4 of 5 pairs, each beside all that are told here; NaN of none.
+        """Return the difference that would be significant in 4 of 5 pairs, beside those that are; NaN of none.
 
-        By Holm's method the level of one more is that of as many pairs as are left. A pair is told where its difference
-        is above the critical one, which its own error decides.
+        By Holm's method the level of one more is that of as many pairs as are left. A difference is significant where
+        it is above the critical one, which its own error decides.
         """
         upper = np.triu_indices(len(self.mean), 1)
         left = max(1, int((self.p[upper] > 1 - LEVEL).sum()))
@@ -128,14 +128,14 @@ class Pairs:
 
 
 def detectable(pairs: Pairs, what: str = "accuracy") -> str | None:
-    """Return the difference that would be told in 4 of 5 pairs, as a clause; None where it is not known."""
+    """Return the difference that would be significant in 4 of 5 pairs, as a clause; None where it is not known."""
     if np.isnan(least := pairs.least()):
         return None
     upper = np.triu_indices(len(pairs.mean), 1)
     return (
-        f"of pairs of strategies that differ by {least:.3f} in {what} 4 of 5 are told apart, "
-        f"{int(np.median(pairs.n_seeds[upper]))} seeds each, among the {len(upper[0])} pairs of this board; smaller "
-        "differences may be there and not be told"
+        f"of pairs of strategies that differ by {least:.3f} in {what} 4 of 5 are expected to differ significantly, "
+        f"{int(np.median(pairs.n_seeds[upper]))} seeds each, among the {len(upper[0])} pairs of this board; "
+        "smaller differences may exist and not be significant"
     )
 
 
