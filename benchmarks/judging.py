@@ -26,7 +26,7 @@ from sparsebench.board.entries import DENSE, frame_of, settings_of
 from sparsebench.board.over_budgets import Line
 from sparsebench.stats import curves
 from sparsebench.stats.intervals import LEVEL
-from sparsebench.stats.marks import NOT_TOLD, marks
+from sparsebench.stats.marks import NOT_SIGNIFICANT, marks
 from sparsebench.stats.paired import Contender, Pairs, compare, holm, student
 
 BOARDS = Path(__file__).resolve().parents[1] / "leaderboard"
@@ -188,7 +188,7 @@ def errors(world: World, worlds: int) -> tuple[float, float, float, float]:
     for seed in range(worlds):
         pairs = world.judged(seed)
         told.append(pairs.better().any())
-        marked.append(set(marks(pairs, dict.fromkeys(range(world.R - 1), world.R - 1)).values()) != {NOT_TOLD})
+        marked.append(set(marks(pairs, dict.fromkeys(range(world.R - 1), world.R - 1)).values()) != {NOT_SIGNIFICANT})
         covered.append((np.abs(pairs.mean) <= pairs.half)[upper].mean())
         own.append(((pairs.accuracy[:, 0] <= 0.5) & (pairs.accuracy[:, 1] >= 0.5)).mean())
     return float(np.mean(told)), float(np.mean(marked)), float(np.mean(covered)), float(np.mean(own))
