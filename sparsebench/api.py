@@ -70,7 +70,7 @@ def execute(request: Request, files: Files, how: How, out: Path, callbacks: Call
     from sparsebench.plugin.registry import Registry
 
     plan = runs.run(request, files, how, Registry(), out, callbacks)
-    known = _finished(out, plan)
+    known = _finish(out, plan)
     publish(known, out)
     return known[known["cell_id"].isin([job.cell.id for job in plan.jobs])]
 
@@ -81,12 +81,12 @@ def refresh(folder: Path) -> bool:
     from sparsebench.board.gather import WANTED
     from sparsebench.board.publish import publish
 
-    if there := (folder / "leaderboard.csv").exists():
+    if exists := (folder / "leaderboard.csv").exists():
         publish(reading.read(folder, WANTED), folder)
-    return there
+    return exists
 
 
-def _finished(folder: Path, plan: Plan) -> pd.DataFrame:
+def _finish(folder: Path, plan: Plan) -> pd.DataFrame:
     """Return the flat records of a plan's cells: of all that were to be run, and of others that are there."""
     from sparsebench.board import reading
     from sparsebench.board.gather import WANTED

@@ -21,7 +21,7 @@ _POINT = re.compile(r"\s*-?\.\d+\s*")
 """A number such as .5, which is no JSON."""
 
 
-def unused(thing: BaseModel) -> set[str]:
+def unused_parameters(thing: BaseModel) -> set[str]:
     """Return the parameters that older records do not have, its class's `added`, that are at their defaults."""
     fields, added = type(thing).model_fields, getattr(thing, "added", ())
     return {name for name in added if getattr(thing, name) == fields[name].default}

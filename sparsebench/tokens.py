@@ -63,9 +63,9 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
 def _new(plan: Plan, patches: Tensor, sizes: Tensor) -> Tensor:
     """Return (B, M, C), what becomes of the (B, N, C) patch tokens."""
     if isinstance(plan, Keep):
-        return torch.cat([gather(patches, plan.index), _fused(plan, patches)], dim=1)
+        return torch.cat([gather(patches, plan.index), _fuse(plan, patches)], dim=1)
     if isinstance(plan, Merge):
-        return _merged(plan, patches, sizes)
+        return _merge(plan, patches, sizes)
     if isinstance(plan, Shift):
         return patches + plan.by.to(patches.dtype)
     if isinstance(plan, Mask):
@@ -73,14 +73,14 @@ def _new(plan: Plan, patches: Tensor, sizes: Tensor) -> Tensor:
     return plan.weight.to(patches.dtype) @ (patches if plan.values is None else plan.values.to(patches.dtype))
 
 
-def _fused(plan: Keep, patches: Tensor) -> Tensor:
+def _fuse(plan: Keep, patches: Tensor) -> Tensor:
     """Return (B, 1, C), the tokens not kept summed with their weights (EViT, eq. for the inattentive token)."""
     assert plan.fuse is not None
     weight = plan.fuse.scatter(1, plan.index, 0.0).to(patches.dtype)
     return weight[:, None, :] @ patches
 
 
-def _merged(plan: Merge, patches: Tensor, sizes: Tensor) -> Tensor:
+def _merge(plan: Merge, patches: Tensor, sizes: Tensor) -> Tensor:
     """Return (B, M, C), each group's members summed with their weights."""
     if plan.weight is not None:
         return _by_group(plan, patches, plan.weight)

@@ -41,11 +41,11 @@ def run(form: str, choice: Choice, dry_run: bool, out: Path, **values: Any) -> N
 
     request, files, how = values_of(values)
     if dry_run:
-        from sparsebench.cli.dry_run import foreseen
+        from sparsebench.cli.dry_run import forecast
         from sparsebench.engine.run import plan_of
         from sparsebench.plugin.registry import Registry
 
-        click.echo(foreseen(plan_of(request, replace(files, download=False), how, Registry(), out)))
+        click.echo(forecast(plan_of(request, replace(files, download=False), how, Registry(), out)))
         return
     with Progress(out) as progress:
         finished = execute(request, files, how, out, callbacks_of(progress))

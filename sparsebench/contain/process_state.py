@@ -136,7 +136,7 @@ def values(rows: Iterable[Row] = STATE) -> dict[str, Any]:
     return {row.name: row.get() for row in rows}
 
 
-def changed(before: Mapping[str, Any]) -> list[str]:
+def changes(before: Mapping[str, Any]) -> list[str]:
     """Return the names of those values that are no longer so."""
     return [name for name, value in before.items() if not _same(value, _ROWS[name].get())]
 
@@ -155,10 +155,10 @@ def put(new: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def preserved(rows: Iterable[Row] = (*STATE, *RANDOM)) -> Iterator[None]:
+def preserve(rows: Iterable[Row] = (*STATE, *RANDOM)) -> Iterator[None]:
     """Put back afterwards what was changed meanwhile."""
     before = values(rows)
     try:
         yield
     finally:
-        put({name: before[name] for name in changed(before)})
+        put({name: before[name] for name in changes(before)})

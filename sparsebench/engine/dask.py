@@ -56,12 +56,12 @@ class Cluster:
 
         With `exclusive` a machine has one, unless it is for its GPUs.
         """
-        found = self.client.scheduler_info()["workers"].values()
+        workers = self.client.scheduler_info()["workers"].values()
         if self.device == "cpu" and exclusive:
-            return len({worker["host"] for worker in found})
+            return len({worker["host"] for worker in workers})
         if self.device == "cpu":
-            return sum(worker["nthreads"] for worker in found)
-        return int(sum(worker["resources"].get(dask_worker.GPU, 0) for worker in found))
+            return sum(worker["nthreads"] for worker in workers)
+        return int(sum(worker["resources"].get(dask_worker.GPU, 0) for worker in workers))
 
     def records(
         self, jobs: Sequence[Job], setting: Setting, stop: Stop, on_begin: OnBegin = nobody
@@ -130,7 +130,7 @@ class _Run:
     def _top_up(self) -> None:
         """Give the scheduler as many cells as it should have."""
         if time.monotonic() > self.counted + COUNT:
-            slots = self._asked(self.cluster.slots)
+            slots = self._ask(self.cluster.slots)
             self.most, self.counted = max(LEAST, EACH * slots), time.monotonic()
             if not slots:
                 self._say(f"no worker{' with a GPU' if self.cluster.device != 'cpu' else ''} is there yet; waiting")
@@ -145,7 +145,7 @@ class _Run:
         submit = partial(
             self.client.submit, dask_worker.answer, self.setting, question, key=key, pure=False, **resources
         )
-        self.futures[key] = future = self._asked(submit)
+        self.futures[key] = future = self._ask(submit)
         self.coming.add(future)
 
     def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
@@ -194,7 +194,7 @@ class _Run:
             store.keep(self.out / environment.FOLDER, answer.environment)
             records = list(answer.records)
         elif status == "error" and not self._was_lost(result):
-            raise UserError(f"a worker of the cluster cannot run cells: {_told(result)}")
+            raise UserError(f"a worker of the cluster cannot run cells: {_error_text(result)}")
         elif status != "error" and len(begun) <= TRIES:
             raise UserError("the scheduler is lost, or has dropped a cell", next_step="the same command goes on")
         else:
@@ -224,7 +224,7 @@ class _Run:
         seconds = now[1] - clock
         return [job.record_of_failure("crashed", failure, since.isoformat(), seconds) for job in jobs]
 
-    def _asked(self, question: Callable[[], Any]) -> Any:
+    def _ask(self, question: Callable[[], Any]) -> Any:
         """Return what the scheduler answers."""
         try:
             return question()
@@ -238,7 +238,7 @@ class _Run:
 
 
 @contextmanager
-def connected(
+def connect(
     address: str | None, file: Path | None, workers: int | None, device: str, seconds: Seconds = unknown
 ) -> Iterator[Cluster]:
     """Connect to the scheduler at an address, or start one that submits jobs as a file says.
@@ -259,7 +259,7 @@ def connected(
         raise UserError("Dask is not installed", next_step="pip install 'sparsebench[cluster]'") from error
     logging.getLogger("distributed").setLevel(logging.WARNING)  # its import has set it to tell each connection
     with ExitStack() as stack:
-        where: Any = address if file is None else stack.enter_context(batch_system.started(file, workers))
+        where: Any = address if file is None else stack.enter_context(batch_system.start(file, workers))
         try:
             client = stack.enter_context(Client(where, timeout=CONNECT, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as error:
@@ -285,7 +285,7 @@ def _source(path: Path) -> dask_worker.Source:
     return dask_worker.Source(sha256=hashlib.sha256(content).hexdigest(), text=content.decode())
 
 
-def _told(result: Any) -> str:
+def _error_text(result: Any) -> str:
     error = result[1] if isinstance(result, tuple) else result
     cause = getattr(error, "__cause__", None)
     text = f"{error}" if cause is None else f"{error} ({cause})"

@@ -59,13 +59,13 @@ class Choice:
         """Whether cells are in processes of their own, which can be ended."""
         return self.jobs != 0
 
-    def connected(self, seconds: Seconds) -> AbstractContextManager[Cluster | None]:
+    def connect(self, seconds: Seconds) -> AbstractContextManager[Cluster | None]:
         """Return the cluster to run on, or None for this machine; `seconds` is what each job is expected to take."""
         if self.engine != "dask":
             return nullcontext()
-        from sparsebench.engine.dask import connected
+        from sparsebench.engine.dask import connect
 
-        return connected(self.address, self.cluster, self.jobs, self.device, seconds)
+        return connect(self.address, self.cluster, self.jobs, self.device, seconds)
 
 
 def _device_of_a_cluster(device: str) -> str:

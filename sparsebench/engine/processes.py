@@ -193,7 +193,7 @@ class Supervisor:
 
     def _ask(self, asked: _Asked) -> Generator[tuple[Job, Record], None, _End | None]:
         """Yield the worker's records; return how it came to an end with it if not by answering."""
-        worker = self._started()
+        worker = self._start()
         if worker is None:
             return None
         asked.begins()
@@ -236,7 +236,7 @@ class Supervisor:
             return _End("oom", f"its processes held {shown_size(size)}, over the --memory-limit of {limit}")
         return None
 
-    def _started(self) -> Worker | None:
+    def _start(self) -> Worker | None:
         """Return a worker that waits for cells, or None if the run is stopped."""
         for _ in range(TRIES):
             with self.lock:

@@ -79,15 +79,15 @@ class Queue:
 
     def _next(self, who: object) -> list[Job] | None:
         """Take out the next batch for somebody, if any may start."""
-        own, others = self.at.get(who, ""), {draw for one, draw in self.at.items() if one != who}
+        current, others = self.at.get(who, ""), {draw for one, draw in self.at.items() if one != who}
         for equals in self.equals:
-            ready = ((draw, at) for draw, some in equals.items() if (at := self._first(some)) is not None)
+            ready = ((draw, at) for draw, batches in equals.items() if (at := self._first(batches)) is not None)
             if (first := next(ready, None)) is None:
                 continue
-            if own in equals and (at := self._first(equals[own])) is not None:
-                draw = own
+            if current in equals and (at := self._first(equals[current])) is not None:
+                draw = current
             else:
-                draw, at = next((found for found in chain([first], ready) if found[0] not in others), first)
+                draw, at = next((candidate for candidate in chain([first], ready) if candidate[0] not in others), first)
             batch = equals[draw][at]
             del equals[draw][at]
             if not equals[draw]:
@@ -99,9 +99,9 @@ class Queue:
             return batch
         return None
 
-    def _first(self, some: Iterable[list[Job]]) -> int | None:
+    def _first(self, batches: Iterable[list[Job]]) -> int | None:
         """Return which of the batches is the first that waits for nothing, or None."""
-        return next((at for at, batch in enumerate(some) if not any(job.after in self.open for job in batch)), None)
+        return next((at for at, batch in enumerate(batches) if not any(job.after in self.open for job in batch)), None)
 
     def done(self, job: Job) -> None:
         """Take note that a job has its record."""
@@ -124,9 +124,9 @@ def _neighbours(jobs: list[Job]) -> list[Job]:
     return sorted(jobs, key=lambda job: first[job.cell.draw])
 
 
-def _by_draw(some: Iterable[list[Job]]) -> OrderedDict[str, deque[list[Job]]]:
+def _by_draw(batches: Iterable[list[Job]]) -> OrderedDict[str, deque[list[Job]]]:
     """Return batches by the data of the first in each."""
-    found: OrderedDict[str, deque[list[Job]]] = OrderedDict()  # a dict passes by all that was taken out, each time
-    for batch in some:
-        found.setdefault(batch[0].cell.draw, deque()).append(batch)
-    return found
+    by_draw: OrderedDict[str, deque[list[Job]]] = OrderedDict()  # a dict passes by all that was taken out, each time
+    for batch in batches:
+        by_draw.setdefault(batch[0].cell.draw, deque()).append(batch)
+    return by_draw

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import ShallowCost
-from sparsebench.models.actor import Look, Pass, finite, in_chunks, kept_only
+from sparsebench.models.actor import Pass, SplitPass, finite, in_chunks, kept_only
 from sparsebench.models.base import PRUNED, Attention, Init
 from sparsebench.tokens import gather
 
@@ -107,14 +107,14 @@ class ShallowViT(nn.Module):
         """Return (B, H, L, L), row l the attention of token l over all tokens."""
         return torch.softmax(self._by_head(X, self.W_Q) @ self._by_head(X, self.W_K).mT, dim=3)
 
-    def observe(self, train: Look, test: Look) -> dict[str, float]:
+    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
         """Return the share of the attention in the test that lies on relevant tokens (Li et al. 2023, Fig. 4)."""
         assert test.relevance is not None
         return {
             "attention_on_relevant": float(self.attention_on(test.relevance, test.inputs, test.acting).double().mean())
         }
 
-    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
         """Return how the weights moved and which neurons matter (Li et al., arXiv 2406.17167).
 
         The singular values of what training added to W_Q, W_K and W_V, heads below each other, largest first; and the
@@ -132,7 +132,7 @@ class ShallowViT(nn.Module):
             ])  # fmt: skip
         return {name: tuple(value.tolist()) for name, value in values.items()}
 
-    def _loss_without(self, neurons: Tensor, test: Look) -> Tensor:
+    def _loss_without(self, neurons: Tensor, test: SplitPass) -> Tensor:
         """Return the mean hinge loss with those neurons silent."""
         a = self.a.clone()
         self.a[:, :, neurons] = 0
@@ -160,7 +160,7 @@ class ShallowViT(nn.Module):
     def choose(self, acting: Pass, X: Tensor) -> Tensor | None:
         """Return the (B, M) positions in S, or None where all tokens stay."""
 
-        def received() -> Tensor:
+        def received_attention() -> Tensor:
             return finite(self.attention(X).mean(dim=(1, 2)))
 
         given: dict[str, Callable[[], Any]] = {
@@ -169,8 +169,8 @@ class ShallowViT(nn.Module):
             "keys": lambda: finite(self._by_head(X, self.W_K)),
             "values": lambda: finite(self._by_head(X, self.W_V)),
             "attention_maps": lambda: finite(self.attention(X)),
-            "attention": received,
-            "received_attention": received,
+            "attention": received_attention,
+            "received_attention": received_attention,
             "pixels": lambda: None,
             "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
         }

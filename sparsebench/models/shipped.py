@@ -53,8 +53,8 @@ class Shallow(Model):
             raise UserError("model 'shallow' tells classes apart by signs", got=len(data.classes), allowed="2 or 4")
         law = self.model_dump_json(exclude={"attention", "skip", "repacked", "precision"})
         rng = seeds.generator("init", self.name, law, repetition)
-        own = self.model_dump(exclude={"precision"})
-        network = ShallowViT(rng, data.patterns, data.train.inputs.shape[1], **own, outputs=outputs)
+        params = self.model_dump(exclude={"precision"})
+        network = ShallowViT(rng, data.patterns, data.train.inputs.shape[1], **params, outputs=outputs)
         return network.double() if self.precision == "float64" else network
 
 
@@ -80,10 +80,10 @@ class TwoLayer(Model):
 
         if len(data.classes) != 2:
             raise UserError("model 'two_layer' has one output, for two classes", got=len(data.classes), allowed="2")
-        own = self.model_dump(exclude={"precision"})
+        params = self.model_dump(exclude={"precision"})
         _, tokens, d = data.train.inputs.shape
-        rng = seeds.generator("init", self.name, d, *own.values(), repetition)
-        network = TwoLayerViT(rng, tokens, d, **own)
+        rng = seeds.generator("init", self.name, d, *params.values(), repetition)
+        network = TwoLayerViT(rng, tokens, d, **params)
         return network.double() if self.precision == "float64" else network
 
 

@@ -73,11 +73,11 @@ class Successes:
     @classmethod
     def of(cls, repetitions: np.ndarray, sizes: np.ndarray, successes: np.ndarray) -> Successes:
         """Return the grid of n trials, (n,) each; those whose success is NaN are none."""
-        there = ~np.isnan(successes)
-        seeds, row = np.unique(repetitions[there], return_inverse=True)
-        every, column = np.unique(sizes[there], return_inverse=True)
+        known = ~np.isnan(successes)
+        seeds, row = np.unique(repetitions[known], return_inverse=True)
+        every, column = np.unique(sizes[known], return_inverse=True)
         table = np.full((len(seeds), len(every)), np.nan)
-        table[row, column] = successes[there]
+        table[row, column] = successes[known]
         kept = 2 * (~np.isnan(table)).sum(axis=0) > len(seeds)
         whole = kept.any() & ~np.isnan(table[:, kept]).any(axis=1)
         return cls(every[kept], seeds[whole], table[np.ix_(whole, kept)])

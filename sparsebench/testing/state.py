@@ -27,14 +27,14 @@ _CHANGING = ("torch.optim.", "torch.nn.Module.")
 
 
 def _functions() -> dict[str, Any]:
-    own = [name for name in sys.modules if name.partition(".")[0] == "sparsebench"]
-    found: dict[str, Any] = {}
-    for root in (*_ROOTS, *own):
+    modules = [name for name in sys.modules if name.partition(".")[0] == "sparsebench"]
+    functions: dict[str, Any] = {}
+    for root in (*_ROOTS, *modules):
         for name, thing in _callables(_at(root)):
-            found[f"{root}.{name}"] = thing
+            functions[f"{root}.{name}"] = thing
             if isinstance(thing, type) and thing.__module__.startswith(("torch.nn", "torch.optim", "timm", root)):
-                found |= {f"{root}.{name}.{method}": function for method, function in _callables(thing)}
-    return found
+                functions |= {f"{root}.{name}.{method}": function for method, function in _callables(thing)}
+    return functions
 
 
 def _at(path: str) -> Any:
@@ -67,8 +67,8 @@ def fingerprint(module: nn.Module) -> dict[str, Any]:
         digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     parts: dict[str, Any] = {"weights": digest.hexdigest()}
     for name, part in module.named_modules():
-        own = {key: _mark(key, value) for key, value in vars(part).items()}
-        parts[f"attributes, hooks or forward of '{name}'"] = (id(part), type(part), type(part).forward, own)
+        attributes = {key: _mark(key, value) for key, value in vars(part).items()}
+        parts[f"attributes, hooks or forward of '{name}'"] = (id(part), type(part), type(part).forward, attributes)
     parts["requires_grad"] = {name: p.requires_grad for name, p in module.named_parameters()}
     return parts
 
@@ -85,7 +85,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def captured() -> Iterator[list[str]]:
+def capture() -> Iterator[list[str]]:
     """Catch what is written to standard output and standard error, by Python or by the process; give it as one text."""
     texts: list[str] = []
     with ExitStack() as stack:

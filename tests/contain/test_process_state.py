@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sparsebench.contain import process_state
-from sparsebench.contain.process_state import RANDOM, STATE, changed, preserved, put, values
+from sparsebench.contain.process_state import RANDOM, STATE, changes, preserve, put, values
 
 CHANGES: dict[str, Callable[[], Any]] = {
     "the default dtype": lambda: torch.set_default_dtype(torch.float64),
@@ -43,36 +43,36 @@ def test_every_row_that_can_be_set_is_tried() -> None:
 def test_a_change_is_seen_and_put_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     before = values((*STATE, *RANDOM))
-    with preserved():
+    with preserve():
         CHANGES[name]()
-        assert changed(before) == [name]
-    assert changed(before) == []
+        assert changes(before) == [name]
+    assert changes(before) == []
     assert values((*STATE, *RANDOM)) == before
 
 
 def test_a_variable_that_is_added_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     before = values()
     monkeypatch.setenv("ADDED_BY_AN_IMPORT", "1")
-    assert changed(before) == []
+    assert changes(before) == []
 
 
 def test_a_variable_that_is_gone_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "1")
-    with preserved():
+    with preserve():
         del os.environ["MINE"]
     assert os.environ["MINE"] == "1"
 
 
 def test_a_precision_of_one_backend_is_a_change_too() -> None:
     before = values()
-    with preserved():
+    with preserve():
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        assert changed(before) == ["torch's matmul precision"]
+        assert changes(before) == ["torch's matmul precision"]
         put({"torch's matmul precision": "differs"})
-    assert changed(before) == []
+    assert changes(before) == []
 
 
 def test_inference_mode_is_seen() -> None:
     before = values()
     with torch.inference_mode():
-        assert "torch's inference mode" in changed(before)
+        assert "torch's inference mode" in changes(before)

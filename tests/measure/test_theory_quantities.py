@@ -32,7 +32,7 @@ def test_the_first_attention_mass_is_that_of_a_network_on_noiseless_tokens(kap, 
     measured = (net.attention(torch.from_numpy(data.train.inputs)) * relevant).sum(dim=3).mean()
     assert theory.attention_mass(task.counts(), kap) == pytest.approx(float(measured), abs=1e-5)
     if kap == 0:
-        assert float(measured) == pytest.approx(task.realised()[0], abs=1e-5)
+        assert float(measured) == pytest.approx(task.realised_shares()[0], abs=1e-5)
 
 
 def test_the_attention_mass_of_any_pattern_may_be_asked_for_and_all_sum_to_one():

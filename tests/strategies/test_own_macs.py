@@ -119,11 +119,11 @@ def test_what_multiplies_nothing_has_no_macs_of_its_own(name):
 
 def test_a_budget_includes_them():
     network = vit()
-    habits = KMedoids(iterations=100).habits()
-    free = habits._replace(own_macs=lambda place: 0.0)
-    dear, cheap = (solve(Budget(macs=0.7), network.cost, h) for h in (habits, free))
+    traits = KMedoids(iterations=100).traits()
+    free = traits._replace(own_macs=lambda place: 0.0)
+    dear, cheap = (solve(Budget(macs=0.7), network.cost, h) for h in (traits, free))
     assert sum(dear) < sum(cheap)
-    steps, dense = network.cost.steps(habits, (1, 2, 3), dear), network.cost.dense()
+    steps, dense = network.cost.steps(traits, (1, 2, 3), dear), network.cost.dense()
     assert network.cost.macs(steps) / network.cost.macs(dense) == pytest.approx(0.7, abs=0.04)
 
 

@@ -48,16 +48,16 @@ def typed(words: str, model: str = "timm:deit_small_patch16_224"):
 
 def counts_of(words: str) -> dict[int, int]:
     strategy, budget = typed(words)
-    habits = strategy.habits()
-    blocks = stages(budget, habits, 12)
-    return dict(zip(blocks, solve(budget, deit_small(), habits), strict=True))
+    traits = strategy.traits()
+    blocks = stages(budget, traits, 12)
+    return dict(zip(blocks, solve(budget, deit_small(), traits), strict=True))
 
 
 def gmacs_of(words: str) -> list[float]:
     """Return the GMACs with the strategy's own products and without: authors count them, or do not."""
     strategy, _ = typed(words)
     counts = counts_of(words)
-    steps = deit_small().steps(strategy.habits(), tuple(counts), tuple(counts.values()))
+    steps = deit_small().steps(strategy.traits(), tuple(counts), tuple(counts.values()))
     # Here tokens that leave make no query where attention is not needed to choose them; published networks make all.
     every = [replace(step, early=False) for step in steps]
     return [deit_small().macs(some) / 1e9 for some in (every, [replace(step, own=0.0) for step in every])]

@@ -515,7 +515,7 @@ def nowhere_to_cache(njit):
 
 def test_functions_are_compiled_where_they_cannot_be_kept(monkeypatch):
     monkeypatch.setattr(numba, "njit", nowhere_to_cache(numba.njit))
-    assert kernels.compiled(lambda x: x + 1)(2.5) == 3.5
+    assert kernels.compile_kernel(lambda x: x + 1)(2.5) == 3.5
 
 
 @pytest.mark.slow

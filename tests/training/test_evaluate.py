@@ -15,10 +15,10 @@ from sparsebench.plans import Keep, Merge
 from sparsebench.tasks.base import Recipe
 from sparsebench.tasks.images import Composite
 from sparsebench.tasks.theory import Theory
-from sparsebench.training.evaluate import BATCH, CPU_MACS, evaluate, first_batch, ranks, seconds_per_batch
+from sparsebench.training.evaluate import BATCH, CPU_MACS, TIMED_BATCH, evaluate, first_batch, ranks, seconds_per_batch
 from sparsebench.training.steps import Samples
 
-N = 130
+N = BATCH + 30  # two batches, of which one is short
 TASK = Theory(tokens=10, relevant=0.4, confusion=0.1, test=N)
 DATA = TASK.draw(4, 0, {})
 NETWORK = Shallow(m=16).build(DATA, 0)
@@ -63,7 +63,7 @@ def test_a_plan_without_scores_is_scored_by_what_it_kept(scripted):
 def test_a_sample_is_judged_alike_whatever_comes_with_it():
     samples, actor = theory(), actor_of(Random())
     whole = evaluate(NETWORK, actor, samples, TASK.recipe())
-    for i in (0, 7, 99, 100, 129):
+    for i in (0, 7, BATCH - 1, BATCH, N - 1):
         with torch.no_grad():
             margin, acting = samples.forward(NETWORK, actor, torch.tensor([i]), visit=0, training=False)
         assert whole.kept[i].nonzero()[0].tolist() == acting.index[0].tolist()
@@ -121,11 +121,12 @@ def test_a_block_that_a_strategy_lets_pass_is_no_choice_and_samples_it_leaves_al
     found = evaluate(network, actor_of(scripted(decide, site="block", needs=()), network, **STAGES), samples, recipe)
     assert [choice.block for choice in found.choices] == [2]
     assert not np.isnan(found.choices[0].scores).any() and found.choices[0].kept.sum() == 8 * 4
-    two, calls = Samples(*(torch.cat([x] * 25) for x in (samples.inputs, samples.labels, samples.relevance))), []
+    tensors = (samples.inputs, samples.labels, samples.relevance)
+    two, calls = Samples(*(torch.cat([x] * (2 * BATCH // 8)) for x in tensors)), []
     last = scripted(lambda view, keep: calls.append(1) or (None if len(calls) == 1 else decide_last(view, keep)))
     (choice,) = evaluate(network, actor_of(last, network), two, recipe).choices
-    assert choice.kept[:100].all() and (choice.scores[:100] == 1).all()
-    assert (choice.kept[100:].sum(axis=1) == 8).all()
+    assert choice.kept[:BATCH].all() and (choice.scores[:BATCH] == 1).all()
+    assert (choice.kept[BATCH:].sum(axis=1) == 8).all()
 
 
 def decide_last(view, keep):
@@ -167,7 +168,7 @@ def test_the_network_is_tested_as_it_is_and_left_without_gradients(scripted, ima
 
 def test_timing_gives_the_batch_and_as_many_times_as_asked_for():
     n, seconds = seconds_per_batch(NETWORK, actor_of(Random()), theory(), repeats=3)
-    assert n == 100 and len(seconds) == 3 and min(seconds) > 0
+    assert n == TIMED_BATCH and len(seconds) == 3 and min(seconds) > 0
 
 
 def test_what_is_timed_is_not_how_the_samples_get_to_the_device(scripted, monkeypatch):
@@ -187,11 +188,11 @@ def test_the_loss_weighs_samples_and_not_batches():
     recipe = Recipe("hinge", "sgd", lr=1, batch=1, epochs=1, steps=1)
     samples = theory()
     parts = []
-    for rows in (samples.items[:100], samples.items[100:]):
+    for rows in (samples.items[:BATCH], samples.items[BATCH:]):
         samples.items = rows
         parts.append(evaluate(NETWORK, None, samples, recipe).loss)
     whole = evaluate(NETWORK, None, theory(), recipe).loss
-    assert whole == pytest.approx((100 * parts[0] + 30 * parts[1]) / N, rel=1e-9)
+    assert whole == pytest.approx((BATCH * parts[0] + 30 * parts[1]) / N, rel=1e-9)
 
 
 def test_the_rank_of_a_label_is_its_place_in_a_stable_sort():
@@ -222,7 +223,7 @@ def test_the_batch_is_halved_while_there_is_no_memory(scripted):
     modest = scripted(lambda view, keep: Keep.top(view.tokens[..., 0], keep))
     found = evaluate(NETWORK, actor_of(scripted(hungry)), theory(), TASK.recipe())
     whole = evaluate(NETWORK, actor_of(modest), theory(), TASK.recipe())
-    assert found.batch == 25 and whole.batch == 100 and came[:3] == [100, 50, 25]
+    assert found.batch == 25 and whole.batch == BATCH and came[:4] == [200, 100, 50, 25]
     assert (found.predicted == whole.predicted).all() and (found.kept == whole.kept).all()
     with pytest.raises(torch.OutOfMemoryError):
         evaluate(NETWORK, actor_of(scripted(starving)), theory(), TASK.recipe())
