@@ -96,4 +96,6 @@ def fill(cls: type[B], params: Mapping[str, Any], what: str) -> B:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "its parameters"
-        raise UserError(f"{what}: {place}: {first['msg']}", got=first.get("input")) from error
+        raise UserError(
+            f"{what}: {place}: {first['msg'].removeprefix('Value error, ')}", got=first.get("input")
+        ) from error

@@ -72,6 +72,13 @@ def test_a_product_that_is_whole_but_for_rounding_is_whole_rounded_down_and_as_p
     assert 0.07 * 100 > 7 and counts_at(0.07, "compound-ceil", 100, 1) == (8,)
 
 
+def test_rounding_up_is_the_released_one_also_where_exact_arithmetic_has_one_token_fewer():
+    pairs = [(k, n) for k in range(1, 100) for n in (36, 49, 64, 81, 100, 121, 144, 180, 196, 197, 256)]
+    assert all(counts_at(k / 100, "compound-ceil", n, 1, fuses=True)[0] == min(n, math.ceil(k / 100 * n) + 1)
+               for k, n in pairs)  # fmt: skip
+    assert len(pairs) == 1089 and sum(math.ceil(Fraction(k, 100) * n) < math.ceil(k / 100 * n) for k, n in pairs) == 6
+
+
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_a_keep_rate_of_one_keeps_all(convention):
     assert counts_at(1.0, convention, 197, 4) == (197,) * 4

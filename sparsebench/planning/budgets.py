@@ -81,6 +81,7 @@ def fit_budget(
     if inside and deep:
         assert cost is not None
         check_fits(budget, traits, cost.tokens, cost.depth)
+        traits.own_macs(cost.place(0, cost.tokens, cost.tokens))  # says it of parameters that do not fit the network
     return budget
 
 

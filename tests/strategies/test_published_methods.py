@@ -105,6 +105,8 @@ def test_the_words_of_a_published_method_can_be_typed_and_cost_what_its_authors_
         ("evit:counts=9+8,blocks=3", "2 counts for 1 blocks"),
         ("evit:counts=197+8,blocks=3+6", "got 197; allowed: 196 at most"),
         ("evit:counts=9+x,blocks=3+6", "counts"),
+        ("diffrate:keep_rate=0.7,undropped=9+8", "got 2 of them; allowed: 12, one for each block of this model"),
+        ("diffrate:keep_rate=0.7,undropped=8+9", "undropped: numbers must never be more than before"),
         ("pitome:ratio=1.2", "got 1.2; allowed: (0, 1]"),
         ("pitome:ratio=0", "got 0; allowed: (0, 1]"),
         ("tome:per_block=26..", "26..0"),
