@@ -24,12 +24,12 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from sparsebench_dask.cluster import Cluster, connect
 from timing import ratio, table, turns
 
 from sparsebench import engine
 from sparsebench.contain.keeper import descendants
 from sparsebench.engine import run as runs
-from sparsebench.engine.dask import Cluster, connect
 from sparsebench.observe.observers import Observers
 from sparsebench.planning import planner
 from sparsebench.planning.expand import expand

@@ -11,7 +11,7 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsebench.api import leaderboard, load_records, run
+from sparsebench.api import leaderboard, load_records, run, show_tokens
 from sparsebench.disposal import Disposal
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.hooks import hookimpl
@@ -72,6 +72,7 @@ __all__ = [
     "leaderboard",
     "load_records",
     "run",
+    "show_tokens",
 ]
 
 

@@ -44,6 +44,9 @@ def parse(text: str, positional: str | None = None) -> Spec:
     """Return the specification of NAME[:param=value[,value...][,param=value...]].
 
     Values are JSON where they can be, else text. With `positional`, NAME:VALUE sets that parameter.
+
+    >>> parse("attn_topk:disposal=drop,merge").params
+    {'disposal': ['drop', 'merge']}
     """
     match = _FORM.fullmatch(text)
     assert match is not None

@@ -49,7 +49,12 @@ def rows_of(plan: Keep, prefix: int) -> Tensor:
 
 
 def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
-    """Return the (B, P + M, C) tokens that the plan makes of (B, P + N, C) tokens with sizes (B, N)."""
+    """Return the (B, P + M, C) tokens that the plan makes of (B, P + N, C) tokens with sizes (B, N).
+
+    >>> tokens, sizes = torch.tensor([[[2.0], [4.0], [9.0]]]), torch.ones(1, 3)
+    >>> apply(Merge.into(torch.tensor([[0, 0, 2]])), tokens, sizes).tolist()
+    [[[3.0], [9.0]]]
+    """
     if isinstance(plan, Keep) and plan.fuse is None:
         return gather(tokens, rows_of(plan, prefix))
     if isinstance(plan, Mask) and plan.values is None:

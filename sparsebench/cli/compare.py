@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from sparsebench.cli.options import PLACE, RUN, SETTING, callbacks_of, options
-from sparsebench.cli.progress import Progress
 from sparsebench.errors import UserError
 from sparsebench.planning.request import values_of
+from sparsebench.progress import Progress
 
 
 @click.command()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsebench.cli.options import PICTURES, PLACE, callbacks_of, options
-from sparsebench.cli.progress import Progress
 from sparsebench.planning.request import values_of
+from sparsebench.progress import Progress
 
 if TYPE_CHECKING:
     from sparsebench.reproduce.paper import Paper

@@ -12,9 +12,9 @@ import click
 from sparsebench.board.columns import FORMATS
 from sparsebench.board.fit import Choice
 from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
-from sparsebench.cli.progress import Progress
 from sparsebench.cli.width import table
 from sparsebench.planning.request import values_of
+from sparsebench.progress import Progress
 
 
 @click.command()

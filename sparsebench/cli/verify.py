@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsebench.cli.options import PICTURES, options
-from sparsebench.cli.progress import Progress
 from sparsebench.errors import UserError
 from sparsebench.planning.request import Files
+from sparsebench.progress import Progress
 
 if TYPE_CHECKING:
     from sparsebench.publish.verify import Verdict

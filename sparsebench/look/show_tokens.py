@@ -67,6 +67,12 @@ class Pictures(Scene):
 
     shown: list[Shown]
 
+    def _repr_png_(self) -> bytes:
+        """Return the picture, as notebooks show it."""
+        from sparsebench.look.tokens_picture import draw
+
+        return draw(self)
+
 
 def show(request: Request, trainer: Trainer, n: int) -> Pictures:
     """Train what a request lacks for its pictures, and return what its strategies do to n of them; see `look`.

@@ -99,7 +99,11 @@ def scaled_at(budget: Budget, traits: Traits, rate: float | None, tokens: int, b
 
 
 def spread(removed: float, tokens: int, blocks: Sequence[int], depth: int, gamma: float) -> tuple[int, ...]:
-    """Return how many stay after each block when `removed` leave in all, in proportion to ((l + 1) / depth)^gamma."""
+    """Return how many stay after each block when `removed` leave in all, in proportion to ((l + 1) / depth)^gamma.
+
+    >>> spread(120, 196, blocks=(3, 6, 9), depth=12, gamma=0.0)
+    (156, 116, 76)
+    """
     weights = [((block + 1) / depth) ** gamma for block in blocks]
     total, gone, counts = sum(weights), 0.0, []
     for weight in weights:

@@ -140,7 +140,11 @@ def detectable(pairs: Pairs, what: str = "accuracy") -> str | None:
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Return (n,) p-values adjusted by Holm's step-down method (Holm 1979); those that are NaN stay so."""
+    """Return (n,) p-values adjusted by Holm's step-down method (Holm 1979); those that are NaN stay so.
+
+    >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
+    [0.03, 0.06, 0.06]
+    """
     adjusted = np.full_like(p, np.nan)
     places = np.flatnonzero(~np.isnan(p))
     order = places[np.argsort(p[places], kind="stable")]

@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
+from sparsebench_dask import batch_system
+from sparsebench_dask import cluster as clusters
 
 from sparsebench import engine
-from sparsebench.engine import batch_system
-from sparsebench.engine import dask as clusters
 from sparsebench.errors import UserError
 from sparsebench.planning.expand import expand
 from sparsebench.planning.request import Request

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from processes import processes_of
+from sparsebench_dask import cluster as clusters
 
 from sparsebench import engine
 from sparsebench.cli import main
-from sparsebench.engine import dask as clusters
 from sparsebench.errors import UserError
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job

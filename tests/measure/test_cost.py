@@ -15,7 +15,7 @@ from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import BlockCost, PositionalCost, ShallowCost, Step, TwoLayerCost, VitCost, scoring_of
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.shallow import FirstWeights, ShallowViT
 from sparsebench.models.timm_parts import vit_cost
 from sparsebench.plans import Keep
 from sparsebench.strategy import Traits
@@ -192,7 +192,9 @@ def test_the_closed_form_of_the_shallow_model_is_what_the_counter_counts(scripte
         return first_tokens(view, keep)
 
     L, m = 20, 32
-    network = ShallowViT(np.random.default_rng(0), np.eye(8)[:, :4], L, m=m, sigma=0.1, delta=0.2, xi=0.1, **variant)
+    network = ShallowViT(
+        np.random.default_rng(0), np.eye(8)[:, :4], L, m=m, first=FirstWeights(0.1, 0.2, 0.1), **variant
+    )
     actor = Actor(scripted(decide, needs=needs), Budget(keep_rate=rate), network.cost, None, 0)
     acting = actor.begin(torch.arange(1), 0, None, tokens=L, training=False)
     # The read-out is a sum of products by element, which the counter does not see.

@@ -6,7 +6,7 @@ import torch
 
 from sparsebench.models.actor import SplitPass
 from sparsebench.models.base import PRUNED
-from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.shallow import FirstWeights, ShallowViT
 from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.loop import train
@@ -60,7 +60,7 @@ def test_it_keeps_the_losses_of_networks_built_without_the_shortest_and_the_long
             left = sorted(ranked[round(share * M) :])
             outputs = len(net.a)
             small = ShallowViT(
-                np.random.default_rng(0), data.patterns, 12, m=len(left), sigma=0, delta=0, xi=1, outputs=outputs,
+                np.random.default_rng(0), data.patterns, 12, m=len(left), first=FirstWeights(0, 0, 1), outputs=outputs,
                 heads=net.heads, skip=net.skip,
             )  # fmt: skip
             for name in ("W_Q", "W_K", "W_V"):

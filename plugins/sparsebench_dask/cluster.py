@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparsebench.engine import batch_system, dask_worker
-from sparsebench.engine.batch_system import TRIES
 from sparsebench.engine.queue import Queue, Seconds, most_together, unknown
 from sparsebench.engine.setting import OnBegin, Setting, nobody
 from sparsebench.engine.stop import Stop
@@ -25,6 +23,8 @@ from sparsebench.planning.job import Job
 from sparsebench.records import environment, store
 from sparsebench.records.record import Failure, Record
 from sparsebench.version import __version__
+from sparsebench_dask import batch_system, worker
+from sparsebench_dask.batch_system import TRIES
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +58,10 @@ class Cluster:
         """
         workers = self.client.scheduler_info()["workers"].values()
         if self.device == "cpu" and exclusive:
-            return len({worker["host"] for worker in workers})
+            return len({each["host"] for each in workers})
         if self.device == "cpu":
-            return sum(worker["nthreads"] for worker in workers)
-        return int(sum(worker["resources"].get(dask_worker.GPU, 0) for worker in workers))
+            return sum(each["nthreads"] for each in workers)
+        return int(sum(each["resources"].get(worker.GPU, 0) for each in workers))
 
     def records(
         self, jobs: Sequence[Job], setting: Setting, stop: Stop, on_begin: OnBegin = nobody
@@ -77,7 +77,7 @@ class Cluster:
         """
         places = {name: path.resolve() for name, path in setting.locations.items()}
         with _proof(setting.out) as proof:
-            sent = dask_worker.Sent(
+            sent = worker.Sent(
                 setting=setting.model_copy(update={"out": setting.out.resolve(), "locations": places}),
                 version=__version__, proof=proof, must_share=any(job.after or job.keep_weights for job in jobs),
                 files={path: _source(Path(path)) for path in sorted({path for job in jobs for path in job.files})},
@@ -114,7 +114,7 @@ class _Run:
 
     def records(self) -> Iterator[Record]:
         """Yield the record of each job as it comes."""
-        topic = dask_worker.topic(self.setting)
+        topic = worker.topic(self.setting)
         self.client.subscribe_topic(topic, self._hear)
         try:
             self._top_up()
@@ -140,11 +140,9 @@ class _Run:
     def _submit(self, jobs: list[Job]) -> None:
         key = f"sparsebench-{secrets.token_hex(8)}"
         self.open[key] = jobs
-        resources = {} if self.cluster.device == "cpu" else {"resources": {dask_worker.GPU: 1}}
-        question = dask_worker.Question(jobs=tuple(jobs)).model_dump_json()
-        submit = partial(
-            self.client.submit, dask_worker.answer, self.setting, question, key=key, pure=False, **resources
-        )
+        resources = {} if self.cluster.device == "cpu" else {"resources": {worker.GPU: 1}}
+        question = worker.Question(jobs=tuple(jobs)).model_dump_json()
+        submit = partial(self.client.submit, worker.answer, self.setting, question, key=key, pure=False, **resources)
         self.futures[key] = future = self._ask(submit)
         self.coming.add(future)
 
@@ -186,7 +184,7 @@ class _Run:
         if key in self.dropped and status != "finished":
             return
         if status == "finished":
-            answer = dask_worker.Answer.model_validate_json(result)
+            answer = worker.Answer.model_validate_json(result)
             if answer.refused:
                 raise UserError(f"the cluster is not fit for this run: {answer.refused}")
             if answer.note:
@@ -245,7 +243,7 @@ def connect(
 
     Args:
         address: "tcp://host:port".
-        file: see `batch_system.started`.
+        file: see `batch_system.start`.
         workers: how many Dask workers are submitted; with an address they are there already.
         device: "cpu", or "cuda" for workers with GPUs.
         seconds: what each job is expected to take.
@@ -280,9 +278,9 @@ def _proof(out: Path) -> Iterator[str]:
             (out / name).unlink()
 
 
-def _source(path: Path) -> dask_worker.Source:
+def _source(path: Path) -> worker.Source:
     content = path.read_bytes()
-    return dask_worker.Source(sha256=hashlib.sha256(content).hexdigest(), text=content.decode())
+    return worker.Source(sha256=hashlib.sha256(content).hexdigest(), text=content.decode())
 
 
 def _error_text(result: Any) -> str:
