@@ -129,7 +129,7 @@ import sys, numpy as np
 from sparsebench.tasks.sources import cache
 pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3), dtype=np.uint8)
 for k in range(40):
-    assert (cache.kept(f"a{k}", pixels.shape, lambda: iter(pixels)) == pixels).all()
+    assert (cache.keep_pixels(f"a{k}", pixels.shape, lambda: iter(pixels)) == pixels).all()
 """
     started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
     assert [process.wait() for process in started] == [0] * 4
@@ -146,7 +146,7 @@ def rows():
     for _ in range(5):
         time.sleep(0.3)
         yield np.full((4, 4, 3), 7, dtype=np.uint8)
-assert (cache.kept("a", (5, 4, 4, 3), rows) == 7).all()
+assert (cache.keep_pixels("a", (5, 4, 4, 3), rows) == 7).all()
 """
     line = [sys.executable, "-c", code, str(tmp_path / "made")]
     started = [subprocess.Popen(line) for _ in range(4)]
