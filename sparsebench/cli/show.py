@@ -66,6 +66,8 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
         if key == "disposal" and len(cls.allowed_disposals()) == 1:
             continue
         kind = str(info.annotation) if not isinstance(info.annotation, type) else info.annotation.__name__
+        if key == "disposal":
+            kind = f"Literal{list(cls.allowed_disposals())}"
         about = f"  {info.description}" if info.description else ""
         click.echo(f"  {key} = {info.default!r}  ({kind.replace('typing.', '')}){about}")
         if key == "disposal":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from sparsebench.budget import FULL, SHARED, Budget
+from sparsebench.errors import UserError
 from sparsebench.planning.budgets import BUDGET_KEYS, budgets_of, shared_amount
 from sparsebench.planning.request import Request
 from sparsebench.planning.suite import Suite, SuiteTask
@@ -28,6 +30,9 @@ def contenders_of(
     A plugin that names budgets of its own is run at those; the baselines are run at every amount that occurs, spread
     their own way. Tokens per block are no amount that strategies at the input share. A task with strategies of its own
     has those in place of the baselines.
+
+    Raises:
+        UserError: a budget is named twice.
     """
     named_here = () if request.alone else entry.strategies
     specs = plugins + [parse(text) for text in named_here or ()]
@@ -35,6 +40,8 @@ def contenders_of(
     usual = shared or list(() if request.single else entry.budgets)
     usual = usual or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
     budgets = [budgets_of(spec, usual) for spec in specs]
+    for each in (usual, *budgets):
+        _check_different(each)
     amounts = (
         shared_amount(budget) for each in budgets for budget in each if any(getattr(budget, key) for key in SHARED)
     )
@@ -49,6 +56,16 @@ def contenders_of(
             part = Part.of(strategy)
             for budget in each if strategy.budgeted else [FULL]:
                 yield strategy, registered, budget, part
+
+
+def _check_different(budgets: list[Budget]) -> None:
+    """Raise UserError if a budget is there twice: its cells would be the same."""
+    twice = [budget.label for budget, n in Counter(budgets).items() if n > 1]
+    if twice:
+        raise UserError(
+            "budgets", got=f"{', '.join(twice)} more than once", allowed="each once, in any order",
+            next_step="leave the second one out",
+        )  # fmt: skip
 
 
 def specs_of(text: str, registry: Registry) -> list[Spec]:

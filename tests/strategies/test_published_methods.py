@@ -145,7 +145,9 @@ def test_show_begins_with_the_published_words_and_says_what_differs(name):
     ]
     (differs,) = [line for line in lines if line.startswith("differs from the published method: ")]
     assert differs.partition(": ")[2] == (cls.differs or ("nothing known" if cls.citation else "none is published"))
-    assert any(line.startswith("  disposal = ") for line in lines) == (len(cls.allowed_disposals()) > 1)
+    shown = [line for line in lines if line.startswith("  disposal = ")]
+    takes = cls.allowed_disposals()
+    assert shown == [f"  disposal = {cls.model_fields['disposal'].default!r}  (Literal{[*takes]})"] * (len(takes) > 1)
 
 
 def test_show_says_what_a_disposal_does_and_that_fusing_is_not_evit():

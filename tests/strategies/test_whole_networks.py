@@ -3,7 +3,6 @@
 import networks as hand
 import pytest
 import torch
-from merging import act
 from sparsebench_plugins.atc import ATC
 from sparsebench_plugins.ats import ATS
 from sparsebench_plugins.attn_topk import AttnTopK
@@ -33,10 +32,17 @@ NETWORKS = {
 }
 
 
+@torch.no_grad()
 def compare(strategy, network, rule_of, budget, **how):
     """Check logits to 1e-5, and exactly which patches go on in which order, how many, and for how many each stands."""
-    acting, out = act(strategy, network, images(), **budget)
-    rule = rule_of(acting.actor.learned) if acting.actor.learned else rule_of
+    actor = Actor(strategy, Budget(**budget), network.cost, network.grid, stream=5)
+    rng = torch.Generator().manual_seed(3)
+    for module in actor.learned.values():
+        for weight in module.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape, generator=rng))
+    acting = actor.begin(torch.arange(len(images())), 0, None, tokens=network.cost.tokens, training=False)
+    out = network(images(), acting)
+    rule = rule_of(actor.learned) if actor.learned else rule_of
     for b, image in enumerate(images()):
         logits, tokens = hand.by_hand(network, image, rule, **how)
         torch.testing.assert_close(out[b].double(), logits, atol=1e-5, rtol=1e-5)
@@ -48,7 +54,7 @@ def compare(strategy, network, rule_of, budget, **how):
     return acting
 
 
-@pytest.mark.parametrize("strategy", [ToMe(), ToMe(proportional=False), ToFu(), MCTF()], ids=str)
+@pytest.mark.parametrize("strategy", [ToMe(), ToMe(proportional=False), ToFu(), MCTF()], ids=lambda s: s.name)
 @pytest.mark.parametrize("r", [2, 3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_bipartite_matching_is_that_of_the_whole_sequence(name, r, strategy):
@@ -89,7 +95,7 @@ RATIO = {0: 13, 1: 11, 2: 9, 3: 8}
         (DynamicViT(disposal="squeeze"), hand.dynamic_vit(FLOOR, squeeze=True), KEPT, {"site": "block"}),
         (TNT(redundant=0), hand.tnt(FLOOR), KEPT, {"site": "block"}),
     ],
-    ids=lambda value: str(value) if hasattr(value, "name") else "",
+    ids=lambda value: getattr(value, "name", ""),
 )  # fmt: skip
 def test_logits_order_and_counts_are_those_of_loops(strategy, rule, budget, how):
     compare(strategy, vit(), rule, budget, **how)
@@ -102,7 +108,7 @@ def test_logits_order_and_counts_are_those_of_loops(strategy, rule, budget, how)
         (EViT(), hand.at({1: 12, 2: 10, 3: 8}, hand.evit)),
         (TPS(), hand.at({1: 12, 2: 9, 3: 7}, hand.tps)),
     ],
-    ids=lambda value: str(value) if hasattr(value, "name") else "",
+    ids=lambda value: getattr(value, "name", ""),
 )
 def test_gradients_are_those_of_loops(strategy, rule):
     """The slope of a logit in a direction of all weights, by automatic differentiation and by the loops' difference."""
