@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from sparsebench import engine
 from sparsebench.budget import Budget
@@ -22,6 +23,10 @@ from sparsebench.records.record import Failure, Metric, Record
 from sparsebench.strategy import Strategy
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# No test fails because the machine is slow.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
