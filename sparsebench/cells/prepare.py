@@ -169,11 +169,13 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
     Raises:
         StrategyError: it does not load, or its source is not the one that the run began with.
     """
+    if job.failure:
+        raise StrategyError(f"the plugin does not load: {job.failure}")
     for path in job.files:
         registry.load_file(Path(path))
     found = registry.strategy(job.cell.strategy.name)
-    if failure := job.failure or found.failure:
-        raise StrategyError(f"the plugin does not load: {failure}")
+    if found.failure:
+        raise StrategyError(f"the plugin does not load: {found.failure}")
     if found.origin.sha256 != job.origin.sha256:
         raise StrategyError(f"the source of '{found.cls.name}' changed while the run was under way; run it again")
     return fill(found.cls, job.cell.strategy.params, f"strategy '{found.cls.name}'")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pluggy
 
@@ -48,6 +48,13 @@ class Found:
     failure: str | None = None
 
 
+class Owner(NamedTuple):
+    """Where a task or a model came from; `file` is None where that is installed."""
+
+    origin: Origin
+    file: Path | None
+
+
 class Registry:
     """Everything that can be named on the command line.
 
@@ -68,6 +75,7 @@ class Registry:
         self._tasks: dict[str, type[Task]] = {}
         self._models: dict[str, type[Model]] = {}
         self._observers: dict[str, type[Observer]] = {}
+        self._owners: dict[type, Owner] = {}
         self._observers_in: dict[Path, list[type[Observer]]] = {}
         for name in FIRST:
             self.load_entry(name)
@@ -248,7 +256,15 @@ class Registry:
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
             return one_line(error)
+        for cls in (*self._tasks.values(), *self._models.values()):
+            self._owners.setdefault(cls, Owner(origin, file))
         return None
+
+    def owners(self, strategy: str, task: str, model: str) -> list[Owner]:
+        """Return where the strategy, the task and the model of those names came from."""
+        found = self.strategy(strategy)
+        owned = [self._owners[cls] for cls in (self.task(task), self.model(model))]
+        return [Owner(found.origin, found.file), *owned]
 
     def _free_plugin(self, name: str) -> str:
         """Return the name, marked until no plugin has it."""

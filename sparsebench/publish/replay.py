@@ -16,7 +16,7 @@ from sparsebench.engine.run import Callbacks
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items
 from sparsebench.planning import planner
-from sparsebench.planning.expand import ImageUse, training_of
+from sparsebench.planning.expand import ImageUse, code_of, training_of
 from sparsebench.planning.expected import Expected
 from sparsebench.planning.files import locate, places_of
 from sparsebench.planning.job import Job
@@ -142,11 +142,15 @@ def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str,
 
 def _job(cell: Cell, registry: Registry) -> Job:
     found = registry.strategy(cell.strategy.name)
-    files = tuple(map(str, registry.files))
     return Job(
-        cell=cell, origin=found.origin, kind=found.cls.kind, label=cell.strategy.name, files=files,
-        failure=found.failure, after=cell.init.id if cell.init else "",
-    )  # fmt: skip
+        cell=cell,
+        origin=found.origin,
+        kind=found.cls.kind,
+        label=cell.strategy.name,
+        failure=found.failure,
+        after=cell.init.id if cell.init else "",
+        **code_of(cell, registry),
+    )
 
 
 def _training(cell: Cell, registry: Registry) -> Cell | None:
