@@ -203,7 +203,7 @@ def attention(device: str, rounds: int) -> str:
     for name in ("DeiT-S", SMALL):
         net = network(name, device)
         parts = [part for part in net.module.modules() if hasattr(part, "fused_attn")]
-        normed = net.normed(samples(net, SIZES[name]).inputs)
+        normed = net.normalise(samples(net, SIZES[name]).inputs)
 
         @torch.inference_mode()
         def run(fused: bool, bf16: bool, net: DeepViT = net, parts: list[Any] = parts, x: Any = normed) -> None:

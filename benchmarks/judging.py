@@ -16,14 +16,17 @@ from pathlib import Path
 
 import numpy as np
 from scipy.special import expit, stdtrit
+from scipy.stats import spearmanr
 from tabulate import tabulate
 
 from sparsebench.board import over_budgets, reading
+from sparsebench.board.board import BudgetBoard
 from sparsebench.board.build import judge
 from sparsebench.board.entries import DENSE, frame_of, settings_of
+from sparsebench.board.over_budgets import Line
 from sparsebench.stats import curves
 from sparsebench.stats.intervals import LEVEL
-from sparsebench.stats.marks import NOT_TOLD, marks
+from sparsebench.stats.marks import NOT_SIGNIFICANT, marks
 from sparsebench.stats.paired import Contender, Pairs, compare, holm, student
 
 BOARDS = Path(__file__).resolve().parents[1] / "leaderboard"
@@ -185,7 +188,7 @@ def errors(world: World, worlds: int) -> tuple[float, float, float, float]:
     for seed in range(worlds):
         pairs = world.judged(seed)
         told.append(pairs.better().any())
-        marked.append(set(marks(pairs, dict.fromkeys(range(world.R - 1), world.R - 1)).values()) != {NOT_TOLD})
+        marked.append(set(marks(pairs, dict.fromkeys(range(world.R - 1), world.R - 1)).values()) != {NOT_SIGNIFICANT})
         covered.append((np.abs(pairs.mean) <= pairs.half)[upper].mean())
         own.append(((pairs.accuracy[:, 0] <= 0.5) & (pairs.accuracy[:, 1] >= 0.5)).mean())
     return float(np.mean(told)), float(np.mean(marked)), float(np.mean(covered)), float(np.mean(own))
@@ -265,10 +268,10 @@ def settings() -> Iterator[World]:
             yield World(kind, shared=shared, cluster=5)
 
 
-def like(folder: Path) -> Iterator[World]:
-    """Yield worlds of 3, 5, 10 and more networks like those of a board's first table of curves: the area, and one half.
+def measured(folder: Path) -> tuple[BudgetBoard, Contender, list[tuple[Line, list[Contender]]]]:
+    """Return the first table of curves of a board, dense, and of each strategy that all networks have its points.
 
-    Strategies are those that were measured on every network, oracles left out.
+    Oracles are left out.
     """
     frame = frame_of(reading.read(folder))
     judged = judge(frame)
@@ -276,20 +279,54 @@ def like(folder: Path) -> Iterator[World]:
     (setting,) = (s for s in settings_of(frame) if (s.task, s.model, s.track) == (board.task, board.model, board.track))
     key = {(row["strategy"], row["budget"]): (row["strategy"], row["kind"], row["budget"]) for row in judged.rows}
     dense = next(entry.contender for (name, *_), entry in setting.tested.items() if name == DENSE)
-    areas, halves = [], []
+    lines = []
     for line in over_budgets.lines_of(setting.tested, [row for row in judged.rows if row["macs_ratio"] is not None]):
-        rows = list(line.points.values())
-        points = [setting.tested[key[row["strategy"], row["budget"]]].contender for row in rows]
-        if line.kind == "oracle" or any(one.means.keys() != dense.means.keys() for one in points):
-            continue
-        area = curves.area([*points, dense], [row["macs_ratio"] for row in rows], board.budgets[-1])
-        if area is not None and board.budgets[-1] in line.rows:
-            areas.append(area)
-        halves += [one for row, one in zip(rows, points, strict=True) if row is line.rows.get(board.middle)]
+        points = [setting.tested[key[row["strategy"], row["budget"]]].contender for row in line.points.values()]
+        if line.kind != "oracle" and all(one.means.keys() == dense.means.keys() for one in points):
+            lines.append((line, points))
+    return board, dense, lines
+
+
+def areas(board: BudgetBoard, dense: Contender, lines: Sequence[tuple[Line, list[Contender]]]) -> list[Contender]:
+    """Return the curves' areas of the strategies that were asked for the lowest budget."""
+    spent = [[row["macs_ratio"] for row in line.points.values()] for line, _ in lines]
+    found = (
+        curves.area([*points, dense], macs, board.budgets[-1])
+        for (line, points), macs in zip(lines, spent, strict=True)
+        if board.budgets[-1] in line.rows
+    )
+    return [area for area in found if area is not None]
+
+
+def at(budget: float, lines: Sequence[tuple[Line, list[Contender]]]) -> list[Contender]:
+    """Return the strategies at one of a board's budgets."""
+    pairs = ((zip(line.points.values(), points, strict=True), line.rows.get(budget)) for line, points in lines)
+    return [one for rows, wanted in pairs for row, one in rows if row is wanted]
+
+
+def like(folder: Path) -> Iterator[World]:
+    """Yield worlds of 3, 5, 10 and all networks, like those of a board's curves: the area, and one half."""
+    board, dense, lines = measured(folder)
     most = len(dense.means)
     for S in sorted({n for n in (3, 5, 10, most) if n <= most}):
-        yield LikeBoard.of("area", S, areas)
-        yield LikeBoard.of(f"at {board.middle:g}", S, halves)
+        yield LikeBoard.of("area", S, areas(board, dense, lines))
+        yield LikeBoard.of(f"at {board.middle:g}", S, at(board.middle, lines))
+
+
+def agreement(folder: Path) -> Iterator[tuple[object, ...]]:
+    """Yield how alike networks order the strategies of a board, by Spearman's correlation, on the area and by budget.
+
+    Of two networks the least, the median and the largest; of halves of the networks, drawn 200 times, the median.
+    """
+    board, dense, lines = measured(folder)
+    rng = np.random.default_rng(0)
+    for name, block in (("area", areas(board, dense, lines)), *((f"@{b:g}", at(b, lines)) for b in board.budgets)):
+        means = np.array([[one.means[s] for s in sorted(one.means)] for one in block])
+        S = means.shape[1]
+        every = spearmanr(means).statistic[np.triu_indices(S, 1)]
+        orders = [rng.permutation(S) for _ in range(200)]
+        halves = [spearmanr(means[:, o[: S // 2]].mean(1), means[:, o[S // 2 :]].mean(1)).statistic for o in orders]
+        yield name, len(block), every.min(), np.median(every), every.max(), (every >= 0.9).mean(), np.median(halves)
 
 
 def published() -> Iterator[tuple[object, ...]]:
@@ -326,6 +363,8 @@ def main() -> None:
     show(("seeds", "world", "difference", "told", "said to be told in .8", "told"),
          [(world.S, world.name, *power(world, n // 3), *detectable(world, n // 3)) for world in some])  # fmt: skip
     if given.board is not None:
+        show(("order on", "strategies", "least", "median", "largest", "at least .9", "of halves"),
+             list(agreement(given.board)))  # fmt: skip
         return
     show(("seeds", "world", "former rule", "this rule", "the wrong way round"),
          [(world.S, world.name, *differing(world, n // 3)) for world in some])  # fmt: skip

@@ -137,4 +137,4 @@ def augmented(images: Tensor, network: DeepViT) -> None:
     augmentation = Augmentation(items, 0, True, 4, None, GRID)
     for rows in items.split(BATCH):
         moved, _ = augmentation(images.index_select(0, rows), rows, 0)
-        network.normed(moved)
+        network.normalise(moved)

@@ -79,7 +79,7 @@ def scoring(device: str, rounds: int, times: int = 50) -> str:
     for T in (197, 138, 99, 50):
         with torch.inference_mode():
             q, k, v = qkv(attn, torch.randn(B, T, 384, device=device, generator=torch.Generator(device).manual_seed(0)))
-        fields = attention_fields.given(attn, q, k, v, net.prefix, net.class_rows)
+        fields = attention_fields.fields_of(attn, q, k, v, net.prefix, net.class_rows)
         fused = repeated(partial(F.scaled_dot_product_attention, q, k, v), times)
         runs = {"fused": fused, "fused" + AGAIN: fused}
         for field in ("class_attention", "mean_query_attention", "received_attention"):

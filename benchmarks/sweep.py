@@ -24,12 +24,12 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from sparsebench_dask.cluster import Cluster, connect
 from timing import ratio, table, turns
 
 from sparsebench import engine
 from sparsebench.contain.keeper import descendants
 from sparsebench.engine import run as runs
-from sparsebench.engine.dask import Cluster, connected
 from sparsebench.observe.observers import Observers
 from sparsebench.planning import planner
 from sparsebench.planning.expand import expand
@@ -162,7 +162,7 @@ def on_loopback(workers: int, folder: str) -> partial[Cluster]:
                 n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50,
                 local_directory=folder, host="127.0.0.1",
             ) as here,
-            connected(here.scheduler_address, None, None, "cpu") as cluster,
+            connect(here.scheduler_address, None, None, "cpu") as cluster,
         ):  # fmt: skip
             cluster.client.wait_for_workers(workers)
             yield cluster
@@ -248,7 +248,7 @@ TENTHS = (1, 3, 5, 7, 9, 10)
 
 def drive(number: int, address: str) -> None:
     """Run so many trivial cells and print the seconds, and the resident MiB after planning and at some tenths."""
-    with tempfile.TemporaryDirectory() as folder, connected(address, None, None, "cpu") as cluster:
+    with tempfile.TemporaryDirectory() as folder, connect(address, None, None, "cpu") as cluster:
         request = Request(tasks=(TRIVIAL,), n_train=(4,), seeds=number // 4)
         plan = planner.plan(request, planner.Files(), Registry(), Path(folder), "missing")
         seen, marks, at, start = 0, [resident()], {number * tenth // 10 for tenth in TENTHS}, time.monotonic()

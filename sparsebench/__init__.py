@@ -6,22 +6,26 @@ records = sparsebench.load_records("results")
 table = sparsebench.leaderboard(records)
 """
 
+import sys
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsebench.api import leaderboard, load_records, run
+from sparsebench.api import leaderboard, load_records, run, show_tokens
 from sparsebench.disposal import Disposal
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.hooks import hookimpl
 from sparsebench.observer import Observer
 from sparsebench.plans import Keep, Mask, Merge, Mix, Place, Plan, Shift
-from sparsebench.strategy import Convention, How, Kind, Lesson, Published, Schedule, Site, Strategy, Told
+from sparsebench.strategy import Convention, How, Kind, LossInputs, ModelOutputs, Published, Schedule, Site, Strategy
 from sparsebench.version import __version__
 from sparsebench.view import TokenView
 
 if TYPE_CHECKING:
     from sparsebench.measure.cost import CostModel
     from sparsebench.models.base import Model, Network
+    from sparsebench.strategy import LossInputs as Lesson  # noqa: F401 - for type checkers
+    from sparsebench.strategy import ModelOutputs as Told  # noqa: F401
     from sparsebench.tasks.base import Data, Recipe, Split, Task
 
 _LATER = {
@@ -29,6 +33,9 @@ _LATER = {
     "Recipe": "tasks.base", "Split": "tasks.base", "Task": "tasks.base",
 }  # fmt: skip
 """Public names whose modules import NumPy, and where they are; a strategy needs none of them."""
+
+_FORMER = {"Lesson": "LossInputs", "Told": "ModelOutputs"}
+"""Public names that are called otherwise now; they go with the next version."""
 
 __all__ = [
     "Convention",
@@ -38,11 +45,12 @@ __all__ = [
     "How",
     "Keep",
     "Kind",
-    "Lesson",
+    "LossInputs",
     "Mask",
     "Merge",
     "Mix",
     "Model",
+    "ModelOutputs",
     "Network",
     "Observer",
     "Place",
@@ -57,7 +65,6 @@ __all__ = [
     "StrategyError",
     "Task",
     "TokenView",
-    "Told",
     "UnsupportedError",
     "UserError",
     "__version__",
@@ -65,10 +72,31 @@ __all__ = [
     "leaderboard",
     "load_records",
     "run",
+    "show_tokens",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FORMER:
+        return _former(name)
     if name not in _LATER:
         raise AttributeError(f"module 'sparsebench' has no attribute '{name}'")
     return getattr(import_module(f"sparsebench.{_LATER[name]}"), name)
+
+
+def _former(name: str) -> Any:
+    """Return what a former name means; warn once of each.
+
+    Shipped strategies may use them: a change of their files would change the hashes that published records hold.
+    """
+    frame = sys._getframe(2)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("importlib."):
+        frame = frame.f_back
+    if name not in _WARNED and not str(frame.f_globals.get("__name__")).startswith("sparsebench_plugins."):
+        _WARNED.add(name)
+        text = f"sparsebench.{name} is now sparsebench.{_FORMER[name]}; the former name goes with the next version"
+        warnings.warn(text, FutureWarning, stacklevel=3)
+    return globals()[_FORMER[name]]
+
+
+_WARNED: set[str] = set()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, get_type_hints
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from sparsebench.engine.run import Callbacks
+    from sparsebench.look.show_tokens import Pictures
     from sparsebench.planning.planner import Plan
     from sparsebench.records.record import Record
 
@@ -25,12 +28,13 @@ def run(
     *,
     out: str | os.PathLike[str] = OUT,
     on_record: Callable[[Record], None] | None = None,
+    progress: bool | None = None,
     **options: Unpack[Options],
 ) -> pd.DataFrame:
     """Run what is missing and return the leaderboard of the request, one row a strategy and budget.
 
     The arguments are the options of `sparsebench run`; `checkpoint=None` is never, and `on_record` is called with each
-    record as it comes.
+    record as it comes. `progress` shows a bar; by default in notebooks.
 
     Raises:
         UserError: anything unknown, out of range, missing or unwritable.
@@ -40,11 +44,67 @@ def run(
 
     from sparsebench.board.build import columns_of, judge
     from sparsebench.board.columns import keys_of
-    from sparsebench.engine.run import SILENT, Callbacks
 
-    callbacks = SILENT if on_record is None else Callbacks(on_record=on_record)
-    judged = judge(execute(*values_of({"plugins": plugins, **options}), Path(out), callbacks))
+    with _callbacks(Path(out), progress, on_record) as callbacks:
+        judged = judge(execute(*values_of({"plugins": plugins, **options}), Path(out), callbacks))
     return pd.DataFrame(judged.rows, columns=keys_of(columns_of(judged.rows, judged.columns)))
+
+
+@contextmanager
+def _callbacks(
+    out: Path, progress: bool | None, on_record: Callable[[Record], None] | None = None
+) -> Iterator[Callbacks]:
+    """Yield the callbacks of a run, which show a bar if that is asked for."""
+    from sparsebench.engine.run import Callbacks
+    from sparsebench.progress import Progress, in_a_notebook
+
+    calls = [] if on_record is None else [on_record]
+    if not (in_a_notebook() if progress is None else progress):
+        yield Callbacks(on_record=_each(calls))
+        return
+    with Progress(out, exits=False) as bar:
+        yield Callbacks(bar.begin, _each([bar.step, *calls]), bar.stopping)
+
+
+def _each(calls: Sequence[Callable[[Record], None]]) -> Callable[[Record], None]:
+    def call(record: Record) -> None:
+        for one in calls:
+            one(record)
+
+    return call
+
+
+def show_tokens(
+    plugins: Sequence[str] | str,
+    task: str = "composite",
+    samples: int = 4,
+    *,
+    out: str | os.PathLike[str] = OUT,
+    progress: bool | None = None,
+    **options: Unpack[Options],
+) -> Pictures:
+    """Return which patches of test pictures the strategies keep; a notebook shows it as a picture.
+
+    Each strategy is trained first, as `sparsebench show-tokens` does, whose options the others are; what `out` has is
+    not trained again.
+
+    Args:
+        plugins: the strategies.
+        task: a task of pictures.
+        samples: how many test pictures, at most.
+        out: the folder of the trained networks.
+        progress: whether a bar is shown; by default in notebooks.
+        options: see `run`; of tasks and seeds there is one.
+
+    Raises:
+        UserError: anything unknown, out of range, missing or unwritable, or no strategy has a result.
+    """
+    from sparsebench.look.show_tokens import show
+    from sparsebench.look.training import Trainer
+
+    request, files, how = values_of({"plugins": plugins, **options, "tasks": task, "seeds": 1})
+    with _callbacks(Path(out), progress) as callbacks:
+        return show(replace(request, single=True), Trainer(files, how, Path(out), callbacks), samples)
 
 
 def _signature() -> inspect.Signature:
@@ -70,7 +130,7 @@ def execute(request: Request, files: Files, how: How, out: Path, callbacks: Call
     from sparsebench.plugin.registry import Registry
 
     plan = runs.run(request, files, how, Registry(), out, callbacks)
-    known = _finished(out, plan)
+    known = _finish(out, plan)
     publish(known, out)
     return known[known["cell_id"].isin([job.cell.id for job in plan.jobs])]
 
@@ -81,12 +141,12 @@ def refresh(folder: Path) -> bool:
     from sparsebench.board.gather import WANTED
     from sparsebench.board.publish import publish
 
-    if there := (folder / "leaderboard.csv").exists():
+    if exists := (folder / "leaderboard.csv").exists():
         publish(reading.read(folder, WANTED), folder)
-    return there
+    return exists
 
 
-def _finished(folder: Path, plan: Plan) -> pd.DataFrame:
+def _finish(folder: Path, plan: Plan) -> pd.DataFrame:
     """Return the flat records of a plan's cells: of all that were to be run, and of others that are there."""
     from sparsebench.board import reading
     from sparsebench.board.gather import WANTED

@@ -117,8 +117,8 @@ class Budget(BaseModel):
     @model_serializer(mode="wrap")
     def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what came later and is not used, so that the hashes of cells from before it still hold."""
-        own: dict[str, Any] = dump(self)
-        return {key: value for key, value in own.items() if key not in LATER or value != LATER[key]}
+        fields: dict[str, Any] = dump(self)
+        return {key: value for key, value in fields.items() if key not in LATER or value != LATER[key]}
 
     @property
     def label(self) -> str:

@@ -49,7 +49,7 @@ def dispose(kind: Disposal, scores: Tensor, keep: int, view: TokenView) -> Plan:
     return Mix(mixed / mixed.sum(dim=2, keepdim=True), scores)
 
 
-def squeezed(tokens: Tensor, hosts: Tensor, gone: Tensor) -> Tensor:
+def squeeze(tokens: Tensor, hosts: Tensor, gone: Tensor) -> Tensor:
     """Return (B, N, C) tokens after "squeeze" where all stay, as in training: those that are gone are added to hosts.
 
     Of an image without hosts all are as they were.

@@ -28,7 +28,12 @@ class Keep:
 
     @classmethod
     def top(cls, scores: Tensor, keep: int) -> Keep:
-        """Keep the `keep` best of the (B, N) scores. Equal scores are decided by position: lower goes first."""
+        """Keep the `keep` best of the (B, N) scores. Equal scores are decided by position: lower goes first.
+
+        >>> import torch
+        >>> Keep.top(torch.tensor([[0.1, 0.9, 0.5, 0.5]]), 2).index
+        tensor([[1, 2]])
+        """
         order = scores.sort(dim=-1, descending=True, stable=True).indices
         return cls(index=order[:, :keep], scores=scores)
 
@@ -51,7 +56,14 @@ class Merge:
 
     @classmethod
     def into(cls, host: Tensor, scores: Tensor | None = None) -> Merge:
-        """Merge each token into the one at position host (B, N). A token that is its own host goes on; order stays."""
+        """Merge each token into the one at position host (B, N). A token that is its own host goes on; order stays.
+
+        Here token 1 goes into token 0, and token 3 into token 2.
+
+        >>> import torch
+        >>> Merge.into(torch.tensor([[0, 0, 2, 2]])).target
+        tensor([[0, 0, 1, 1]])
+        """
         import torch
 
         stays = host == torch.arange(host.shape[1], device=host.device)

@@ -25,7 +25,7 @@ def generator(*dimensions: object) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(seed_of(*dimensions)))
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
@@ -38,9 +38,9 @@ def mix(keys: Tensor, value: int | Tensor) -> Tensor:
 
     One round of SplitMix64 (Steele, Lea and Flood 2014). Integer arithmetic only, so every device agrees.
     """
-    x = keys + (_signed(value * _GOLDEN % 2**64) if isinstance(value, int) else value * _signed(_GOLDEN))
-    x = (x ^ _shift(x, 30)) * _signed(_MIX[0])
-    x = (x ^ _shift(x, 27)) * _signed(_MIX[1])
+    x = keys + (_to_signed(value * _GOLDEN % 2**64) if isinstance(value, int) else value * _to_signed(_GOLDEN))
+    x = (x ^ _shift(x, 30)) * _to_signed(_MIX[0])
+    x = (x ^ _shift(x, 27)) * _to_signed(_MIX[1])
     return x ^ _shift(x, 31)
 
 

@@ -21,7 +21,7 @@ _POINT = re.compile(r"\s*-?\.\d+\s*")
 """A number such as .5, which is no JSON."""
 
 
-def unused(thing: BaseModel) -> set[str]:
+def unused_parameters(thing: BaseModel) -> set[str]:
     """Return the parameters that older records do not have, its class's `added`, that are at their defaults."""
     fields, added = type(thing).model_fields, getattr(thing, "added", ())
     return {name for name in added if getattr(thing, name) == fields[name].default}
@@ -44,6 +44,9 @@ def parse(text: str, positional: str | None = None) -> Spec:
     """Return the specification of NAME[:param=value[,value...][,param=value...]].
 
     Values are JSON where they can be, else text. With `positional`, NAME:VALUE sets that parameter.
+
+    >>> parse("attn_topk:disposal=drop,merge").params
+    {'disposal': ['drop', 'merge']}
     """
     match = _FORM.fullmatch(text)
     assert match is not None
@@ -96,4 +99,6 @@ def fill(cls: type[B], params: Mapping[str, Any], what: str) -> B:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "its parameters"
-        raise UserError(f"{what}: {place}: {first['msg']}", got=first.get("input")) from error
+        raise UserError(
+            f"{what}: {place}: {first['msg'].removeprefix('Value error, ')}", got=first.get("input")
+        ) from error

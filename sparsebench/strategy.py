@@ -5,6 +5,7 @@ This module imports no torch, so that listing strategies stays fast; a strategy 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -30,7 +31,7 @@ KINDS: tuple[Kind, ...] = ("baseline", "deployable", "oracle")
 SITES: tuple[Site, ...] = ("input", "attention", "block")
 
 
-class Told(NamedTuple):
+class ModelOutputs(NamedTuple):
     """What came out, for a network or its teacher.
 
     Attributes:
@@ -43,7 +44,7 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class LossInputs:
     """What a strategy may learn from after a forward pass in training; see `Strategy.loss`. Labels are not in it.
 
     Attributes:
@@ -60,8 +61,8 @@ class Lesson:
             order; with gradients where they are tensors.
     """
 
-    student: Told
-    teacher: Told | None
+    student: ModelOutputs
+    teacher: ModelOutputs | None
     memory: dict[str, Any]
     weights: Tensor
     shares: Mapping[int, float]
@@ -87,7 +88,7 @@ class Published(NamedTuple):
         return f"{self.words} · {self.network}{cost}"
 
 
-class Habits(NamedTuple):
+class Traits(NamedTuple):
     """What of a strategy decides how a budget becomes token counts; see `Strategy`.
 
     Attributes:
@@ -198,11 +199,16 @@ class Strategy(BaseModel):
         """Return the MACs of its own products and of its disposal's."""
         return self.own_macs(place) + disposals.own_macs(self.disposal, place)
 
-    def habits(self) -> Habits:
+    def traits(self) -> Traits:
         """Return what of it decides how a budget becomes token counts."""
         fuses = self.fuses or self.disposal == "fuse"
         macs, first = self._all_own_macs, self.first
-        return Habits(self.site, self.reads(), self.schedule, self.most, fuses, macs, first=first)
+        return Traits(self.site, self.reads(), self.schedule, self.most, fuses, macs, first=first)
+
+    def habits(self) -> Traits:
+        """Return `traits()`; a former name, which goes with the next version."""
+        warnings.warn("Strategy.habits is now Strategy.traits", FutureWarning, stacklevel=2)
+        return self.traits()
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs an image of the products that it makes itself at that place; 0 by default.
@@ -229,7 +235,7 @@ class Strategy(BaseModel):
         """
         return ()
 
-    def loss(self, lesson: Lesson) -> Tensor:
+    def loss(self, inputs: LossInputs) -> Tensor:
         """Return a scalar that is added to the mean loss of a training step; not called unless it is overridden."""
         raise NotImplementedError
 

@@ -49,7 +49,12 @@ def rows_of(plan: Keep, prefix: int) -> Tensor:
 
 
 def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
-    """Return the (B, P + M, C) tokens that the plan makes of (B, P + N, C) tokens with sizes (B, N)."""
+    """Return the (B, P + M, C) tokens that the plan makes of (B, P + N, C) tokens with sizes (B, N).
+
+    >>> tokens, sizes = torch.tensor([[[2.0], [4.0], [9.0]]]), torch.ones(1, 3)
+    >>> apply(Merge.into(torch.tensor([[0, 0, 2]])), tokens, sizes).tolist()
+    [[[3.0], [9.0]]]
+    """
     if isinstance(plan, Keep) and plan.fuse is None:
         return gather(tokens, rows_of(plan, prefix))
     if isinstance(plan, Mask) and plan.values is None:
@@ -63,9 +68,9 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
 def _new(plan: Plan, patches: Tensor, sizes: Tensor) -> Tensor:
     """Return (B, M, C), what becomes of the (B, N, C) patch tokens."""
     if isinstance(plan, Keep):
-        return torch.cat([gather(patches, plan.index), _fused(plan, patches)], dim=1)
+        return torch.cat([gather(patches, plan.index), _fuse(plan, patches)], dim=1)
     if isinstance(plan, Merge):
-        return _merged(plan, patches, sizes)
+        return _merge(plan, patches, sizes)
     if isinstance(plan, Shift):
         return patches + plan.by.to(patches.dtype)
     if isinstance(plan, Mask):
@@ -73,14 +78,14 @@ def _new(plan: Plan, patches: Tensor, sizes: Tensor) -> Tensor:
     return plan.weight.to(patches.dtype) @ (patches if plan.values is None else plan.values.to(patches.dtype))
 
 
-def _fused(plan: Keep, patches: Tensor) -> Tensor:
+def _fuse(plan: Keep, patches: Tensor) -> Tensor:
     """Return (B, 1, C), the tokens not kept summed with their weights (EViT, eq. for the inattentive token)."""
     assert plan.fuse is not None
     weight = plan.fuse.scatter(1, plan.index, 0.0).to(patches.dtype)
     return weight[:, None, :] @ patches
 
 
-def _merged(plan: Merge, patches: Tensor, sizes: Tensor) -> Tensor:
+def _merge(plan: Merge, patches: Tensor, sizes: Tensor) -> Tensor:
     """Return (B, M, C), each group's members summed with their weights."""
     if plan.weight is not None:
         return _by_group(plan, patches, plan.weight)

@@ -10,6 +10,8 @@ from sparsebench.errors import StrategyError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sparsebench.plans import Place
+
 Outputs = Callable[["Tensor", "Tensor"], "Tensor"]
 """See `TokenView.outputs`."""
 NEEDS = frozenset(
@@ -44,9 +46,7 @@ class TokenView:
         index: Tensor,
         sizes: Tensor,
         weights: Tensor,
-        prefix_count: int,
-        block: int,
-        depth: int,
+        place: Place,
         training: bool,
         grid: tuple[int, int] | None,
         random: Callable[[int, int | None], Tensor],
@@ -55,8 +55,7 @@ class TokenView:
     ):
         self._given, self._seen, self._random = given, {}, random  # type: ignore[var-annotated]
         self.index, self.sizes, self.weights, self.grid = index, sizes, weights, grid
-        self.prefix_count = prefix_count
-        self.block, self.depth, self.training = block, depth, training
+        self.block, self.depth, self.prefix_count, self.training = place.block, place.depth, place.prefix, training
         self.learned, self.memory = learned, {} if memory is None else memory
 
     def _get(self, field: str) -> Any:

@@ -12,10 +12,10 @@ from sparsebench.budget import FULL, Budget, amount_of
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import BlockCost, ShallowCost, VitCost
 from sparsebench.measure.counts import (
-    capped,
+    cap_counts,
     check_fits,
     counts_at,
-    ramped,
+    ramp_counts,
     rate_of,
     scaled_at,
     shares_of,
@@ -23,7 +23,7 @@ from sparsebench.measure.counts import (
     stages,
 )
 from sparsebench.records import store
-from sparsebench.strategy import Habits
+from sparsebench.strategy import Traits
 
 BLOCK = BlockCost(qkv=3 * 64**2, proj=64**2, mlp=8 * 64**2, width=64)
 VIT = VitCost(tokens=64, prefix=1, class_rows=1, embed=48 * 64, head=640, blocks=(BLOCK,) * 4)
@@ -70,6 +70,13 @@ def test_counts_never_rise_and_never_reach_zero(rate, convention, tokens, number
 def test_a_product_that_is_whole_but_for_rounding_is_whole_rounded_down_and_as_published_rounded_up():
     assert 0.29 * 100 < 29 and counts_at(0.29, "power-floor", 100, 1) == (29,)
     assert 0.07 * 100 > 7 and counts_at(0.07, "compound-ceil", 100, 1) == (8,)
+
+
+def test_rounding_up_is_the_released_one_also_where_exact_arithmetic_has_one_token_fewer():
+    pairs = [(k, n) for k in range(1, 100) for n in (36, 49, 64, 81, 100, 121, 144, 180, 196, 197, 256)]
+    assert all(counts_at(k / 100, "compound-ceil", n, 1, fuses=True)[0] == min(n, math.ceil(k / 100 * n) + 1)
+               for k, n in pairs)  # fmt: skip
+    assert len(pairs) == 1089 and sum(math.ceil(Fraction(k, 100) * n) < math.ceil(k / 100 * n) for k, n in pairs) == 6
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
@@ -136,24 +143,24 @@ def test_the_amount_of_a_label_is_without_where_tokens_leave(budget, amount):
 @pytest.mark.parametrize(("depth", "blocks"), [(12, (3, 6, 9)), (24, (6, 12, 18)), (5, (1, 2, 4)), (3, (1, 2))])
 @pytest.mark.parametrize("site", ["attention", "block"])
 def test_the_default_stages_follow_each_quarter_of_the_depth(site, depth, blocks):
-    assert stages(Budget(macs=0.5), Habits(site), depth) == blocks
+    assert stages(Budget(macs=0.5), Traits(site), depth) == blocks
 
 
 def test_the_input_site_and_a_single_block_have_one_stage():
-    assert stages(Budget(macs=0.5), Habits("input"), 12) == (0,)
-    assert stages(Budget(macs=0.5), Habits("attention"), 1) == (0,)
-    assert stages(Budget(macs=0.5, blocks=(0, 2, 11)), Habits("attention"), 12) == (0, 2, 11)
+    assert stages(Budget(macs=0.5), Traits("input"), 12) == (0,)
+    assert stages(Budget(macs=0.5), Traits("attention"), 1) == (0,)
+    assert stages(Budget(macs=0.5, blocks=(0, 2, 11)), Traits("attention"), 12) == (0, 2, 11)
 
 
 @pytest.mark.parametrize("blocks", [(12,), (-1, 3), (3, 12), (6, 3), (3, 3), ()])
 def test_stages_outside_the_network_or_out_of_order_are_a_user_error(blocks):
     with pytest.raises(UserError, match="budget blocks"):
-        stages(Budget(macs=0.5, blocks=blocks), Habits("attention"), 12)
+        stages(Budget(macs=0.5, blocks=blocks), Traits("attention"), 12)
 
 
 def ratios(cost, site, blocks, needs):
     dense = cost.macs(cost.dense())
-    return {n: cost.macs(cost.steps(Habits(site, needs), blocks, [n])) / dense for n in range(1, cost.tokens + 1)}
+    return {n: cost.macs(cost.steps(Traits(site, needs), blocks, [n])) / dense for n in range(1, cost.tokens + 1)}
 
 
 ONE_STAGE = [("input", None), ("attention", (1,)), ("attention", (3,)), ("block", (2,))]
@@ -162,9 +169,9 @@ ONE_STAGE = [("input", None), ("attention", (1,)), ("attention", (3,)), ("block"
 @pytest.mark.parametrize(("site", "blocks"), ONE_STAGE)
 @pytest.mark.parametrize("needs", [(), ("tokens",), ("class_attention",)])
 def test_one_stage_comes_as_near_to_the_target_as_any_count(site, blocks, needs):
-    found = ratios(VIT, site, stages(Budget(macs=0.5, blocks=blocks), Habits(site), 4), needs)
+    found = ratios(VIT, site, stages(Budget(macs=0.5, blocks=blocks), Traits(site), 4), needs)
     for target in (0.05, 0.2, 0.37, 0.5, 0.65, 0.8, 0.87, 0.95, 0.999, 1.0):
-        (count,) = solve(Budget(macs=target, blocks=blocks), VIT, Habits(site, needs))
+        (count,) = solve(Budget(macs=target, blocks=blocks), VIT, Traits(site, needs))
         assert abs(found[count] - target) == min(abs(ratio - target) for ratio in found.values())
 
 
@@ -175,8 +182,8 @@ def test_one_stage_comes_as_near_to_the_target_as_any_count(site, blocks, needs)
 @settings(max_examples=60, deadline=None)
 def test_keeping_all_is_taken_where_scoring_makes_nearly_all_dearer(cost, site, blocks, target):
     needs = ("received_attention",)
-    found = ratios(cost, site, stages(Budget(macs=target, blocks=blocks), Habits(site), cost.depth), needs)
-    (count,) = solve(Budget(macs=target, blocks=blocks), cost, Habits(site, needs))
+    found = ratios(cost, site, stages(Budget(macs=target, blocks=blocks), Traits(site), cost.depth), needs)
+    (count,) = solve(Budget(macs=target, blocks=blocks), cost, Traits(site, needs))
     assert abs(found[count] - target) <= min(abs(ratio - target) for ratio in found.values()) + 1e-12
 
 
@@ -186,33 +193,33 @@ def test_several_stages_share_one_rate_and_no_rate_comes_nearer(target):
     dense = VIT.macs(VIT.dense())
 
     def distance(counts):
-        return abs(VIT.macs(VIT.steps(Habits("attention", needs), blocks, counts)) / dense - target)
+        return abs(VIT.macs(VIT.steps(Traits("attention", needs), blocks, counts)) / dense - target)
 
-    counts = solve(Budget(macs=target), VIT, Habits("attention", needs))
+    counts = solve(Budget(macs=target), VIT, Traits("attention", needs))
     every = {counts_at(k / 5000, "power-floor", 64, 3) for k in range(1, 5001)}
     assert min(max(abs(a - b) for a, b in zip(counts, other, strict=True)) for other in every) <= 1
     assert distance(counts) <= min(map(distance, every)) + 1e-12
 
 
 def test_a_target_below_what_one_token_costs_gives_one_token():
-    assert solve(Budget(macs=0.001), VIT, Habits("attention", ())) == (1, 1, 1)
+    assert solve(Budget(macs=0.001), VIT, Traits("attention", ())) == (1, 1, 1)
 
 
 def test_a_keep_rate_is_taken_as_it_is_whatever_it_costs():
     budget = Budget(keep_rate=0.5, convention="compound-ceil")
-    assert solve(budget, VIT, Habits("attention", ())) == (32, 16, 8)
-    assert solve(budget, VIT, Habits("input", ())) == (32,)
+    assert solve(budget, VIT, Traits("attention", ())) == (32, 16, 8)
+    assert solve(budget, VIT, Traits("input", ())) == (32,)
 
 
 def test_all_the_macs_keep_all_tokens_even_where_scoring_costs():
-    assert solve(FULL, SHALLOW, Habits("input", ("attention",))) == (50,)
-    assert solve(FULL, VIT, Habits("attention", ("received_attention",))) == (64, 64, 64)
+    assert solve(FULL, SHALLOW, Traits("input", ("attention",))) == (50,)
+    assert solve(FULL, VIT, Traits("attention", ("received_attention",))) == (64, 64, 64)
 
 
 @given(st.lists(st.integers(1, 196), min_size=1, max_size=12), st.sampled_from([0.3, 0.5, 1.0]))
 def test_what_cannot_leave_at_once_stays_or_leaves_as_soon_as_it_can(asked, most):
     asked = sorted(asked, reverse=True)
-    never, later = capped(asked, 196, most), capped(asked, 196, most, later=True)
+    never, later = cap_counts(asked, 196, most), cap_counts(asked, 196, most, later=True)
     for counts, wanted in ((never, [a - b for a, b in pairwise([196, *asked])]), (later, None)):
         before = 196
         for stage, after in enumerate(counts):
@@ -226,14 +233,14 @@ def test_what_cannot_leave_at_once_stays_or_leaves_as_soon_as_it_can(asked, most
 @given(target=st.floats(0.3, 1))
 @settings(max_examples=40, deadline=None)
 def test_where_half_can_leave_at_most_a_fraction_of_macs_is_reached_wherever_it_can_be(schedule, target):
-    habits = Habits("attention", ("tokens", "keys"), schedule, 0.5)
+    traits = Traits("attention", ("tokens", "keys"), schedule, 0.5)
     budget = Budget(macs=target)
-    blocks = stages(budget, habits, 4)
-    dense, least = (VIT.macs(VIT.steps(habits, blocks, k)) for k in (
-        [64] * len(blocks), capped([1] * len(blocks), 64, 0.5, later=True)
+    blocks = stages(budget, traits, 4)
+    dense, least = (VIT.macs(VIT.steps(traits, blocks, k)) for k in (
+        [64] * len(blocks), cap_counts([1] * len(blocks), 64, 0.5, later=True)
     ))  # fmt: skip
-    counts = solve(budget, VIT, habits)
-    ratio = VIT.macs(VIT.steps(habits, blocks, counts)) / dense
+    counts = solve(budget, VIT, traits)
+    ratio = VIT.macs(VIT.steps(traits, blocks, counts)) / dense
     assert ratio == pytest.approx(max(target, least / dense), abs=0.02)
     assert all(after >= before - before // 2 for before, after in pairwise([64, *counts]))
 
@@ -255,7 +262,7 @@ def test_published_records_can_be_read(board):
     assert lines and {store.parse(line).status for line in lines} <= {"ok", "failed", "unsupported"}
 
 
-ATTENTION = Habits("attention", ("tokens",), "every", 0.5)
+ATTENTION = Traits("attention", ("tokens",), "every", 0.5)
 DEEP = VitCost(tokens=196, prefix=1, class_rows=1, embed=1, head=1, blocks=(BLOCK,) * 12)
 
 
@@ -297,7 +304,7 @@ def test_a_falling_number_a_block_is_that_of_exact_arithmetic(first, last, numbe
 def test_blocks_hold_with_every_schedule(schedule):
     budget = Budget(keep_rate=0.5, schedule=schedule, blocks=(3, 4, 11))
     assert stages(budget, ATTENTION, 12) == (3, 4, 11)
-    counts = solve(budget, DEEP, Habits("attention", ("tokens",)))
+    counts = solve(budget, DEEP, Traits("attention", ("tokens",)))
     expected = {"stages": (98, 49, 24), "every": (164, 131, 98), "late": (188, 175, 98)}
     assert counts == expected[schedule]
 
@@ -347,9 +354,9 @@ def test_a_budget_for_another_network_is_a_user_error(budget, says):
     convention=st.sampled_from(CONVENTIONS),
 )
 def test_a_token_is_scaled_where_it_alone_would_be_fused(rate, tokens, convention):
-    habits = Habits("attention", ("tokens", "attention"), fuses=True)
+    traits = Traits("attention", ("tokens", "attention"), fuses=True)
     budget = Budget(keep_rate=rate, convention=convention, blocks=(0, 1))
-    scaled, before = scaled_at(budget, habits, rate, tokens, (0, 1)), tokens
+    scaled, before = scaled_at(budget, traits, rate, tokens, (0, 1)), tokens
     for block in (0, 1):
         kept = math.ceil(rate * before)
         assert (block in scaled) == (convention == "compound-ceil" and kept == before - 1)
@@ -357,19 +364,19 @@ def test_a_token_is_scaled_where_it_alone_would_be_fused(rate, tokens, conventio
 
 
 def test_half_way_to_the_budget_the_keep_rate_is_half_way_to_one():
-    habits = Habits("attention", ("tokens",))
-    half, rate = ramped(0.5, Budget(keep_rate=0.5, blocks=(0, 1)), 0.5, DEEP, habits)
+    traits = Traits("attention", ("tokens",))
+    half, rate = ramp_counts(0.5, Budget(keep_rate=0.5, blocks=(0, 1)), 0.5, DEEP, traits)
     assert (half, rate) == ((147, 110), 0.75)
-    assert ramped(0.0, Budget(keep_rate=0.5), 0.5, DEEP, habits)[0] == (196,) * 3
-    assert ramped(0.5, Budget(counts=(100, 51), blocks=(0, 1)), None, DEEP, habits)[0] == (148, 124)
+    assert ramp_counts(0.0, Budget(keep_rate=0.5), 0.5, DEEP, traits)[0] == (196,) * 3
+    assert ramp_counts(0.5, Budget(counts=(100, 51), blocks=(0, 1)), None, DEEP, traits)[0] == (148, 124)
 
 
 @pytest.mark.parametrize("blocks", [None, (1, 2)])
 def test_the_share_asked_for_is_the_rate_and_not_what_rounding_makes_of_it(blocks):
-    habits, budget = Habits("block", ()), Budget(keep_rate=0.7, blocks=blocks)
-    shares = shares_of(budget, 0.7, VIT, habits)
+    traits, budget = Traits("block", ()), Budget(keep_rate=0.7, blocks=blocks)
+    shares = shares_of(budget, 0.7, VIT, traits)
     assert shares == pytest.approx([0.7**s for s in range(1, 1 + len(blocks or (1, 2, 3)))])
-    rate = rate_of(Budget(macs=0.6), VIT, habits)
-    assert shares_of(Budget(macs=0.6), rate, VIT, habits) == pytest.approx([rate, rate**2, rate**3])
+    rate = rate_of(Budget(macs=0.6), VIT, traits)
+    assert shares_of(Budget(macs=0.6), rate, VIT, traits) == pytest.approx([rate, rate**2, rate**3])
     every = Budget(keep_rate=0.7, schedule="every")
-    assert shares_of(every, 0.7, VIT, habits) == tuple(k / 64 for k in solve(every, VIT, habits))
+    assert shares_of(every, 0.7, VIT, traits) == tuple(k / 64 for k in solve(every, VIT, traits))

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from sparsebench.contract import complaint
 from sparsebench.errors import StrategyError
-from sparsebench.plans import Keep
+from sparsebench.plans import Keep, Place
 from sparsebench.strategy import Strategy
 from sparsebench.view import NEEDS, TokenView
 
@@ -29,9 +29,7 @@ def a_view(**given):
         index=torch.arange(3).expand(2, 3),
         sizes=ones,
         weights=ones,
-        prefix_count=1,
-        block=4,
-        depth=12,
+        place=Place(4, 12, 3, 3, 8, 2, 4, 1, 3, 0.0),
         training=False,
         grid=(1, 3),
         random=lambda draw, width: ones * draw,

@@ -61,7 +61,8 @@ class AViT(Strategy):
     published: ClassVar[tuple[Published, ...]] = (Published("a_vit:beta=-75", "DeiT-S", 3.6),)
     differs: ClassVar[str] = (
         "beta depends on the depth unless it is given; a class token that has halted stays as a key, register and "
-        "distillation tokens never halt, and an image keeps one patch at least"
+        "distillation tokens never halt, and an image keeps one patch at least; in training a patch that has halted "
+        "attends to itself too"
     )
 
     scale: float = Field(10.0, description="gamma, what the first channel is multiplied by")

@@ -46,6 +46,8 @@ class ATS(Strategy):
         Published("ats:blocks=3+4+5+6+7+8+9+10+11,counts=196+196+196+196+196+196+196+196+196", "DeiT-S", 2.9),
     )
 
+    differs: ClassVar[str] = "one token is enough to stay, where the released settings name 8 as the least"
+
     points: Literal["released", "paper"] = Field("released", description="which points of the sum take the tokens")
     ascending: bool = Field(True, description="sum from the smallest score up, as released; else in the tokens' order")
 

@@ -1,8 +1,9 @@
 """The least attended tokens are dropped, the next ones merged into those that stay."""
 
+from itertools import pairwise
 from typing import ClassVar
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 import sparsebench
 from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, TokenView, UserError
@@ -42,6 +43,10 @@ class DiffRate(Strategy):
             2.9,
         ),
     )
+    differs: ClassVar[str] = (
+        "a token that merges into one of a negative cosine adds nothing to its size; without `undropped` one share "
+        "divides what leaves in all blocks"
+    )
     schedule: ClassVar[Schedule] = "every"
 
     merged: float = Field(0.5, ge=0, le=1, description="share of the tokens not kept that is merged, not dropped")
@@ -49,6 +54,13 @@ class DiffRate(Strategy):
         None, description="tokens left in each block of the network when some are dropped and none merged yet"
     )
     proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
+
+    @field_validator("undropped")
+    @classmethod
+    def _check_undropped(cls, undropped: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if undropped is not None and any(a < b for a, b in pairwise(undropped)):
+            raise ValueError("numbers must never be more than before")
+        return undropped
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of those that merge to those that stay."""

@@ -6,7 +6,7 @@ from pydantic import Field
 
 import sparsebench
 from sparsebench import Disposal, Lesson, Mask, Place, Plan, Published, Site, Strategy, TokenView
-from sparsebench.disposal import dispose, squeezed
+from sparsebench.disposal import dispose, squeeze
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,7 @@ class DynamicViT(Strategy):
         drawn = (soft > 0.5).to(soft.dtype) + soft - soft.detach()
         view.memory.setdefault("kept", {})[view.block] = before * drawn
         hosts = (before > 0.5) & (soft > 0.5)
-        values = squeezed(x, hosts, (before > 0.5) & ~hosts) if self.disposal == "squeeze" else None
+        values = squeeze(x, hosts, (before > 0.5) & ~hosts) if self.disposal == "squeeze" else None
         return Mask(drawn, scores=log_p[:, :, 0].detach(), values=values)
 
     def network_rate(self, done: float) -> float:

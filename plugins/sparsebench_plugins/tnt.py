@@ -42,7 +42,8 @@ class TNT(Strategy):
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("tnt:counts=118,blocks=3", "DeiT-S", 3.2),)
     differs: ClassVar[str] = (
-        "where the budget names blocks without published noise, as its default does, noise and norm are in these too"
+        "where the budget names blocks without published noise, as its default does, noise and norm are in these too; "
+        "the redundant are a share of the tokens that are there, where the paper has a number"
     )
 
     noise: float = Field(0.02, ge=0, description="standard deviation of the noise on a token without relevance")

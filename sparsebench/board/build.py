@@ -335,7 +335,7 @@ def _key(row: Row) -> Key:
 
 
 def _mark_fronts(ranked: Sequence[Row], better: np.ndarray) -> None:
-    """Mark the rows than which none that costs no more is told to be better: MACs, and seconds on one device."""
+    """Mark the rows than which none that costs no more is significantly better: MACs, and seconds on one device."""
     for column, cost, sign in (("pareto", "macs_ratio", 1), ("pareto_speed", "images_per_s", -1)):
         costs = np.array([math.nan if row[cost] is None else sign * row[cost] for row in ranked], dtype=float)
         devices = np.array([row["device"] if sign < 0 else "" for row in ranked], dtype=object)

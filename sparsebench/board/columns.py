@@ -53,7 +53,7 @@ BY_TASK = (
 )
 """The first columns of a board with a row a task and model."""
 COLUMNS = (
-    Column("rank", "rank", "text", "ranks by accuracy that the strategy may have: those above are told to be better"),
+    Column("rank", "rank", "text", "ranks by accuracy that it may have: those above are significantly better"),
     Column("strategy", "strategy", "text", "name, with the parameters that are not its defaults"),
     Column("kind", "kind", "text", "baseline, deployable, or oracle: one that sees which tokens matter"),
     Column("trained", "trained", "text", "whether it has parameters that are trained with the network"),
@@ -63,13 +63,13 @@ COLUMNS = (
     Column("accuracy_delta", "acc. - dense", "signed", "difference of accuracy to dense, seed by seed", True,
            "accuracy"),
     Column("versus_dense", "vs dense", "text",
-           "better, worse or not told: all differences to dense judged together", False, "accuracy"),
+           "better, worse or not significant: all differences to dense judged together", False, "accuracy"),
     Column("random_inside_delta", "acc. - random_inside", "signed",
            "difference of accuracy to random tokens inside the network at the same budget", True, "accuracy"),
     Column("versus_random_inside", "vs random_inside", "text",
-           "better, worse or not told: all differences to random_inside judged together", False, "accuracy"),
+           "better, worse or not significant: all differences to random_inside judged together", False, "accuracy"),
     Column("pareto", "Pareto", "text",
-           "no: a ranked row with no more MACs is told to be more accurate", False, "accuracy"),
+           "no: a ranked row with no more MACs is significantly more accurate", False, "accuracy"),
     Column("sample_complexity", "N50", "samples", "training samples for half of the trials to succeed", True, "trials"),
     Column("sample_complexity_ratio", "N50 / dense", "ratio", "N50 divided by that of dense", True, "trials"),
     Column("aligned_gap", "gap", "fraction",
@@ -82,12 +82,12 @@ COLUMNS = (
            "gaps"),
     Column("spurious_gap_reduction", "its reduction", "signed",
            "average minus worst group of dense minus its own, seed by seed", True, "gaps", tables=False),
-    Column("selection_auroc", "AUROC", "fraction", "how well kept and removed tokens are told by relevance", False,
+    Column("selection_auroc", "AUROC", "fraction", "how well scores separate relevant tokens from the others", False,
            "accuracy"),
     Column("images_per_s", "images/s", "speed", "median speed of the test on its device", False, "accuracy"),
     Column("device", "device", "text", "cpu or the name of the GPU, where images/s were measured", False, "accuracy"),
     Column("pareto_speed", "Pareto, speed", "text",
-           "no: a ranked row that is no slower on this device is told to be more accurate", False, "accuracy"),
+           "no: a ranked row that is no slower on this device is significantly more accurate", False, "accuracy"),
     Column("n_seeds", "seeds", "count", "repetitions"),
 )  # fmt: skip
 BY_KEY = {column.key: column for column in COLUMNS}

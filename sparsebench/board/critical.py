@@ -36,7 +36,7 @@ class Critical:
     tasks: list[str]
 
     def groups(self) -> list[tuple[int, int]]:
-        """Return the first and last of each longest row of strategies that are not told apart."""
+        """Return the first and last of each longest row of strategies that do not differ significantly."""
         last = [int(np.flatnonzero(self.ranks <= rank + self.distance)[-1]) for rank in self.ranks]
         found = [(i, end) for i, end in enumerate(last) if end > i and (i == 0 or last[i - 1] < end)]
         return found
@@ -64,7 +64,7 @@ def critical(contests: Iterable[Contest]) -> Critical | None:
 
 
 def draw(found: Critical) -> bytes:
-    """Return a PNG: strategies on the axis of mean ranks, bars over those that are not told apart."""
+    """Return a PNG: strategies on the axis of mean ranks, bars over those that do not differ significantly."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

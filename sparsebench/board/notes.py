@@ -16,7 +16,7 @@ TOLERANCE = 0.02
 
 
 def notes_on(records: Flats, contests: Sequence[Contest] = ()) -> list[str]:
-    """Return what is left out, what can be told apart, what failed, and what checks found, a line each."""
+    """Return what is left out, what differences can be significant, what failed, and what checks found, a line each."""
     frame = frame_of(records)
     tracks = "data, model, size or track" if frame["track"].nunique() > 1 else "data, model or size"
     more = [

@@ -86,7 +86,10 @@ def board(
     area = _rank(table, heights, fair)
     at_middle = _beside_random(main.tested, table, [line.rows.get(middle) for line in lines], fair)
     told = [_measure(main, dense)]
-    told += [f"told apart: {_told(area)} pairs of ranked strategies on the area, {_told(at_middle)} at {short(middle)}"]
+    told += [
+        f"{_told(area)} pairs of ranked strategies differ significantly on the area, {_told(at_middle)} at "
+        f"{short(middle)}"
+    ]
     told += [] if (clause := paired.detectable(area, "the area")) is None else [clause]
     if unranked := sorted(line.strategy for line in lines if budgets[-1] not in line.rows):
         told.append(f"not ranked, as they were not asked for the lowest budget: {', '.join(unranked)}")
@@ -148,7 +151,7 @@ def _add_curve(tested: Entries, line: Line, dense: Row, lowest: float) -> Conten
     height = curves.area(contenders, spent, lowest) if points and lowest in line.rows else None
     if height is None:
         return None
-    own = _interval(KEPT.keys, curves.kept(height, contenders[-1]))
+    own = _interval(KEPT.keys, curves.kept_accuracy(height, contenders[-1]))
     least = _interval(MACS_AT_2.keys, curves.least_macs(contenders, spent))
     if least[MACS_AT_2.key] == spent[0]:
         least[MACS_AT_2.key] = f"<= {spent[0]:.3f}"
@@ -213,7 +216,7 @@ def _measure(main: Setting, dense: Row) -> str:
 
 
 def _told(pairs: Pairs) -> str:
-    """Return how many of all pairs are told apart."""
+    """Return how many of all pairs differ significantly."""
     n = len(pairs.mean)
     return f"{int(pairs.better().sum())} of {n * (n - 1) // 2}"
 

@@ -27,7 +27,7 @@ PAIRS = (
     Column("p_seeds", "p seeds", "p", "would networks from other seeds differ on other items?"),
     Column("overdispersion", "overdispersion", "ratio",
            "variance over seeds as a multiple of what the items explain, as judged with the help of all rows"),
-    Column("told", "told apart", "text", "yes where p is 0.05 or less"),
+    Column("told", "differs significantly", "text", "yes where p is 0.05 or less"),
     Column("n_seeds", "seeds", "count", "repetitions that both have"),
 )  # fmt: skip
 _SHOWN = {column.key: column for column in COLUMNS}

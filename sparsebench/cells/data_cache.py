@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import torch
@@ -12,14 +13,14 @@ from sparsebench.records.cell import Cell
 from sparsebench.tasks.base import Data, Locations, Task
 
 MOST = 2**26
-"""Bytes of data that are kept; the largest of the suites here are a quarter of that."""
+"""Bytes of data that are kept; the largest tests of the suites quick and embedded are a fifth of that."""
 
 
 class Drawn:
     """What a process drew last, for the next cell with the same data: every cell is given a copy of its own.
 
-    Only of tasks of tokens. Of their short cells drawing is up to a quarter; of cells with pictures, which are decoded
-    once and mapped, it is less than a hundredth.
+    Drawing is up to a quarter of a short cell of tokens, and a twentieth of a test of a trained network on pictures.
+    What is mapped from a file is not kept: a copy would have to read all of it.
     """
 
     def __init__(self) -> None:
@@ -34,14 +35,14 @@ class Drawn:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of("draw", cell.draw))
             data = task.draw(cell.n_train, cell.repetition, locations)
-        if task.inputs != "tokens" or _size(data) > MOST:
+        if _size(data) > MOST:
             return data
         self.draw, self.data = cell.draw, data
         return copy.deepcopy(data)
 
 
-def _size(data: Data) -> int:
-    """Return the bytes of all arrays."""
+def _size(data: Data) -> float:
+    """Return the bytes of all arrays; infinity where one is mapped from a file."""
     splits = [split for split in (data.train, data.test, data.validation) if split is not None]
-    held = [value for of in (data, *splits) for value in vars(of).values()]
-    return sum(array.nbytes for array in held if isinstance(array, np.ndarray))
+    held = [value for of in (data, *splits) for value in vars(of).values() if isinstance(value, np.ndarray)]
+    return math.inf if any(isinstance(array, np.memmap) for array in held) else sum(array.nbytes for array in held)

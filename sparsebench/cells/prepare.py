@@ -173,15 +173,17 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
         raise StrategyError(f"the plugin does not load: {job.failure}")
     for path in job.files:
         registry.load_file(Path(path))
-    found = registry.strategy(job.cell.strategy.name)
-    if found.failure:
-        raise StrategyError(f"the plugin does not load: {found.failure}")
-    if found.origin.sha256 != job.origin.sha256:
-        raise StrategyError(f"the source of '{found.cls.name}' changed while the run was under way; run it again")
-    return fill(found.cls, job.cell.strategy.params, f"strategy '{found.cls.name}'")
+    registered = registry.strategy(job.cell.strategy.name)
+    if registered.failure:
+        raise StrategyError(f"the plugin does not load: {registered.failure}")
+    if registered.cls.kind != job.kind:
+        raise StrategyError(f"'{registered.cls.name}' is {registered.cls.kind} here, and {job.kind} in its job")
+    if registered.origin.sha256 != job.origin.sha256:
+        raise StrategyError(f"the source of '{registered.cls.name}' changed while the run was under way; run it again")
+    return fill(registered.cls, job.cell.strategy.params, f"strategy '{registered.cls.name}'")
 
 
-def kept(network: Network, initial: str, outcome: Mapping[str, float]) -> bytes:
+def weights_file(network: Network, initial: str, outcome: Mapping[str, float]) -> bytes:
     """Return a file of a trained network's weights, which says what it began with and how its training came out."""
     state = {name: value.cpu().contiguous() for name, value in network.module.state_dict().items()}
     return save(state, {TRAINING: json.dumps({"initial": initial, "outcome": dict(outcome)}, sort_keys=True)})
@@ -195,13 +197,13 @@ def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float], s
     """
     content = _put(network, path, (), "trained network")
     with safe_open(path, "pt") as file:
-        told = (file.metadata() or {}).get(TRAINING)
-    if told is None:
+        metadata = (file.metadata() or {}).get(TRAINING)
+    if metadata is None:
         raise UserError(
             f"the trained weights of this cell say nothing of their training ({path.name})",
             next_step="remove the file and run again: they are made anew",
         )
-    training = json.loads(told)
+    training = json.loads(metadata)
     return training["initial"], training["outcome"], hashlib.sha256(content).hexdigest()
 
 

@@ -45,8 +45,8 @@ class Result:
 
     def add_score(self, score: Score) -> None:
         """Add what is known from outcomes."""
-        name, *own = score
-        self.metrics[name] = Metric(**dict(zip(Score._fields[1:], own, strict=True)))
+        name, *values = score
+        self.metrics[name] = Metric(**dict(zip(Score._fields[1:], values, strict=True)))
 
 
 def measure(result: Result, cell: Prepared, trained: dict[str, float], drawn: Data | None = None) -> None:
@@ -97,9 +97,9 @@ def _calibrate(result: Result, cell: Prepared) -> None:
     if actor.budget.counts is not None:
         result.notes["calibration"] = "none: the budget's counts are upper bounds"
         return
-    found = calibrate(cell.network, actor, cell.train)
+    fit = calibrate(cell.network, actor, cell.train)
     result.notes["calibration"] = (
-        f"counts of {found.budget.label}: {found.ratio:.4f} of the dense MACs on {found.images} training images"
+        f"counts of {fit.budget.label}: {fit.ratio:.4f} of the dense MACs on {fit.images} training images"
     )
 
 
@@ -109,7 +109,7 @@ def add_watched(result: Result, watch: Watch, steps: int, task: Task) -> None:
     n = len(watch.test[0].labels)
     result.samples["watched_steps"] = tuple(map(float, watch.at))
     result.samples |= {f"watched_{name}": tuple(values) for name, values in watch.seen.items()}
-    result.samples |= {f"trained_{name}": values for name, values in watch.portrait().items()}
+    result.samples |= {f"trained_{name}": values for name, values in watch.trained_values().items()}
     for name, unit in cast(Watchable, watch.network).shows.items():
         result.add(name, watch.seen[name][-1], n, unit)
     result.add("iterations", watch.iterations(task.success), n)
@@ -214,9 +214,9 @@ def _add_spuriosity(
     acted = dense if actor is None else influences(network, actor, samples, n)
     if acted is None:
         result.notes["spuriosity"] = "not measured: tokens are fused, merged, mixed or of a number of each image's own"
-    for end, found in (("", acted), ("_dense", dense)):
-        right = np.zeros(n, dtype=bool) if found is None else found.predicted == labels
-        indices = (None, None) if found is None else token_spuriosity(found.z[right], inside[right])
+    for end, outcome in (("", acted), ("_dense", dense)):
+        right = np.zeros(n, dtype=bool) if outcome is None else outcome.predicted == labels
+        indices = (None, None) if outcome is None else token_spuriosity(outcome.z[right], inside[right])
         for name, value in zip(("a_tsi", "m_tsi"), indices, strict=True):
             result.add(name + end, value, int(right.sum()))
 

@@ -13,9 +13,9 @@ import torch
 
 from sparsebench import seeds
 from sparsebench.cells.checkpoint import Checkpoint
-from sparsebench.cells.prepare import Context, Prepared, kept, prepare
+from sparsebench.cells.prepare import Context, Prepared, prepare, weights_file
 from sparsebench.cells.results import Result, add_watched, measure
-from sparsebench.contain.exclusive import timed
+from sparsebench.contain.exclusive import timing
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
@@ -199,9 +199,9 @@ class _Run:
         assert self.cell is not None and self.trained is not None
         measure(self.result, self.cell, self.trained, self.context.drawn.data)
         if "images_per_s" in self.result.metrics:
-            self.result.notes["timed"] = timed(self.context.device, self.context.exclusive)
+            self.result.notes["timed"] = timing(self.context.device, self.context.exclusive)
         if self.job.keep_weights:
-            content = kept(self.cell.network, self.cell.initial, self.trained)
+            content = weights_file(self.cell.network, self.cell.initial, self.trained)
             store.write_whole(store.weights_path(self.context.out, self.job.cell.id), content)
             self.result.notes["weights"] = hashlib.sha256(content).hexdigest()
 

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from sparsebench.cli.options import PLACE, RUN, SETTING, callbacks_of, options
-from sparsebench.cli.progress import Progress
 from sparsebench.errors import UserError
 from sparsebench.planning.request import values_of
+from sparsebench.progress import Progress
 
 
 @click.command()
@@ -56,17 +56,18 @@ def compare(
     request, files, how = values_of(values | {"tasks": task, "seeds": 1})
     request, drawn = replace(request, single=True), samples if picture else 0
     if dry_run:
-        from sparsebench.cli.dry_run import foreseen
+        from sparsebench.cli.dry_run import forecast
 
         trainer = Trainer(replace(files, download=False), how, out)
-        click.echo(foreseen(comparing.plan_of((a, b), request, trainer, drawn)))
+        click.echo(forecast(comparing.plan_of((a, b), request, trainer, drawn)))
         return
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, callbacks_of(progress))
-        found = comparing.compare((a, b), request, trainer, drawn)
+        comparison = comparing.compare((a, b), request, trainer, drawn)
     if picture is not None:
-        write_whole(picture, agreement_picture.draw(found))
+        write_whole(picture, agreement_picture.draw(comparison))
         click.echo(f"written: {picture}", err=True)
     click.echo(
-        agreement_table.as_json(found) if as_json else agreement_table.as_text(found, markdown=markdown), nl=False
+        agreement_table.as_json(comparison) if as_json else agreement_table.as_text(comparison, markdown=markdown),
+        nl=False,
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sparsebench.planning.planner import Plan
 
 
-def foreseen(plan: Plan) -> str:
+def forecast(plan: Plan) -> str:
     """Return the cells to run by task and strategy, and what is expected of them."""
     from tabulate import tabulate
 
@@ -21,15 +21,15 @@ def foreseen(plan: Plan) -> str:
     for job in plan.todo:
         groups[job.cell.task.name, job.label].append(job)
     rows = [
-        {"task": task, "strategy": label, "cells": len(jobs), **_told(jobs, plan.expected)}
+        {"task": task, "strategy": label, "cells": len(jobs), **_totals(jobs, plan.expected)}
         for (task, label), jobs in sorted(groups.items())
     ]
-    total = [{"task": "all", "strategy": "", "cells": len(plan.todo), **_told(plan.todo, plan.expected)}]
+    total = [{"task": "all", "strategy": "", "cells": len(plan.todo), **_totals(plan.todo, plan.expected)}]
     table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
     return f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}\n{table}"
 
 
-def _told(jobs: Sequence[Job], expected: Expected) -> dict[str, str]:
+def _totals(jobs: Sequence[Job], expected: Expected) -> dict[str, str]:
     """Return the hours of one worker and the memory that cells need, as far as like cells have been run."""
     from sparsebench.planning.remaining import Remaining
 

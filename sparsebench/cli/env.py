@@ -13,6 +13,6 @@ def env() -> None:
     from sparsebench.records.cell import digest
     from sparsebench.records.environment import describe, gpus
 
-    found = describe()
-    rows = [*found.items(), ("CUDA devices", ", ".join(gpus()) or "none"), ("hash", digest(found))]
+    environment = describe()
+    rows = [*environment.items(), ("CUDA devices", ", ".join(gpus()) or "none"), ("hash", digest(environment))]
     click.echo(tabulate(rows, tablefmt="plain"))

@@ -56,7 +56,7 @@ def leaderboard(
     from sparsebench.records.store import write_whole
 
     if check or update:
-        sys.exit(_published(folder, update))
+        sys.exit(_compare_or_write(folder, update))
     if form == HTML and output is None and sys.stdout.isatty():
         raise UserError("a page is not for the terminal", next_step="give -o FILE.html")
     if choice.names and form in (HTML, BIBTEX):
@@ -69,17 +69,17 @@ def leaderboard(
     click.echo(f"written: {output}", err=True)
 
 
-def _published(folder: Path, write: bool) -> int:
+def _compare_or_write(folder: Path, write: bool) -> int:
     """Compare the boards in a folder with their records, or write them; return how the command leaves."""
     from sparsebench.board import documents, published
 
     wrong = 0
     folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder)
     for one in folders:
-        found = published.update(one) if write else published.differing(one)
+        names = published.update(one) if write else published.differing(one)
         said = "written" if write else "not what the records give"
-        click.echo(f"{one}: {said}: {', '.join(found)}" if found else f"{one}: as it must be")
-        wrong += bool(found) and not write
+        click.echo(f"{one}: {said}: {', '.join(names)}" if names else f"{one}: as it must be")
+        wrong += bool(names) and not write
     if wrong:
         click.echo(f"{wrong} of {len(folders)} boards differ; sparsebench leaderboard {folder} --update", err=True)
     stale = documents.update(folder) if write else documents.differing(folder)

@@ -38,12 +38,12 @@ def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -
     if bibtex:
         if what != "plugins" or as_json:
             raise UserError("--bibtex lists what strategies cite", allowed="sparsebench list plugins --bibtex")
-        click.echo("\n\n".join(sorted({found.cls.bibtex for found in registry.strategies()} - {""})))
+        click.echo("\n\n".join(sorted({registered.cls.bibtex for registered in registry.strategies()} - {""})))
         return
     if published and what != "plugins":
         raise UserError("--published lists settings of strategies", allowed="sparsebench list plugins --published")
     tables = {
-        "plugins": _published if published else _plugins,
+        "plugins": _published_methods if published else _plugins,
         "tasks": _tasks,
         "models": _models,
         "suites": _suites,
@@ -62,24 +62,24 @@ def _table(rows: list[dict[str, Any]], wide: bool) -> str:
 
     if not wide and rows:
         columns = [Column(key, key, "text", "") for key in rows[0]]
-        some, left = fitted(rows, columns, WIDTH, ("citation", "from", "needs"))
-        rows = [{column.key: row[column.key] for column in left} for row in some]
+        shown_rows, left = fitted(rows, columns, WIDTH, ("citation", "from", "needs"))
+        rows = [{column.key: row[column.key] for column in left} for row in shown_rows]
     return tabulate(rows, headers="keys", tablefmt="simple")
 
 
 def _plugins(registry: Any) -> list[dict[str, str]]:
     rows = [
         {
-            "name": found.cls.name,
-            "kind": found.cls.kind,
-            "site": found.cls.site,
-            "needs": ", ".join(sorted(found.cls.needs)),
-            "trained": "yes" if found.cls.trained else "no",
-            "from": f"{found.origin.distribution} {found.origin.version}".strip(),
-            "what": first_line(found.cls),
-            "citation": found.cls.citation,
+            "name": registered.cls.name,
+            "kind": registered.cls.kind,
+            "site": registered.cls.site,
+            "needs": ", ".join(sorted(registered.cls.needs)),
+            "trained": "yes" if registered.cls.trained else "no",
+            "from": f"{registered.origin.distribution} {registered.origin.version}".strip(),
+            "what": first_line(registered.cls),
+            "citation": registered.cls.citation,
         }
-        for found in registry.strategies()
+        for registered in registry.strategies()
     ]
     broken = [
         {**dict.fromkeys(_KEYS, ""), "name": name, "kind": "broken", "what": reason}
@@ -88,17 +88,17 @@ def _plugins(registry: Any) -> list[dict[str, str]]:
     return rows + broken
 
 
-def _published(registry: Any) -> list[dict[str, Any]]:
+def _published_methods(registry: Any) -> list[dict[str, Any]]:
     return [
         {
-            "name": found.cls.name,
+            "name": registered.cls.name,
             "words": setting.words,
             "network": setting.network,
             "GMACs": setting.gmacs,
-            "citation": found.cls.citation,
+            "citation": registered.cls.citation,
         }
-        for found in registry.strategies()
-        for setting in found.cls.published
+        for registered in registry.strategies()
+        for setting in registered.cls.published
     ]
 
 

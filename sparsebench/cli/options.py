@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import click
 
 from sparsebench.api import OUT
-from sparsebench.cli.progress import Progress
 from sparsebench.planning.request import OPTIONS, Option
+from sparsebench.progress import Progress
 
 if TYPE_CHECKING:
     from sparsebench.engine.run import Callbacks

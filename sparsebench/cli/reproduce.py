@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsebench.cli.options import PICTURES, PLACE, callbacks_of, options
-from sparsebench.cli.progress import Progress
 from sparsebench.planning.request import values_of
+from sparsebench.progress import Progress
 
 if TYPE_CHECKING:
     from sparsebench.reproduce.paper import Paper
@@ -86,9 +86,9 @@ def _make(paper: str, figures: tuple[str, ...], preset: str, out: Path | None, d
     folder = out or Path(f"sparsebench-{paper}-{preset}")
     _, files, how = values_of(values)
     if dry_run:
-        from sparsebench.cli.dry_run import foreseen
+        from sparsebench.cli.dry_run import forecast
 
-        click.echo(foreseen(run.plan_of(about, figures, preset, folder, how, replace(files, download=False))))
+        click.echo(forecast(run.plan_of(about, figures, preset, folder, how, replace(files, download=False))))
         return
     with Progress(folder) as progress:
         verdicts, lost = run.reproduce(about, figures, preset, folder, how, files, callbacks_of(progress))

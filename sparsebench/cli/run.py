@@ -12,9 +12,9 @@ import click
 from sparsebench.board.columns import FORMATS
 from sparsebench.board.fit import Choice
 from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
-from sparsebench.cli.progress import Progress
 from sparsebench.cli.width import table
 from sparsebench.planning.request import values_of
+from sparsebench.progress import Progress
 
 
 @click.command()
@@ -41,11 +41,11 @@ def run(form: str, choice: Choice, dry_run: bool, out: Path, **values: Any) -> N
 
     request, files, how = values_of(values)
     if dry_run:
-        from sparsebench.cli.dry_run import foreseen
+        from sparsebench.cli.dry_run import forecast
         from sparsebench.engine.run import plan_of
         from sparsebench.plugin.registry import Registry
 
-        click.echo(foreseen(plan_of(request, replace(files, download=False), how, Registry(), out)))
+        click.echo(forecast(plan_of(request, replace(files, download=False), how, Registry(), out)))
         return
     with Progress(out) as progress:
         finished = execute(request, files, how, out, callbacks_of(progress))

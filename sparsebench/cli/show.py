@@ -22,13 +22,13 @@ def show(name: str, bibtex: bool) -> None:
     registry = Registry()
     if name.endswith(".py"):
         for strategy in registry.load_file(Path(name)):
-            found = registry.strategy(strategy)
-            if found.failure:
-                raise UserError(f"{name} does not load: {found.failure}")
-            _class("strategy", found.cls, bibtex)
+            registered = registry.strategy(strategy)
+            if registered.failure:
+                raise UserError(f"{name} does not load: {registered.failure}")
+            _class("strategy", registered.cls, bibtex)
         return
     known: dict[str, tuple[str, Any]] = {
-        cls.name: ("strategy", cls) for cls in (found.cls for found in registry.strategies())
+        cls.name: ("strategy", cls) for cls in (registered.cls for registered in registry.strategies())
     }
     others: dict[str, list[Any]] = {
         "task": registry.tasks(),
@@ -66,6 +66,8 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
         if key == "disposal" and len(cls.allowed_disposals()) == 1:
             continue
         kind = str(info.annotation) if not isinstance(info.annotation, type) else info.annotation.__name__
+        if key == "disposal":
+            kind = f"Literal{list(cls.allowed_disposals())}"
         about = f"  {info.description}" if info.description else ""
         click.echo(f"  {key} = {info.default!r}  ({kind.replace('typing.', '')}){about}")
         if key == "disposal":

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
-from sparsebench.cli.progress import Progress
 from sparsebench.errors import UserError
 from sparsebench.planning.request import values_of
+from sparsebench.progress import Progress
 
 
 @click.command("show-tokens")
@@ -46,9 +46,9 @@ def show_tokens(
     request, files, how = values_of(values | {"tasks": task, "seeds": 1})
     request = replace(request, single=True)
     if dry_run:
-        from sparsebench.cli.dry_run import foreseen
+        from sparsebench.cli.dry_run import forecast
 
-        click.echo(foreseen(plan_of(request, Trainer(replace(files, download=False), how, out))))
+        click.echo(forecast(plan_of(request, Trainer(replace(files, download=False), how, out))))
         return
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, callbacks_of(progress))

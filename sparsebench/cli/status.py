@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sparsebench.cli.progress import clock, time_of
+from sparsebench.progress import clock, time_of
 
 if TYPE_CHECKING:
     from sparsebench.engine.underway import Underway

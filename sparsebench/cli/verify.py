@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsebench.cli.options import PICTURES, options
-from sparsebench.cli.progress import Progress
 from sparsebench.errors import UserError
 from sparsebench.planning.request import Files
+from sparsebench.progress import Progress
 
 if TYPE_CHECKING:
     from sparsebench.publish.verify import Verdict
@@ -44,15 +44,15 @@ def verify(
     """
     from sparsebench.publish.verify import submissions_in, verify_each
 
-    found, verdicts = submissions_in(path), []
-    if replay and len(found) > 1:
-        raise UserError("one submission is replayed at a time", got=f"{len(found)} of them", next_step="name one")
-    for folder, verdict in zip(found, verify_each(found, board), strict=True):
+    folders, verdicts = submissions_in(path), []
+    if replay and len(folders) > 1:
+        raise UserError("one submission is replayed at a time", got=f"{len(folders)} of them", next_step="name one")
+    for folder, verdict in zip(folders, verify_each(folders, board), strict=True):
         if replay:
             _replay(folder, verdict, replay, plugin, device, files)
         verdicts.append(verdict)
         if not as_json:
-            click.echo(_told(verdict))
+            click.echo(_lines(verdict))
     if as_json:
         click.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
     sys.exit(int(any(verdict.wrong for verdict in verdicts)))
@@ -66,7 +66,7 @@ def _replay(
     replay(folder, verdict, number, Here(plugin, Files(**files), device, Progress(folder).stopping))
 
 
-def _told(verdict: Verdict) -> str:
+def _lines(verdict: Verdict) -> str:
     lines = [f"{verdict.folder}: {verdict.badge}"]
     if verdict.strategy:
         lines.append(f"{verdict.strategy} {verdict.version}, suite {verdict.suite}, {verdict.records} records")

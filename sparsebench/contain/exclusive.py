@@ -28,7 +28,7 @@ def check() -> None:
         ) from error  # fmt: skip
 
 
-def timed(device: str, exclusive: bool) -> str:
+def timing(device: str, exclusive: bool) -> str:
     """Return what a record says of how it was timed."""
     return ALONE[device == "cpu"] if exclusive else BESIDE
 
@@ -47,21 +47,21 @@ def turn(device: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[No
     import fcntl
 
     if device == "cpu":
-        with _locked("machine", fcntl.LOCK_EX, on_wait):
+        with _lock("machine", fcntl.LOCK_EX, on_wait):
             yield
         return
     import torch
 
     gpu = str(torch.cuda.get_device_properties(device).uuid)
-    with _locked("machine", fcntl.LOCK_SH, on_wait), _locked(gpu, fcntl.LOCK_EX, on_wait):
+    with _lock("machine", fcntl.LOCK_SH, on_wait), _lock(gpu, fcntl.LOCK_EX, on_wait):
         yield
 
 
 @contextmanager
-def _locked(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
+def _lock(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
     import fcntl
 
-    file = _opened(Path(tempfile.gettempdir()) / f"sparsebench-{name}.lock")
+    file = _open(Path(tempfile.gettempdir()) / f"sparsebench-{name}.lock")
     try:
         while True:
             try:
@@ -76,7 +76,7 @@ def _locked(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]
         os.close(file)
 
 
-def _opened(path: Path) -> int:
+def _open(path: Path) -> int:
     """Return a descriptor of the file, made for all users if it was not there."""
     try:
         return os.open(path, os.O_RDONLY)  # with O_CREAT Linux refuses the files of others in /tmp

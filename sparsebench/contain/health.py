@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from sparsebench.contain.keeper import descendants
-from sparsebench.contain.memory import held, held_over
+from sparsebench.contain.memory import held_bytes, held_over
 from sparsebench.contain.messages import identity
-from sparsebench.contain.process_state import FUNCTIONS, changed, values
+from sparsebench.contain.process_state import FUNCTIONS, changes, values
 
 GROWTH = 2**30
 """Bytes that a worker may hold between cells, beyond what it held before its first."""
@@ -47,7 +47,7 @@ class Health:
         self.ordinary = ORDINARY | ({"RuntimeError"} if device == "cpu" else set())
         self.before, self.files, self.threads = values(), self._files(), set(threading.enumerate())
         self.processes = {os.getpid(), *descendants(keeper)}
-        self.held = held([os.getpid()])
+        self.held = held_bytes([os.getpid()])
         self.changed: list[str] = []
 
     def watch_functions(self) -> None:
@@ -57,7 +57,7 @@ class Health:
 
     def trouble(self, failure: str | None) -> str:
         """Return what is wrong after a cell that failed with an exception of that name, or with none; or ""."""
-        self.changed = changed(self.before)
+        self.changed = changes(self.before)
         if failure is not None and failure not in self.ordinary:
             return f"a cell failed with {failure}"
         if other := [*self.changed, *(["descriptors"] if self._files() != self.files else [])]:
@@ -66,12 +66,12 @@ class Health:
             return "a cell has left threads"
         if set(descendants(self.keeper)) - self.processes:
             return "a cell has left processes"
-        return "a cell has left memory that is not free" if self._grown() else ""
+        return "a cell has left memory that is not free" if self._grew() else ""
 
     def _files(self) -> list[tuple[int, int] | None]:
         return [identity(number) for number in self.descriptors]
 
-    def _grown(self) -> bool:
+    def _grew(self) -> bool:
         me, most = [os.getpid()], self.held + GROWTH
         if not held_over(me, most):
             return False

@@ -25,12 +25,12 @@ PATIENCE = 10.0
 
 def descendants(pid: int) -> list[int]:
     """Return the numbers of the living processes below a process; on Linux only."""
-    found, parents = [], [pid]
+    pids, parents = [], [pid]
     while parents:
         children = _children(parents.pop())
         parents += children
-        found += [child for child in children if not _is_zombie(child)]
-    return found
+        pids += [child for child in children if not _is_zombie(child)]
+    return pids
 
 
 def _children(pid: int) -> list[int]:

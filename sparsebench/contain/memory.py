@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 
-def held(pids: Sequence[int]) -> int:
+def held_bytes(pids: Sequence[int]) -> int:
     """Return the bytes that processes hold together and nobody can take from them, what several share counted once.
 
     That is what was allocated, in memory or swapped out, without the pages of files, which the kernel may drop.
@@ -23,7 +23,7 @@ def held_over(pids: Sequence[int], limit: float) -> int:
     """
     if sum(_sum(pid, "status", "VmRSS", "VmSwap") for pid in pids) <= limit:
         return 0
-    size = held(pids)
+    size = held_bytes(pids)
     return size if size > limit else 0
 
 

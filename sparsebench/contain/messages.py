@@ -43,7 +43,7 @@ class Line:
 def identity(descriptor: int) -> tuple[int, int] | None:
     """Return which file a descriptor is of, or None if it is closed."""
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

@@ -221,7 +221,7 @@ def values(rows: Iterable[Row] = STATE) -> dict[str, Any]:
     return {row.name: row.get() for row in rows}
 
 
-def changed(before: Mapping[str, Any]) -> list[str]:
+def changes(before: Mapping[str, Any]) -> list[str]:
     """Return the names of those values that are no longer so."""
     names: list[str] = []
     for name, value in before.items():
@@ -247,10 +247,10 @@ def put(new: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def preserved(rows: Iterable[Row] = (*STATE, *RANDOM)) -> Iterator[None]:
+def preserve(rows: Iterable[Row] = (*STATE, *RANDOM)) -> Iterator[None]:
     """Put back afterwards what was changed meanwhile."""
     before = values(rows)
     try:
         yield
     finally:
-        put({name: before[name] for name in changed(before)})
+        put({name: before[name] for name in changes(before)})

@@ -44,14 +44,14 @@ def resolve_device(device: str) -> str:
         raise UserError("--device", got=f"'{device}'", allowed="auto, cpu, cuda, cuda:0, ...")
     if device == "auto" and not _has_nvidia():
         return "cpu"
-    there = gpus()
-    if device == "auto" and not there:
+    available = gpus()
+    if device == "auto" and not available:
         return "cpu"
-    if int(number or 0) >= there:
+    if int(number or 0) >= available:
         raise UserError(
-            f"--device {device}: torch sees {there} CUDA devices here", next_step="use --device cpu or auto"
+            f"--device {device}: torch sees {available} CUDA devices here", next_step="use --device cpu or auto"
         )
-    return f"cuda:{number or 0}" if number or there == 1 else "cuda"
+    return f"cuda:{number or 0}" if number or available == 1 else "cuda"
 
 
 def gpus() -> int:

@@ -42,7 +42,7 @@ class Limits:
     exclusive: bool = False
 
     @classmethod
-    def given(
+    def parse(
         cls, timeout: float | str | None, memory: float | str | None, workers: int, exclusive: bool = False
     ) -> Limits:
         """Return the limits that a user asks for; None leaves the default.
@@ -68,8 +68,8 @@ class Limits:
 
 def _number(option: str, asked: float | str, units: dict[str, int], allowed: str) -> float:
     """Return a number with its unit as a number of seconds or bytes."""
-    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(asked).strip().lower(), re.ASCII)
-    if found is None or found[2] not in units or not math.isfinite(number := float(found[1]) * units[found[2]]):
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)", str(asked).strip().lower(), re.ASCII)
+    if match is None or match[2] not in units or not math.isfinite(number := float(match[1]) * units[match[2]]):
         raise UserError(option, got=f"'{asked}'", allowed=allowed)
     return number
 

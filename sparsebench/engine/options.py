@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import Protocol, get_args
 
 from sparsebench.engine import devices
 from sparsebench.engine.queue import Seconds
+from sparsebench.engine.setting import RemoteEngine
 from sparsebench.errors import UserError
 from sparsebench.planning.request import EngineName, How
 
-if TYPE_CHECKING:
-    from sparsebench.engine.dask import Cluster
+GROUP = "sparsebench.engines"
+"""The entry points of engines on other machines: each a function like `Connect`."""
+
+
+class Connect(Protocol):
+    """Makes the connection of an engine on other machines."""
+
+    def __call__(
+        self, address: str | None, file: Path | None, workers: int | None, device: str, seconds: Seconds
+    ) -> AbstractContextManager[RemoteEngine]:
+        """Return a connection to the scheduler at an address, or to one that is started as a file says."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +70,15 @@ class Choice:
         """Whether cells are in processes of their own, which can be ended."""
         return self.jobs != 0
 
-    def connected(self, seconds: Seconds) -> AbstractContextManager[Cluster | None]:
+    def connect(self, seconds: Seconds) -> AbstractContextManager[RemoteEngine | None]:
         """Return the cluster to run on, or None for this machine; `seconds` is what each job is expected to take."""
         if self.engine != "dask":
             return nullcontext()
-        from sparsebench.engine.dask import connected
-
-        return connected(self.address, self.cluster, self.jobs, self.device, seconds)
+        entries = metadata.entry_points(group=GROUP, name=self.engine)
+        if not entries:
+            raise UserError(f"--engine {self.engine} is not installed", next_step="install sparsebench again")
+        connect: Connect = next(iter(entries)).load()
+        return connect(self.address, self.cluster, self.jobs, self.device, seconds)
 
 
 def _device_of_a_cluster(device: str) -> str:

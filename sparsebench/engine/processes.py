@@ -203,7 +203,7 @@ class Supervisor:
     def _ask(self, asked: _Asked) -> Generator[tuple[Job, Record], None, _End | None]:
         """Yield the worker's records; return how it came to an end with it if not by answering."""
         strangers = next(iter(asked.left.values())).strangers
-        worker = self._started(strangers)
+        worker = self._start(strangers)
         if worker is None:
             return None
         asked.begins()
@@ -246,7 +246,7 @@ class Supervisor:
             return _End("oom", f"its processes held {shown_size(size)}, over the --memory-limit of {limit}")
         return None
 
-    def _started(self, strangers: Strangers) -> Worker | None:
+    def _start(self, strangers: Strangers) -> Worker | None:
         """Return a worker that waits for cells with the code of those strangers, or None if the run is stopped."""
         for _ in range(TRIES):
             with self.lock:

@@ -106,9 +106,9 @@ class Queue:
             return batch
         return None
 
-    def _first(self, some: Iterable[list[Job]]) -> int | None:
+    def _first(self, batches: Iterable[list[Job]]) -> int | None:
         """Return which of the batches is the first that waits for nothing, or None."""
-        return next((at for at, batch in enumerate(some) if not any(job.after in self.open for job in batch)), None)
+        return next((at for at, batch in enumerate(batches) if not any(job.after in self.open for job in batch)), None)
 
     def done(self, job: Job) -> None:
         """Take note that a job has its record."""

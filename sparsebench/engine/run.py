@@ -100,7 +100,7 @@ def carry_out(
     plan: Plan, how: How, choice: Choice, registry: Registry, out: Path, callbacks: Callbacks = SILENT
 ) -> None:
     """Run what is to do of a plan; see `run`."""
-    limits = engine.Limits.given(how.timeout, how.memory_limit, choice.in_processes, how.exclusive)
+    limits = engine.Limits.parse(how.timeout, how.memory_limit, choice.in_processes, how.exclusive)
     store.check_writable(out)
     if plan.suite is not None:
         planner.keep_suite(out, plan.suite, plan.whole)
@@ -110,7 +110,7 @@ def carry_out(
     setting = Setting(
         out=out, device=device, locations=dict(plan.locations), checkpoint=how.checkpoint, limits=limits
     )  # fmt: skip
-    with choice.connected(seconds) if plan.todo else nullcontext() as cluster:
+    with choice.connect(seconds) if plan.todo else nullcontext() as cluster:
         workers = (
             devices.workers_for(plan, device, choice.jobs, how.exclusive)
             if cluster is None

@@ -57,3 +57,11 @@ class Engine(Protocol):
             UserError: cells cannot be run.
         """
         ...
+
+
+class RemoteEngine(Engine, Protocol):
+    """Runs cells on other machines, which say themselves how many at a time."""
+
+    def slots(self, exclusive: bool = False) -> int:
+        """Return how many cells can run at once; with `exclusive` one a machine, or one a GPU."""
+        ...

@@ -43,8 +43,8 @@ def slots(device: str, workers: int, gpus: int = 0, environ: Mapping[str, str] |
         return [Slot(i, device, base) for i in range(workers)]
     names = visible(gpus, base.get("CUDA_VISIBLE_DEVICES"))
     _, _, number = device.partition(":")
-    mine = [names[int(number)]] if number else names
-    return [Slot(i, "cuda:0", base | {"CUDA_VISIBLE_DEVICES": mine[i % len(mine)]}) for i in range(workers)]
+    chosen = [names[int(number)]] if number else names
+    return [Slot(i, "cuda:0", base | {"CUDA_VISIBLE_DEVICES": chosen[i % len(chosen)]}) for i in range(workers)]
 
 
 def first_of(device: str) -> str:

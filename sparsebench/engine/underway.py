@@ -144,7 +144,7 @@ def read(path: Path) -> Underway | None:
 
 def underway(out: Path) -> list[Underway]:
     """Return what the runs of a folder say of themselves; one that was killed is silent and not alive."""
-    return [found for _, found in _files(out / "underway")]
+    return [state for _, state in _files(out / "underway")]
 
 
 def _files(folder: Path) -> list[tuple[Path, Underway]]:

@@ -30,7 +30,7 @@ THREAD_LIMIT = 1
 def one_thread() -> Iterator[None]:
     """Make torch deterministic for a while: one thread, no TF32, deterministic kernels where there are any."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from sparsebench.contain.process_state import STATE, preserved, put
+    from sparsebench.contain.process_state import STATE, preserve, put
 
     settings = {
         "the number of threads": THREAD_LIMIT,
@@ -39,7 +39,7 @@ def one_thread() -> Iterator[None]:
         # cuDNN's convolutions are the one place where TF32 is on unless told otherwise.
         "cuDNN's precision": "ieee",
     }
-    with preserved([row for row in STATE if row.name in settings]):
+    with preserve([row for row in STATE if row.name in settings]):
         put(settings)
         yield
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsebench.look.canvas import APART, BETWEEN, GONE, MATTERS, SIDE, Ink, Sheet, png, tinted, wrapped
+from sparsebench.look.canvas import APART, BETWEEN, GONE, MATTERS, SIDE, Ink, Sheet, png, tint, wrap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ def figure(comparison: Comparison) -> Figure:
     assert shown is not None
     width, n = LEFT + SIDE + len(stages) * (APART + PAIR) + 0.2, len(shown.pictures)
     names = [f"{side}: {of.label}, {of.budget}" for side, of in zip("AB", comparison.sides, strict=True)]
-    about = [line for name in names for line in wrapped(name, width - 0.3, 8).splitlines()]
+    about = [line for name in names for line in wrap(name, width - 0.3, 8).splitlines()]
     top = 0.85 + 0.15 * len(about)
     sheet = Sheet(width, top + n * (SIDE + BELOW) + BOTTOM)
     sheet.text(0.15, 0.22, shown.title, 10, ha="left", weight="bold")
@@ -42,8 +42,8 @@ def figure(comparison: Comparison) -> Figure:
     sheet.text(LEFT + SIDE / 2, top - 0.06, "the picture", 7, va="bottom")
     for row, name in enumerate(shown.names):
         y = top + row * (SIDE + BELOW)
-        sheet.text(LEFT - 0.1, y + SIDE / 2, wrapped(name, LEFT - 0.2, 8), 8, ha="right")
-        sheet.picture(LEFT, y, tinted(shown.pictures[row], shown.matters[row]))
+        sheet.text(LEFT - 0.1, y + SIDE / 2, wrap(name, LEFT - 0.2, 8), 8, ha="right")
+        sheet.picture(LEFT, y, tint(shown.pictures[row], shown.matters[row]))
     for number, stage in enumerate(stages):
         _stage(sheet, stage, comparison.rows, shown, LEFT + SIDE + APART + number * (PAIR + APART), top)
     _legend(sheet)
@@ -54,12 +54,12 @@ def _stage(sheet: Sheet, stage: Agreement, rows: np.ndarray, shown: Scene, left:
     """Draw what A and B keep after one block, with their IoU below each pair."""
     sheet.text(left + PAIR / 2, top - 0.22, f"after block {stage.block}", 8, va="bottom", weight="bold")
     kept = [kept[rows] for kept in stage.kept]
-    for side, own in enumerate(kept):
+    for side, tokens in enumerate(kept):
         x = left + side * (SIDE + BETWEEN)
-        sheet.text(x + SIDE / 2, top - 0.06, f"{'AB'[side]}: {_count(own)} of {own.shape[1]}", 7, va="bottom")
-        area = np.where(own, np.where(kept[1 - side], BOTH, side), -1)
+        sheet.text(x + SIDE / 2, top - 0.06, f"{'AB'[side]}: {_count(tokens)} of {tokens.shape[1]}", 7, va="bottom")
+        area = np.where(tokens, np.where(kept[1 - side], BOTH, side), -1)
         for row, (picture, matters) in enumerate(zip(shown.pictures, shown.matters, strict=True)):
-            sheet.picture(x, top + row * (SIDE + BELOW), tinted(picture, matters, area[row], shown.grid, INKS))
+            sheet.picture(x, top + row * (SIDE + BELOW), tint(picture, matters, area[row], shown.grid, INKS))
     for row, iou in enumerate(stage.iou[rows]):
         says = "neither names a patch" if np.isnan(iou) else f"IoU {iou:.2f}"
         sheet.text(left + PAIR / 2, top + row * (SIDE + BELOW) + SIDE + 0.03, says, 8, va="top")

@@ -45,9 +45,9 @@ def _row(stage: Agreement, end: bool) -> Row:
 
 def _interval(name: str, values: np.ndarray) -> Row:
     """Return the mean of what is not NaN, with its interval."""
-    there = values[~np.isnan(values)]
-    found = mean_interval(there.tolist()) if len(there) else (None, None, None)
-    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
+    known = values[~np.isnan(values)]
+    interval = mean_interval(known.tolist()) if len(known) else (None, None, None)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
 
 
 def as_json(comparison: Comparison) -> str:
@@ -65,7 +65,7 @@ def as_text(comparison: Comparison, *, markdown: bool = False) -> str:
     sample = "test sample" if n == 1 else "test samples"
     lines = [f"{cell.task.name}, {cell.model.name}, {cell.n_train} training samples; {n} {sample} of {N} patches"]
     lines += [f"{side}: {of.label}, {of.budget}" for side, of in zip("AB", comparison.sides, strict=True)]
-    body = [_shown(row, stage) for row, stage in zip(rows(comparison), comparison.stages, strict=True)]
+    body = [_cells(row, stage) for row, stage in zip(rows(comparison), comparison.stages, strict=True)]
     table = tabulate(
         body, headers="keys", tablefmt="pipe" if markdown else "simple", disable_numparse=True,
         colalign=["right"] * len(body[0]),
@@ -73,7 +73,7 @@ def as_text(comparison: Comparison, *, markdown: bool = False) -> str:
     return "\n\n".join(["  \n".join(lines) if markdown else "\n".join(lines), table, LEGEND]) + "\n"
 
 
-def _shown(row: Row, stage: Agreement) -> Row:
+def _cells(row: Row, stage: Agreement) -> Row:
     correlation = "no scores" if stage.correlation is None else _number(row, "rank_correlation")
     cells = {
         "after block": f"{row['block']}, the end" if row["end"] else str(row["block"]),

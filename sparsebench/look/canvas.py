@@ -34,7 +34,7 @@ class Ink(NamedTuple):
         return red, green, blue
 
 
-def tinted(
+def tint(
     picture: np.ndarray,
     matters: np.ndarray,
     area: np.ndarray | None = None,
@@ -52,21 +52,21 @@ def tinted(
     """
     height, width = matters.shape
     scale = max(1, -(-PIXELS // height))
-    large = _enlarged(picture, scale, scale)
+    large = _enlarge(picture, scale, scale)
     line = max(1, large.shape[0] // 64)
     if area is not None:
-        areas = _enlarged(area.reshape(grid), scale * height // grid[0], scale * width // grid[1])
+        areas = _enlarge(area.reshape(grid), scale * height // grid[0], scale * width // grid[1])
         large[areas < 0] = (large[areas < 0] + 7.0 * GONE) / 8
         outlined = _edges(areas, line)
         for number, ink in (inks or {}).items():
             inside = areas == number
             large[inside] = (1 - ink.strength) * large[inside] + ink.strength * ink.colour
             large[inside & outlined] = ink.colour
-    large[_edges(_enlarged(matters, scale, scale).astype(int), line) & _enlarged(matters, scale, scale)] = MATTERS
+    large[_edges(_enlarge(matters, scale, scale).astype(int), line) & _enlarge(matters, scale, scale)] = MATTERS
     return large
 
 
-def _enlarged(values: np.ndarray, down: int, across: int) -> np.ndarray:
+def _enlarge(values: np.ndarray, down: int, across: int) -> np.ndarray:
     return values.repeat(down, axis=0).repeat(across, axis=1)
 
 
@@ -85,7 +85,7 @@ def png(figure: Figure) -> bytes:
     return out.getvalue()
 
 
-def wrapped(text: str, width: float, size: int) -> str:
+def wrap(text: str, width: float, size: int) -> str:
     """Return the text on as many lines as `width` inches make it need."""
     return textwrap.fill(text, max(4, int(width / (POINT * size))))
 

@@ -14,7 +14,7 @@ from sparsebench.cells.run_cell import failure_of
 from sparsebench.engine.worker import one_thread
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.look.pictures import Scene, check_pictures, scene, spread
-from sparsebench.look.training import Check, Trainer, nothing, trained
+from sparsebench.look.training import Check, Trainer, nothing, trained_cell
 from sparsebench.measure.agreement import expected_iou, iou, rank_correlation
 from sparsebench.measure.selection import precision_recall
 from sparsebench.models.actor import Actor
@@ -139,10 +139,10 @@ def _contenders(
 def _contender(text: str, request: Request, trainer: Trainer, registry: Registry) -> Job:
     """Return a job of the one strategy, at one budget, that is named so."""
     jobs, _ = planner.jobs_of(replace(request, plugins=(text,), alone=True), trainer.files, registry)
-    found = {_key(job): job for job in jobs if job.asked}
-    job, *more = found.values()
+    by_key = {_key(job): job for job in jobs if job.asked}
+    job, *more = by_key.values()
     if more:
-        listed = ", ".join(f"{job.label} at {job.cell.budget.label}" for job in found.values())
+        listed = ", ".join(f"{job.label} at {job.cell.budget.label}" for job in by_key.values())
         raise UserError("two strategies are compared, each at one budget", got=f"'{text}', which is {listed}")
     return job
 
@@ -173,7 +173,7 @@ def _network(job: Job, registry: Registry, context: Context) -> Prepared:
     if failure is not None:
         raise UserError(f"the network without a strategy has no result: {failure.reason}")
     with one_thread():
-        return trained(job, registry, context)
+        return trained_cell(job, registry, context)
 
 
 def _choices(job: Job, strategy: Strategy, cell: Prepared) -> list[Choice]:

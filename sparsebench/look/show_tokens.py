@@ -16,7 +16,7 @@ from sparsebench.cells.run_cell import failure_of
 from sparsebench.engine.worker import one_thread
 from sparsebench.errors import UserError
 from sparsebench.look.pictures import Scene, check_pictures, scene, spread
-from sparsebench.look.training import Trainer, trained
+from sparsebench.look.training import Trainer, trained_cell
 from sparsebench.models.actor import Pass
 from sparsebench.planning.job import Job
 from sparsebench.planning.planner import Plan
@@ -67,6 +67,12 @@ class Pictures(Scene):
 
     shown: list[Shown]
 
+    def _repr_png_(self) -> bytes:
+        """Return the picture, as notebooks show it."""
+        from sparsebench.look.tokens_picture import draw
+
+        return draw(self)
+
 
 def show(request: Request, trainer: Trainer, n: int) -> Pictures:
     """Train what a request lacks for its pictures, and return what its strategies do to n of them; see `look`.
@@ -94,7 +100,7 @@ def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry,
     """Return what the trained cells do to n pictures of the test split, spread over its groups or else its classes.
 
     Args:
-        jobs: from `trained.narrowed`; what only others start from is not shown.
+        jobs: from `training.narrow`; what only others start from is not shown.
         records: at least theirs, by cell.
         registry: where their strategies are.
         context: where their weights are, and where to run them.
@@ -109,9 +115,9 @@ def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry,
             failure = records[job.cell.id].failure
             if failure is None:
                 try:
-                    prepared = trained(job, registry, context)
+                    prepared = trained_cell(job, registry, context)
                     seen = seen or (prepared, spread(prepared.data, n))
-                    shown.append(_shown(job, prepared, seen[1]))
+                    shown.append(_choices(job, prepared, seen[1]))
                 except (Exception, SystemExit) as error:  # a strategy is a stranger's code and may raise anything
                     failure = failure_of(error)
             if failure is not None:
@@ -122,7 +128,7 @@ def look(jobs: Sequence[Job], records: Mapping[str, Record], registry: Registry,
 
 
 @torch.no_grad()
-def _shown(job: Job, cell: Prepared, rows: np.ndarray) -> Shown:
+def _choices(job: Job, cell: Prepared, rows: np.ndarray) -> Shown:
     items = torch.from_numpy(rows).to(cell.test.items.device)
     outputs, acting = cell.test.forward(cell.network, cell.in_test, items, visit=0, training=False)
     stages = [] if acting is None else list(_stages(acting))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsebench.look.canvas import APART, BETWEEN, POINT, SIDE, Ink, Sheet, png, tinted, wrapped
+from sparsebench.look.canvas import APART, BETWEEN, POINT, SIDE, Ink, Sheet, png, tint, wrap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,18 +25,18 @@ TOKENS = np.array([
 RIGHT, WRONG = "#15803d", "#b91c1c"
 
 
-def painted(
+def paint(
     picture: np.ndarray, matters: np.ndarray, token: np.ndarray | None = None, grid: tuple[int, int] = (1, 1)
 ) -> np.ndarray:
     """Return a picture in which patches that are in no token are greyed, and those that share one are tinted together.
 
     Args:
-        picture, matters, grid: see `sheet.tinted`.
+        picture, matters, grid: see `canvas.tint`.
         token: (N,) which token each patch is in, -1 for none; None for all as they were.
     """
     counts = np.zeros(0) if token is None else np.bincount(token[token >= 0])
     inks = {int(number): Ink(TOKENS[turn % len(TOKENS)]) for turn, number in enumerate(np.flatnonzero(counts > 1))}
-    return tinted(picture, matters, token, grid, inks)
+    return tint(picture, matters, token, grid, inks)
 
 
 def draw(pictures: Pictures) -> bytes:
@@ -52,17 +52,17 @@ def figure(pictures: Pictures) -> Figure:
     sheet.text(0.15, 0.22, pictures.title, 10, ha="left", weight="bold")
     sheet.text(LEFT + SIDE / 2, TOP - 0.06, "the picture", 7, va="bottom")
     for row, name in enumerate(pictures.names):
-        sheet.text(LEFT - 0.1, _top(row) + SIDE / 2, wrapped(name, LEFT - 0.2, 8), 8, ha="right")
-        sheet.picture(LEFT, _top(row), painted(pictures.pictures[row], pictures.matters[row]))
+        sheet.text(LEFT - 0.1, _top(row) + SIDE / 2, wrap(name, LEFT - 0.2, 8), 8, ha="right")
+        sheet.picture(LEFT, _top(row), paint(pictures.pictures[row], pictures.matters[row]))
     left = LEFT + SIDE + APART
     for shown, width in zip(pictures.shown, wide, strict=True):
-        budget = wrapped(shown.budget, width, 7)
+        budget = wrap(shown.budget, width, 7)
         above = 0.2 + 0.13 * len(budget.splitlines())
         sheet.text(left + width / 2, TOP - 0.2, budget, 7, va="bottom")
-        sheet.text(left + width / 2, TOP - above, wrapped(shown.label, width, 8), 8, va="bottom", weight="bold")
+        sheet.text(left + width / 2, TOP - above, wrap(shown.label, width, 8), 8, va="bottom", weight="bold")
         if shown.why:
             why = textwrap.shorten(f"no result: {shown.why}", 40 * n, placeholder=" ...")
-            sheet.text(left + width / 2, TOP, wrapped(why, width, 7), 7, va="top", color=WRONG)
+            sheet.text(left + width / 2, TOP, wrap(why, width, 7), 7, va="top", color=WRONG)
         else:
             _strategy(sheet, pictures, shown, left)
         left += width + APART
@@ -80,8 +80,8 @@ def _strategy(sheet: Sheet, pictures: Pictures, shown: Shown, left: float) -> No
         mixed = bool(shown.stages) and token is None
         sheet.text(x + SIDE / 2, TOP - 0.06, caption + (", mixed" if mixed else ""), 7, va="bottom")
         for row, (picture, matters) in enumerate(zip(pictures.pictures, pictures.matters, strict=True)):
-            own = None if token is None else token[row]
-            sheet.picture(x, _top(row), painted(picture, matters, own, pictures.grid))
+            tokens = None if token is None else token[row]
+            sheet.picture(x, _top(row), paint(picture, matters, tokens, pictures.grid))
     for row, (said, label) in enumerate(zip(shown.predicted, pictures.labels, strict=True)):
         word, colour = ("right", RIGHT) if said == label else ("wrong", WRONG)
         text = textwrap.shorten(f"{word}: {pictures.classes[said]}", int(SIDE / (POINT * 8)), placeholder="...")

@@ -46,7 +46,7 @@ class Trainer:
     callbacks: runs.Callbacks = runs.SILENT
 
     def plan(self, request: Request, registry: Registry, check: Check = nothing) -> Plan:
-        """Return what is to be looked at and what of it is still to be trained, see `narrowed`; nothing is written."""
+        """Return what is to be looked at and what of it is still to be trained, see `narrow`; nothing is written."""
         return runs.plan_of(request, self.files, self.how, registry, self.out, self._narrow(check))
 
     def train(self, request: Request, registry: Registry, check: Check = nothing) -> tuple[Plan, Context]:
@@ -66,15 +66,15 @@ class Trainer:
         return plan, Context(self.out, first_of(device), plan.locations)
 
     def _narrow(self, check: Check) -> runs.Narrow:
-        def narrow(plan: Plan) -> Plan:
-            plan = narrowed(plan, self.files, self.out)
+        def narrow_and_check(plan: Plan) -> Plan:
+            plan = narrow(plan, self.files, self.out)
             check(plan)
             return plan
 
-        return narrow
+        return narrow_and_check
 
 
-def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
+def narrow(plan: Plan, files: Files, out: Path) -> Plan:
     """Return the plan of the largest number of training samples alone, in which the weights of every cell are kept.
 
     What has a result but no weights is trained again. Pictures are located for all of it: what is trained is looked at.
@@ -114,7 +114,7 @@ def narrowed(plan: Plan, files: Files, out: Path) -> Plan:
     return replace(plan, jobs=jobs, todo=todo, locations=places, suite=None)
 
 
-def trained(job: Job, registry: Registry, context: Context) -> Prepared:
+def trained_cell(job: Job, registry: Registry, context: Context) -> Prepared:
     """Return the cell with its trained weights, whatever it started from."""
     bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None}), "network": ""})
     prepared = prepare(bare, registry, context)

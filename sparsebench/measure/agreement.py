@@ -22,11 +22,11 @@ def expected_iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """
     N, sizes = a.shape[1], np.stack([a.sum(axis=1), b.sum(axis=1)], axis=1)
     pairs, which = np.unique(sizes, axis=0, return_inverse=True)
-    means = np.array([_expected(N, int(k), int(m)) for k, m in pairs])
+    means = np.array([_expected_overlap(N, int(k), int(m)) for k, m in pairs])
     return means[which.reshape(-1)]
 
 
-def _expected(N: int, k: int, m: int) -> float:
+def _expected_overlap(N: int, k: int, m: int) -> float:
     if k + m == 0:
         return float("nan")
     x = np.arange(max(0, k + m - N), min(k, m) + 1)
@@ -38,16 +38,16 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     Equal scores share their mean rank. NaN where there are fewer than two such tokens, or a score is the same for all.
     """
-    there = ~(np.isnan(a) | np.isnan(b))
-    count = there.sum(axis=1, keepdims=True)
-    x, y = (_centred_ranks(scores, there, count) for scores in (a, b))
+    valid = ~(np.isnan(a) | np.isnan(b))
+    count = valid.sum(axis=1, keepdims=True)
+    x, y = (_centred_ranks(scores, valid, count) for scores in (a, b))
     return _ratio((x * y).sum(axis=1), np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1)))
 
 
-def _centred_ranks(scores: np.ndarray, there: np.ndarray, count: np.ndarray) -> np.ndarray:
+def _centred_ranks(scores: np.ndarray, valid: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Return (n, N) ranks less their mean, 0 for what is not there."""
-    ranks = rankdata(np.where(there, scores, np.nan), axis=1, nan_policy="omit")
-    return np.where(there, ranks - (count + 1) / 2, 0.0)
+    ranks = rankdata(np.where(valid, scores, np.nan), axis=1, nan_policy="omit")
+    return np.where(valid, ranks - (count + 1) / 2, 0.0)
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

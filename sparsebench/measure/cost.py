@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 
 from sparsebench.plans import Place
-from sparsebench.strategy import Habits
+from sparsebench.strategy import Traits
 from sparsebench.view import RESULTS
 
 Scoring = Literal["", "class", "received", "mean"]
@@ -57,9 +57,9 @@ def mean_step(parts: Sequence[tuple[int, Step]]) -> Step:
     def over_images(name: str) -> np.ndarray:
         return np.concatenate([np.broadcast_to(np.asarray(getattr(step, name), float), n) for n, step in parts])
 
-    keys, out, own = (over_images(name) for name in ("tokens_in", "tokens_out", "own"))
+    keys, out, own_macs = (over_images(name) for name in ("tokens_in", "tokens_out", "own"))
     spread = 2 * _cov(out if first.early else keys, keys) + (_cov(keys, keys) if first.scoring == "received" else 0.0)
-    means = float(keys.mean()), float(out.mean()), float(own.mean())
+    means = float(keys.mean()), float(out.mean()), float(own_macs.mean())
     return Step(*means[:2], first.early, first.scoring, first.projected, means[2], spread)
 
 
@@ -91,7 +91,7 @@ class CostModel(Protocol):
     def place(self, block: int, tokens: float, keep: float) -> Place:
         """Return that place in numbers: what a strategy's own products cost hangs on them."""
 
-    def steps(self, habits: Habits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
+    def steps(self, traits: Traits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """Return the steps of a schedule: `counts` tokens stay at the `blocks`; the input site has one count."""
 
     def dense(self) -> list[Step]:
@@ -171,18 +171,18 @@ class VitCost:
         """MACs of one answer of `TokenView.outputs`: the patches are embedded already."""
         return self.macs(self.dense()) - self.embed * self.tokens
 
-    def steps(self, habits: Habits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
+    def steps(self, traits: Traits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""
-        scoring, early = self.scoring(habits.needs), self.plain and not RESULTS & set(habits.needs)
+        scoring, early = self.scoring(traits.needs), self.plain and not RESULTS & set(traits.needs)
         at, n, steps = dict(zip(blocks, counts, strict=True)), self.tokens, []
         for block in range(self.depth):
             out = min(n, at.get(block, n))
-            acts = out < n or block in habits.scaled
-            own = habits.own_macs(self.place(block, n, out)) if acts else 0.0
-            if acts and habits.site == "attention":
-                steps.append(Step(n, out, early, scoring, own=own))
+            acts = out < n or block in traits.scaled
+            own_macs = traits.own_macs(self.place(block, n, out)) if acts else 0.0
+            if acts and traits.site == "attention":
+                steps.append(Step(n, out, early, scoring, own=own_macs))
             else:
-                steps.append(Step(out, out, own=own))
+                steps.append(Step(out, out, own=own_macs))
             n = out
         return steps
 
@@ -237,13 +237,13 @@ class OneLayerCost:
         """See `CostModel.macs`."""
         raise NotImplementedError
 
-    def steps(self, habits: Habits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
+    def steps(self, traits: Traits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""
         if counts[0] >= self.tokens:
             return self.dense()
-        scoring = self.scoring(habits.needs)
-        own = habits.own_macs(self.place(0, self.tokens, counts[0]))
-        return [Step(self.tokens, counts[0], True, scoring, projected_for(habits.needs, scoring), own)]
+        scoring = self.scoring(traits.needs)
+        own_macs = traits.own_macs(self.place(0, self.tokens, counts[0]))
+        return [Step(self.tokens, counts[0], True, scoring, projected_for(traits.needs, scoring), own_macs)]
 
     def dense(self) -> list[Step]:
         """See `CostModel.dense`."""

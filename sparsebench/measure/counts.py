@@ -9,17 +9,17 @@ from itertools import pairwise
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import CostModel
-from sparsebench.strategy import Convention, Habits, Schedule
+from sparsebench.strategy import Convention, Schedule, Traits
 
 
-def schedule_of(budget: Budget, habits: Habits) -> Schedule:
+def schedule_of(budget: Budget, traits: Traits) -> Schedule:
     """Return the schedule: the budget's, or the strategy's own; amounts that speak of each block leave every block."""
     if budget.per_block is not None or budget.ratio is not None or budget.counts is not None:
         return budget.schedule or "every"
-    return budget.schedule or habits.schedule
+    return budget.schedule or traits.schedule
 
 
-def stages(budget: Budget, habits: Habits, depth: int) -> tuple[int, ...]:
+def stages(budget: Budget, traits: Traits, depth: int) -> tuple[int, ...]:
     """Return the blocks in which a strategy acts: block 0 for the input, else the budget's, else the schedule's.
 
     The default stages are blocks round(depth s / 4), s = 1..3: 3, 6, 9 of 12, as published methods have it.
@@ -28,13 +28,13 @@ def stages(budget: Budget, habits: Habits, depth: int) -> tuple[int, ...]:
         UnsupportedError: there are several counts, and the network has one block.
         UserError: the network has fewer blocks, or another number of places than the budget has counts.
     """
-    if habits.site == "input" or depth == 1:
+    if traits.site == "input" or depth == 1:
         blocks: tuple[int, ...] = (0,)
     elif budget.blocks is not None:
         blocks = budget.blocks
-    elif schedule_of(budget, habits) != "stages":
+    elif schedule_of(budget, traits) != "stages":
         whole = budget.counts is not None and len(budget.counts) == depth
-        blocks = tuple(range(0 if whole else min(round(habits.first * depth), depth - 1), depth))
+        blocks = tuple(range(0 if whole else min(round(traits.first * depth), depth - 1), depth))
     else:
         blocks = tuple(sorted({max(0, min(depth - 1, round(depth * s / 4))) for s in (1, 2, 3)}))
     if blocks[-1] >= depth:
@@ -53,9 +53,9 @@ def stages(budget: Budget, habits: Habits, depth: int) -> tuple[int, ...]:
     return blocks
 
 
-def check_fits(budget: Budget, habits: Habits, tokens: int, depth: int) -> None:
+def check_fits(budget: Budget, traits: Traits, tokens: int, depth: int) -> None:
     """Raise UserError if the budget is not for a network of that many patch tokens and blocks."""
-    stages(budget, habits, depth)
+    stages(budget, traits, depth)
     if budget.counts is None:
         return
     if budget.counts[0] > tokens and depth == 1:
@@ -63,7 +63,7 @@ def check_fits(budget: Budget, habits: Habits, tokens: int, depth: int) -> None:
     if budget.counts[0] > tokens:
         raise UserError("token counts (counts)", got=budget.counts[0], allowed=f"{tokens} at most, the model's patches")
     for before, after in pairwise((tokens, *budget.counts)):
-        if before - after > (can := math.floor(habits.most * before + 1e-9)):
+        if before - after > (can := math.floor(traits.most * before + 1e-9)):
             raise UserError(
                 f"token counts (counts): of {before} tokens no more than {can} can leave this strategy at once",
                 got=after, allowed=f"{before - can} or more",
@@ -85,10 +85,10 @@ def counts_at(rate: float, convention: Convention, tokens: int, number: int, fus
     return tuple(counts[1:])
 
 
-def scaled_at(budget: Budget, habits: Habits, rate: float | None, tokens: int, blocks: Sequence[int]) -> frozenset[int]:
+def scaled_at(budget: Budget, traits: Traits, rate: float | None, tokens: int, blocks: Sequence[int]) -> frozenset[int]:
     """Return the blocks where one token alone is to be fused: as many go on as came, that one times its weight."""
-    staged = schedule_of(budget, habits) == "stages"
-    if not habits.fuses or rate is None or not staged or budget.convention != "compound-ceil":
+    staged = schedule_of(budget, traits) == "stages"
+    if not traits.fuses or rate is None or not staged or budget.convention != "compound-ceil":
         return frozenset()
     after = counts_at(rate, "compound-ceil", tokens, len(blocks), fuses=True)
     return frozenset(
@@ -99,7 +99,11 @@ def scaled_at(budget: Budget, habits: Habits, rate: float | None, tokens: int, b
 
 
 def spread(removed: float, tokens: int, blocks: Sequence[int], depth: int, gamma: float) -> tuple[int, ...]:
-    """Return how many stay after each block when `removed` leave in all, in proportion to ((l + 1) / depth)^gamma."""
+    """Return how many stay after each block when `removed` leave in all, in proportion to ((l + 1) / depth)^gamma.
+
+    >>> spread(120, 196, blocks=(3, 6, 9), depth=12, gamma=0.0)
+    (156, 116, 76)
+    """
     weights = [((block + 1) / depth) ** gamma for block in blocks]
     total, gone, counts = sum(weights), 0.0, []
     for weight in weights:
@@ -108,7 +112,7 @@ def spread(removed: float, tokens: int, blocks: Sequence[int], depth: int, gamma
     return tuple(counts)
 
 
-def capped(counts: Sequence[int], tokens: int, most: float, *, later: bool = False) -> tuple[int, ...]:
+def cap_counts(counts: Sequence[int], tokens: int, most: float, *, later: bool = False) -> tuple[int, ...]:
     """Return the counts when no more than the share `most` of the tokens can leave at once.
 
     As many leave each stage as was asked for there, or as can. What could not leave does so `later`, as soon as it
@@ -121,22 +125,22 @@ def capped(counts: Sequence[int], tokens: int, most: float, *, later: bool = Fal
     return tuple(out[1:])
 
 
-def counted(budget: Budget, cost: CostModel, habits: Habits) -> Habits:
-    """Return the habits as a budget counts them: without own products where nothing is saved for them.
+def traits_as_counted(budget: Budget, cost: CostModel, traits: Traits) -> Traits:
+    """Return the traits as a budget counts them: without own products where nothing is saved for them.
 
     Where the fewest tokens cost as much as the dense network, the nearest to any fraction would be to leave them all.
     Then a fraction of MACs is what may be spent but for own products. These are in the realised MACs all the same,
     which differ from the planned ones: a board says so.
     """
     if budget.macs is None:
-        return habits
-    blocks = stages(budget, habits, cost.depth)
-    fewest = capped((1,) * len(blocks), cost.tokens, habits.most, later=True)
-    saves = cost.macs(cost.steps(habits, blocks, fewest)) < cost.macs(cost.dense())
-    return habits if saves else habits._replace(own_macs=lambda place: 0.0)
+        return traits
+    blocks = stages(budget, traits, cost.depth)
+    fewest = cap_counts((1,) * len(blocks), cost.tokens, traits.most, later=True)
+    saves = cost.macs(cost.steps(traits, blocks, fewest)) < cost.macs(cost.dense())
+    return traits if saves else traits._replace(own_macs=lambda place: 0.0)
 
 
-def solve(budget: Budget, cost: CostModel, habits: Habits) -> tuple[int, ...]:
+def solve(budget: Budget, cost: CostModel, traits: Traits) -> tuple[int, ...]:
     """Return the token count of each stage.
 
     A fraction of MACs is reached with the same keep rate at every stage, or by as many tokens as it takes in every
@@ -146,54 +150,54 @@ def solve(budget: Budget, cost: CostModel, habits: Habits) -> tuple[int, ...]:
     Raises:
         UserError: see `check_fits`.
     """
-    return counts_of(budget, rate_of(budget, cost, habits), cost, habits)
+    return counts_of(budget, rate_of(budget, cost, traits), cost, traits)
 
 
-def rate_of(budget: Budget, cost: CostModel, habits: Habits) -> float | None:
+def rate_of(budget: Budget, cost: CostModel, traits: Traits) -> float | None:
     """Return the keep rate that the counts follow from: as asked, or as a fraction of MACs needs it; None if neither.
 
     To spend few MACs where tokens leave every block, it may be so small that more are asked to leave than are there.
     """
     if budget.macs is None:
         return budget.keep_rate
-    habits, blocks = counted(budget, cost, habits), stages(budget, habits, cost.depth)
-    return _nearest(budget.macs, lambda rate: counts_of(budget, rate, cost, habits), cost, habits, blocks)
+    traits, blocks = traits_as_counted(budget, cost, traits), stages(budget, traits, cost.depth)
+    return _nearest(budget.macs, lambda rate: counts_of(budget, rate, cost, traits), cost, traits, blocks)
 
 
-def counts_of(budget: Budget, rate: float | None, cost: CostModel, habits: Habits) -> tuple[int, ...]:
+def counts_of(budget: Budget, rate: float | None, cost: CostModel, traits: Traits) -> tuple[int, ...]:
     """Return the token count of each stage at that keep rate, or as the budget says it where it has none."""
-    check_fits(budget, habits, cost.tokens, cost.depth)
-    blocks, schedule, N = stages(budget, habits, cost.depth), schedule_of(budget, habits), cost.tokens
+    check_fits(budget, traits, cost.tokens, cost.depth)
+    blocks, schedule, N = stages(budget, traits, cost.depth), schedule_of(budget, traits), cost.tokens
     if rate is None:
-        return _falling(budget, N, len(blocks), habits.most)
-    if schedule == "stages" or habits.site == "input" or cost.depth == 1:
-        made = counts_at(rate, budget.convention, N, len(blocks), habits.fuses)
+        return _falling(budget, N, len(blocks), traits.most)
+    if schedule == "stages" or traits.site == "input" or cost.depth == 1:
+        made = counts_at(rate, budget.convention, N, len(blocks), traits.fuses)
     else:
         # To leave soon, tokens are asked to leave that are not there any more: the last blocks then have one.
         removed = (1 - rate if budget.macs is None else 1 / rate - 1) * N
         made = spread(removed, N, blocks, cost.depth, budget.gamma if schedule == "late" else 0.0)
     # A keep rate means what it does in published methods. A fraction of MACs is searched for: there a smaller rate
     # must never cost more, as it would where what could not leave in one stage stays for good.
-    return capped(made, N, habits.most, later=budget.macs is not None)
+    return cap_counts(made, N, traits.most, later=budget.macs is not None)
 
 
-def shares_of(budget: Budget, rate: float | None, cost: CostModel, habits: Habits) -> tuple[float, ...]:
+def shares_of(budget: Budget, rate: float | None, cost: CostModel, traits: Traits) -> tuple[float, ...]:
     """Return the share of the first tokens that is asked for after each stage: r^s, or where no rate is, K / N."""
-    counts = counts_of(budget, rate, cost, habits)
-    if rate is not None and schedule_of(budget, habits) == "stages":
+    counts = counts_of(budget, rate, cost, traits)
+    if rate is not None and schedule_of(budget, traits) == "stages":
         return tuple(rate**s for s in range(1, len(counts) + 1))
     return tuple(count / cost.tokens for count in counts)
 
 
-def ramped(
-    way: float, budget: Budget, rate: float | None, cost: CostModel, habits: Habits
+def ramp_counts(
+    way: float, budget: Budget, rate: float | None, cost: CostModel, traits: Traits
 ) -> tuple[tuple[int, ...], float | None]:
     """Return the counts, and their keep rate, the share `way` of the way from all tokens to the budget's."""
     if rate is not None:
         rate = 1 - (1 - rate) * way
-        return counts_of(budget, rate, cost, habits), rate
+        return counts_of(budget, rate, cost, traits), rate
     N = cost.tokens
-    return tuple(N - math.floor((N - count) * way) for count in counts_of(budget, None, cost, habits)), None
+    return tuple(N - math.floor((N - count) * way) for count in counts_of(budget, None, cost, traits)), None
 
 
 def _falling(budget: Budget, tokens: int, number: int, most: float) -> tuple[int, ...]:
@@ -220,13 +224,13 @@ def _leaving(per_block: int | str | None, place: int, number: int) -> int:
 
 
 def _nearest(
-    target: float, counts: Callable[[float], tuple[int, ...]], cost: CostModel, habits: Habits, blocks: tuple[int, ...]
+    target: float, counts: Callable[[float], tuple[int, ...]], cost: CostModel, traits: Traits, blocks: tuple[int, ...]
 ) -> float:
     """Return the keep rate whose counts' MACs lie nearest to a fraction of the dense ones."""
     dense = cost.macs(cost.dense())
 
     def ratio(rate: float) -> float:
-        return cost.macs(cost.steps(habits, blocks, counts(rate))) / dense
+        return cost.macs(cost.steps(traits, blocks, counts(rate))) / dense
 
     if target == 1.0:
         return 1.0

@@ -20,12 +20,12 @@ def summary(correct: np.ndarray, groups: np.ndarray, train_sizes: np.ndarray) ->
     `train_sizes` says how many samples each group has. The gap is `average_test` minus the worst group's accuracy.
     """
     accuracies = group_accuracies(correct, groups, len(train_sizes))
-    there = ~np.isnan(accuracies)
-    weights = train_sizes[there]
-    average, worst = float(np.mean(correct)), float(accuracies[there].min())
+    valid = ~np.isnan(accuracies)
+    weights = train_sizes[valid]
+    average, worst = float(np.mean(correct)), float(accuracies[valid].min())
     return {
         "average_test": average,
-        "average_train": float(np.average(accuracies[there], weights=weights)) if weights.sum() else average,
+        "average_train": float(np.average(accuracies[valid], weights=weights)) if weights.sum() else average,
         "worst_group_accuracy": worst,
         "spurious_gap": average - worst,
     }

@@ -32,5 +32,5 @@ def neighbour_agreement(similarity: np.ndarray, grid: tuple[int, int], order: np
     others = np.where(np.eye(N, dtype=bool), -np.inf, similarity)
     ranked = np.argsort(-others, axis=1, kind="stable")
     k = near.sum(axis=1)
-    found = np.take_along_axis(near, ranked, axis=1) & (np.arange(N) < k[:, None])
-    return float((found.sum(axis=1) / k).mean())
+    hits = np.take_along_axis(near, ranked, axis=1) & (np.arange(N) < k[:, None])
+    return float((hits.sum(axis=1) / k).mean())

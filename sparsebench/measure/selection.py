@@ -12,10 +12,10 @@ def auroc(scores: np.ndarray, relevant: np.ndarray) -> float:
     Ties count one half, so that constant scores give 0.5. A token whose score is NaN is not there. Samples whose
     tokens are all relevant, or none, say nothing and are left out; NaN if no sample is left.
     """
-    there = ~np.isnan(scores)
-    relevant = relevant & there
+    valid = ~np.isnan(scores)
+    relevant = relevant & valid
     positives = relevant.sum(axis=1)
-    negatives = there.sum(axis=1) - positives
+    negatives = valid.sum(axis=1) - positives
     usable = (positives > 0) & (negatives > 0)
     if not usable.any():
         return float("nan")

@@ -13,10 +13,10 @@ from sparsebench import seeds, tokens
 from sparsebench.budget import Budget
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
-from sparsebench.measure.counts import counted, counts_of, ramped, rate_of, scaled_at, shares_of, stages
+from sparsebench.measure.counts import counts_of, ramp_counts, rate_of, scaled_at, shares_of, stages, traits_as_counted
 from sparsebench.models.plan_checks import check_only_removes, check_own_macs, check_plan, only_removes
 from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
-from sparsebench.strategy import Lesson, Site, Strategy, Told
+from sparsebench.strategy import LossInputs, ModelOutputs, Site, Strategy
 from sparsebench.tokens import Padded
 from sparsebench.view import Outputs, TokenView
 
@@ -49,7 +49,7 @@ class Actor:
         self.strategy, self.grid, self.stream = strategy, grid, stream
         self.budget, self.cost, self.depth, self.tokens = budget, cost, cost.depth, cost.tokens
         self.prefix = cost.place(0, self.tokens, self.tokens).prefix
-        self.requires, self.habits = strategy.reads(), strategy.habits()
+        self.requires, self.traits = strategy.reads(), strategy.traits()
         if (strategy.trained or strategy.adaptive or strategy.ramps) and cost.alike:
             raise UnsupportedError(
                 f"'{strategy.name}' is learned, keeps another number of tokens of each sample, or changes the number "
@@ -59,8 +59,8 @@ class Actor:
             raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
         self.spend(budget)
         self.bounds = strategy.adaptive and (budget.counts is not None or min(self.keep.values()) < self.tokens)
-        habits = counted(budget, cost, self.habits)._replace(scaled=self.scaled)
-        self.planned = cost.steps(habits, tuple(self.keep), tuple(self.keep.values()))
+        traits = traits_as_counted(budget, cost, self.traits)._replace(scaled=self.scaled)
+        self.planned = cost.steps(traits, tuple(self.keep), tuple(self.keep.values()))
         self.more = strategy.training_blocks(self.depth)
         if not set(self.more) <= set(range(self.depth)):
             raise StrategyError(f"'{strategy.name}' is to train in blocks {self.more}, of {self.depth} from 0")
@@ -69,11 +69,11 @@ class Actor:
 
     def spend(self, budget: Budget) -> None:
         """Take the counts of that budget; what is asked for and planned stays as it was."""
-        given = budget, rate_of(budget, self.cost, self.habits), self.cost, self.habits
-        blocks, self._asked = stages(budget, self.habits, self.depth), given
+        given = budget, rate_of(budget, self.cost, self.traits), self.cost, self.traits
+        blocks, self._asked = stages(budget, self.traits, self.depth), given
         self.keep = dict(zip(blocks, counts_of(*given), strict=True))
         self.shares = dict(zip(blocks, shares_of(*given), strict=True))
-        self.scaled = scaled_at(budget, self.habits, given[1], self.tokens, blocks)
+        self.scaled = scaled_at(budget, self.traits, given[1], self.tokens, blocks)
 
     def counts(self, done: float) -> tuple[dict[int, int], frozenset[int]]:
         """Return `keep` and `scaled` as they are in training when the share `done` of it is done."""
@@ -81,9 +81,9 @@ class Actor:
             return self.keep, self.scaled
         if not 0 <= way <= 1:
             raise StrategyError(f"'{self.strategy.name}': ramp must lie in [0, 1], got {way}")
-        counts, rate = ramped(way, *self._asked)
+        counts, rate = ramp_counts(way, *self._asked)
         blocks = tuple(self.keep)
-        return dict(zip(blocks, counts, strict=True)), scaled_at(self.budget, self.habits, rate, self.tokens, blocks)
+        return dict(zip(blocks, counts, strict=True)), scaled_at(self.budget, self.traits, rate, self.tokens, blocks)
 
     @property
     def acts(self) -> bool:
@@ -96,7 +96,7 @@ class Actor:
 
     def spent(self, counts: Sequence[Any]) -> Any:
         """Return the fraction of the dense MACs when so many tokens go on at the places where it acts; any numbers."""
-        return self.share_of(self.cost.steps(self.habits, tuple(self.keep), counts))
+        return self.share_of(self.cost.steps(self.traits, tuple(self.keep), counts))
 
     def _module(self, block: int) -> torch.nn.Module | None:
         came = [self.tokens, *(count for at, count in self.keep.items() if at < block)][-1]
@@ -172,9 +172,9 @@ class Pass:
     decisions: list[Decision] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
-    student: Told | None = None
-    teacher: Told | None = None
-    own: float = 0.0
+    student: ModelOutputs | None = None
+    teacher: ModelOutputs | None = None
+    own_macs: float = 0.0
 
     def __post_init__(self) -> None:
         B, device = len(self.items), self.items.device
@@ -237,8 +237,8 @@ class Pass:
         """Return the strategy's own loss, when the network has run; see `Strategy.loss`."""
         assert self.student is not None
         macs, shares = self.actor.share_of(self.actor.planned), self.actor.shares
-        lesson = Lesson(self.student, self.teacher, self.memory, self.weights, shares, macs, self.actor.spent)
-        return self.actor.strategy.loss(lesson)
+        inputs = LossInputs(self.student, self.teacher, self.memory, self.weights, shares, macs, self.actor.spent)
+        return self.actor.strategy.loss(inputs)
 
     def read_out(self, prefix: Tensor, tokens: Tensor) -> Tensor:
         """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
@@ -255,8 +255,8 @@ class Pass:
 
     def went(self, came: Any, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
         """Record one block, to whose attention so many tokens `came`; call it once a block, when its choice is made."""
-        self.steps.append(Step(came, self.present, early, scoring, projected, self.own))
-        self.own = 0.0
+        self.steps.append(Step(came, self.present, early, scoring, projected, self.own_macs))
+        self.own_macs = 0.0
 
     def decide(self, block: int, given: Given) -> Plan | None:
         """Ask the strategy, check its plan, and remember what became of the tokens.
@@ -280,7 +280,7 @@ class Pass:
                 check_only_removes(plan, strategy.name)
             plan = self._follow(block, plan)
         place = self.actor.cost.place(block, came, self.present if strategy.adaptive else keep)
-        self.own += check_own_macs(self.actor.habits.own_macs(place), strategy)
+        self.own_macs += check_own_macs(self.actor.traits.own_macs(place), strategy)
         return plan
 
     def _follow(self, block: int, plan: Plan) -> Plan:
@@ -327,9 +327,7 @@ class Pass:
             index=self.index,
             sizes=self.sizes,
             weights=self.weights,
-            prefix_count=self.actor.prefix,
-            block=block,
-            depth=self.actor.depth,
+            place=self.actor.cost.place(block, count, count),
             training=self.training,
             grid=self.actor.grid,
             random=random,
@@ -339,7 +337,7 @@ class Pass:
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class SplitPass:
     """A split as a network is shown it to tell of itself: inputs (n, ..), labels (n,), relevance (n, N), and the pass.
 
     Attributes:

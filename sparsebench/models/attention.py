@@ -134,14 +134,14 @@ def attend(
         if weights is None:
             A = torch.softmax(scores, dim=-1)
         else:
-            own = torch.eye(k.shape[2], device=k.device, dtype=torch.bool)
-            A = masked_softmax(scores, weights, own if rows is None else own[rows]).to(v.dtype)
+            diagonal = torch.eye(k.shape[2], device=k.device, dtype=torch.bool)
+            A = masked_softmax(scores, weights, diagonal if rows is None else diagonal[rows]).to(v.dtype)
         x = attn.attn_drop(A) @ v
     x = x.transpose(1, 2).flatten(2)
     return attn.proj_drop(attn.proj(getattr(attn, "norm", nn.Identity())(x)))
 
 
-def masked_softmax(scores: Tensor, weights: Tensor, own: Tensor, eps: float = 1e-6) -> Tensor:
+def masked_softmax(scores: Tensor, weights: Tensor, diagonal: Tensor, eps: float = 1e-6) -> Tensor:
     """Return (B, H, Q, T) attention in which key j counts as D_j, and each token fully for itself, in float32 or more.
 
     (e^(z_ij) G_ij + eps / T) / (sum_k e^(z_ik) G_ik + eps), G_ij = 1 for i = j and D_j otherwise, the largest z of a
@@ -150,10 +150,10 @@ def masked_softmax(scores: Tensor, weights: Tensor, own: Tensor, eps: float = 1e
     Args:
         scores: z, (B, H, Q, T).
         weights: D, (B, T).
-        own: (Q, T) or (B, Q, T) booleans, which key is the query's own.
+        diagonal: (Q, T) or (B, Q, T) booleans, which key is the query's own.
         eps: keeps a row without any key from 0 / 0.
     """
     z = scores if scores.dtype == torch.float64 else scores.float()
-    G = torch.where(own, 1.0, weights[:, None, :].to(z.dtype))[:, None]
+    G = torch.where(diagonal, 1.0, weights[:, None, :].to(z.dtype))[:, None]
     e = (z - z.amax(dim=-1, keepdim=True).detach()).exp() * G
     return (e + eps / z.shape[-1]) / (e.sum(dim=-1, keepdim=True) + eps)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sparsebench.measure.cost import CostModel
-    from sparsebench.models.actor import Look, Pass
+    from sparsebench.models.actor import Pass, SplitPass
 
 HEADS = ("head.", "head_dist.")
 """How the names of the weights of output layers begin."""
@@ -68,10 +68,10 @@ class Watchable(Network, Protocol):
 
     shows: ClassVar[Mapping[str, str]]
 
-    def observe(self, train: Look, test: Look) -> dict[str, float]:
+    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
         """Return each of `shows`, measured on these splits."""
 
-    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
         """Return what is to be kept of the trained weights, given the first ones, all tokens there."""
 
 

@@ -18,12 +18,12 @@ from sparsebench import seeds, tokens
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.neighbours import neighbour_agreement
 from sparsebench.models import attention_fields
-from sparsebench.models.actor import Given, Look, Pass, in_chunks
+from sparsebench.models.actor import Given, Pass, SplitPass, in_chunks
 from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, is_plain, qkv
 from sparsebench.models.stem import ConvStem
 from sparsebench.models.timm_parts import refuse, vit_cost
 from sparsebench.plans import Keep, Plan
-from sparsebench.strategy import Told
+from sparsebench.strategy import ModelOutputs
 from sparsebench.view import RESULTS
 
 
@@ -73,27 +73,27 @@ class DeepViT:
 
     def __call__(self, images: Tensor, acting: Pass | None = None) -> Tensor:
         """Return logits (B, classes) of images (B, 3, height, width): uint8, or real in [0, 1]."""
-        normed = self.normed(images)
+        normed = self.normalise(images)
         with self._precision(images.device.type):
             if acting is None:
                 return self.module(normed).to(normed.dtype)
-            with self._installed(images, acting), self._told(acting) as seen:
+            with self._install(images, acting), self._capture(acting) as seen:
                 logits = self.module(normed).to(normed.dtype)
         if acting.learns:
-            acting.student = Told(logits, seen[0])
+            acting.student = ModelOutputs(logits, seen[0])
         return logits
 
     @torch.no_grad()
-    def tell(self, images: Tensor) -> Told:
+    def tell(self, images: Tensor) -> ModelOutputs:
         """Return what comes out of images (B, 3, height, width) with nothing acting, without gradients."""
-        normed = self.normed(images)
+        normed = self.normalise(images)
         with self._precision(images.device.type):
             x = self.module.forward_features(normed)
             logits = self.module.forward_head(x)
-        return Told(logits.to(normed.dtype), x[:, self.prefix :].to(normed.dtype))
+        return ModelOutputs(logits.to(normed.dtype), x[:, self.prefix :].to(normed.dtype))
 
     @contextmanager
-    def _told(self, acting: Pass) -> Iterator[list[Tensor]]:
+    def _capture(self, acting: Pass) -> Iterator[list[Tensor]]:
         """Let the strategy say what the head reads; yield where the patch tokens go that it learns from."""
         seen: list[Tensor] = []
         with ExitStack() as stack:
@@ -121,7 +121,7 @@ class DeepViT:
             )
         return (torch.cat([prefix.to(x.dtype), x[:, self.prefix :]], dim=1),)
 
-    def normed(self, images: Tensor) -> Tensor:
+    def normalise(self, images: Tensor) -> Tensor:
         """Return images, as they come, as the model takes them: real, their mean taken away, divided by their std."""
         real = self._real(images)
         if self.mean.dtype != real.dtype or self.mean.device != real.device:
@@ -163,13 +163,13 @@ class DeepViT:
                 number, {name: partial(attention_fields.in_full, make) for name, make in given.items()}
             )
 
-    def _applied(self, plan: Plan, x: Tensor, sizes: Tensor) -> Tensor:
+    def _apply(self, plan: Plan, x: Tensor, sizes: Tensor) -> Tensor:
         """Return what the plan makes of the tokens x, see `tokens.apply`."""
         with self._in_full(x.device.type):
             return tokens.apply(plan, x, sizes, self.prefix)
 
     @contextmanager
-    def _installed(self, images: Tensor, acting: Pass) -> Iterator[None]:
+    def _install(self, images: Tensor, acting: Pass) -> Iterator[None]:
         with ExitStack() as stack:
             if acting.acts_at("input", 0):
                 hook = self.module.patch_drop.register_forward_hook(partial(self._input, images, acting))
@@ -190,7 +190,7 @@ class DeepViT:
             "outputs": lambda: in_chunks(partial(self._whole, attention_fields.full(x[:, : self.prefix])), len(x)),
         }
         plan = self._decide(acting, 0, given, x.device.type)
-        return x if plan is None else self._applied(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
+        return x if plan is None else self._apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
 
     def _whole(self, prefix: Tensor, tokens_: Tensor, sample: Tensor) -> Tensor:
         """Return the logits of other patch tokens at the input site, with each sample's prefix (B, P, C)."""
@@ -201,7 +201,7 @@ class DeepViT:
 
     @contextmanager
     def _bare(self) -> Iterator[None]:
-        """Have the model as in a test with nothing acting, in the middle of a pass; see `_installed`."""
+        """Have the model as in a test with nothing acting, in the middle of a pass; see `_install`."""
         with ExitStack() as stack:
             for part in (self.module, *self.module.blocks):
                 for name in {"forward", "pool"} & set(vars(part)):
@@ -227,7 +227,7 @@ class DeepViT:
         if acting.acts_at("block", number):
             sizes = acting.sizes
             plan = self._decide(acting, number, self._tokens(x), x.device.type)
-            x = x if plan is None else self._applied(plan, x, sizes)
+            x = x if plan is None else self._apply(plan, x, sizes)
         acts = acting.acts_at("attention", number)
         if not acts and acting.even:
             acting.went(acting.present)
@@ -259,8 +259,10 @@ class DeepViT:
         plain, keys = is_plain(block.attn), self._keys(acting)
         if plain:
             q, k, v = qkv(block.attn, normed)
-            there = acting.sizes > 0 if acting.ragged else None
-            given = attention_fields.given(block.attn, q, k, v, self.prefix, self.class_rows, **keys, there=there)
+            present = acting.sizes > 0 if acting.ragged else None
+            given = attention_fields.fields_of(
+                block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present
+            )
         if plain and not RESULTS & acting.requires:
             rows = None
             plan = self._decide(acting, number, given, x.device.type)
@@ -271,17 +273,17 @@ class DeepViT:
                 x = tokens.gather(x, rows)
             x = x + block.drop_path1(block.ls1(attend(block.attn, q, k, v, **keys, rows=rows)))
             acting.went(came, early=early, scoring=scoring)
-            return x if early or plan is None else self._applied(plan, x, sizes)
+            return x if early or plan is None else self._apply(plan, x, sizes)
         if plain:
             branch = attend(block.attn, q, k, v, **keys)
         else:
-            branch, given = attention_fields.observed(block.attn, normed, self.prefix, self.class_rows)
+            branch, given = attention_fields.observe_attention(block.attn, normed, self.prefix, self.class_rows)
         branch = block.drop_path1(block.ls1(branch))
         x = x + branch
         given = {**given, **self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
         plan = self._decide(acting, number, given, x.device.type)
         acting.went(came, scoring=scoring)
-        return x if plan is None else self._applied(plan, x, sizes)
+        return x if plan is None else self._apply(plan, x, sizes)
 
     def _keys(self, acting: Pass) -> dict[str, Tensor | None]:
         """Return what makes the P + N tokens of the moment count differently as keys, see `attend`."""
@@ -297,15 +299,15 @@ class DeepViT:
         sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
         if bool((sizes == sizes[:, :1]).all()):
             return type(vit).pool(vit, x, pool_type)
-        there = acting.sizes > 0
+        present = acting.sizes > 0
         if vit.pool_include_prefix:
-            sizes, there = (F.pad(one, (self.prefix, 0), value=1) for one in (sizes, there))
+            sizes, present = (F.pad(one, (self.prefix, 0), value=1) for one in (sizes, present))
         else:
             x = x[:, self.prefix :]
         mean = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
         if vit.global_pool == "avg":
             return mean
-        return 0.5 * (mean + x.masked_fill(~there[:, :, None], -torch.inf).amax(dim=1))
+        return 0.5 * (mean + x.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
 
 
 class PositionalDeepViT(DeepViT):
@@ -326,10 +328,10 @@ class PositionalDeepViT(DeepViT):
         self.positions: Positions = vit.blocks[0].attn.positions
 
     @contextmanager
-    def _installed(self, images: Tensor, acting: Pass) -> Iterator[None]:
+    def _install(self, images: Tensor, acting: Pass) -> Iterator[None]:
         self.positions.acting = acting
         try:
-            with super()._installed(images, acting):
+            with super()._install(images, acting):
                 yield
         finally:
             self.positions.acting = None
@@ -342,7 +344,7 @@ class PositionalDeepViT(DeepViT):
             similarity = (q * attn.scale @ k.transpose(-2, -1)).mean(dim=1)[0, self.prefix :, self.prefix :]
         return similarity.double().cpu().numpy()
 
-    def observe(self, train: Look, test: Look) -> dict[str, float]:
+    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
         """Return the neighbour agreement of the first block, and its mean over `shuffles` shuffled orders."""
         similarity = self.similarity()
         null = [
@@ -354,7 +356,7 @@ class PositionalDeepViT(DeepViT):
             "neighbour_agreement_shuffled": float(np.mean(null)),
         }
 
-    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
         """Return the similarity of the first block, row by row, positions as the images show them."""
         return {"similarity": tuple(self.similarity().flatten().tolist())}
 

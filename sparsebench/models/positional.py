@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import PositionalCost
-from sparsebench.models.actor import Look, Pass, finite, in_chunks, kept_only
+from sparsebench.models.actor import Pass, SplitPass, finite, in_chunks, kept_only
 from sparsebench.models.base import Attention
 from sparsebench.tokens import gather
 
@@ -42,7 +42,7 @@ class PositionalViT(nn.Module):
         "alignment": "cosine",
     }
     feature: Tensor
-    own: Tensor
+    eye: Tensor
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class PositionalViT(nn.Module):
         with torch.no_grad():
             self.head.weight.copy_(torch.from_numpy(first * rng.standard_normal((1, d))))
         self.register_buffer("feature", torch.from_numpy(np.ascontiguousarray(feature)), persistent=False)
-        self.register_buffer("own", torch.eye(tokens, dtype=torch.bool), persistent=False)
+        self.register_buffer("eye", torch.eye(tokens, dtype=torch.bool), persistent=False)
         self.power, self.nu, self.scale, self.diagonal = power, nu, scale, math.log(math.log(d))
         self.cost = PositionalCost(tokens, d)
 
@@ -87,13 +87,13 @@ class PositionalViT(nn.Module):
         """
         scores = self.scores()
         weights = torch.exp(scores - scores.amax(dim=1, keepdim=True)).T
-        there = torch.zeros(len(index), len(scores), device=index.device).scatter(1, index, 1.0)
-        values = torch.zeros_like(there).scatter(1, index, shown)
-        return (values @ weights).gather(1, index) / (there @ weights).gather(1, index)
+        present = torch.zeros(len(index), len(scores), device=index.device).scatter(1, index, 1.0)
+        values = torch.zeros_like(present).scatter(1, index, shown)
+        return (values @ weights).gather(1, index) / (present @ weights).gather(1, index)
 
     def scores(self) -> Tensor:
         """Return (D, D), A with its diagonal."""
-        return self.A.masked_fill(self.own, self.diagonal)
+        return self.A.masked_fill(self.eye, self.diagonal)
 
     def attention(self) -> Tensor:
         """Return (D, D), row m the attention of position m over all positions."""
@@ -102,21 +102,21 @@ class PositionalViT(nn.Module):
     def choose(self, acting: Pass, X: Tensor) -> Tensor | None:
         """Return the (B, M) positions in S, or None where all tokens stay."""
 
-        def received() -> Tensor:
+        def received_attention() -> Tensor:
             return finite(self.attention().mean(dim=0)).expand(len(X), -1)
 
         given: dict[str, Callable[[], Any]] = {
             "tokens": lambda: X,
             "values": lambda: finite(self.head(X))[:, None],
-            "attention": received,
-            "received_attention": received,
+            "attention": received_attention,
+            "received_attention": received_attention,
             "pixels": lambda: None,
             "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
         }
         because = "the positional model has a score for each pair of positions"
         return kept_only(acting, self.cost, X.shape[1], given, because)
 
-    def observe(self, train: Look, test: Look) -> dict[str, float]:
+    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
         """Return patch association, in-group mass and lead, and the cosine of v and w*.
 
         Which positions make a set is read off the relevance masks of the test; one that is never relevant there is
@@ -128,7 +128,7 @@ class PositionalViT(nn.Module):
         together = test.relevance.T @ test.relevance > 0
         known = together.any(dim=1)
         v = self.head.weight[0]
-        inside, outside = together & ~self.own, ~together & known[:, None]
+        inside, outside = together & ~self.eye, ~together & known[:, None]
         both = bool(inside.any()) and bool(outside.any())
         return {
             "association": float(association(self.scores(), together)),
@@ -137,7 +137,7 @@ class PositionalViT(nn.Module):
             "alignment": float(torch.nn.functional.cosine_similarity(v, self.feature, dim=0)),
         }
 
-    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
         """Return A with its diagonal, row by row."""
         return {"scores": tuple(self.scores().flatten().tolist())}
 
@@ -148,8 +148,8 @@ def association(scores: Tensor, together: Tensor) -> Tensor:
     `together` (D, D) says which positions are in one set of C; one in no set is left out. Equal scores are decided by
     position.
     """
-    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-    order = scores.masked_fill(own, torch.inf).sort(dim=1, descending=True, stable=True).indices
+    diagonal = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    order = scores.masked_fill(diagonal, torch.inf).sort(dim=1, descending=True, stable=True).indices
     sizes = together.sum(dim=1, keepdim=True)
     first = torch.arange(len(scores), device=scores.device) < sizes
     right = (together.gather(1, order) & first).sum(dim=1, keepdim=True).eq(sizes)

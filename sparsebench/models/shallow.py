@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,12 +11,49 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import ShallowCost
-from sparsebench.models.actor import Look, Pass, finite, in_chunks, kept_only
+from sparsebench.models.actor import Pass, SplitPass, finite, in_chunks, kept_only
 from sparsebench.models.base import PRUNED, Attention, Init
 from sparsebench.tokens import gather
 
 C0 = 0.01
 """The paper's token noise, in terms of which it prints the initial weights."""
+
+
+@dataclass(frozen=True)
+class FirstWeights:
+    """The law of the first weights.
+
+    Attributes:
+        sigma: error of the value matrices, ||W_V mu_j - p_j||.
+        delta: error of the query and key matrices, ||W_Q mu_j - r_j||.
+        xi: standard deviation of W_O.
+        init: what the errors look like, see `of_head`.
+    """
+
+    sigma: float
+    delta: float
+    xi: float
+    init: Init = "assumption"
+
+    def of_head(self, rng: np.random.Generator, basis: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return W_Q = W_K and W_V of a head, for patterns that are the first columns of the (d, d) basis B.
+
+        With U a random rotation, E random unit columns, p_j = U e_j and q_j = r_j = e_j:
+        "assumption": (I + delta E_K) B^T and (U + sigma E_V) B^T, which meet Assumption 1;
+        "scale": (1 - delta) B^T and (1 - sigma) U B^T, the same errors as a loss of length;
+        "worst": as "assumption", but a discriminative pattern errs by sigma p_k, k the class of opposite signs;
+        "literal": delta^2 I / c0^2 and sigma^2 U / c0^2 as the paper prints them, which contradict Assumption 1.
+        """
+        d, sigma, delta = len(basis), self.sigma, self.delta
+        rotation = np.linalg.qr(rng.standard_normal((d, d)))[0]
+        if self.init == "scale":
+            return (1 - delta) * basis.T, (1 - sigma) * rotation @ basis.T
+        if self.init == "literal":
+            return delta**2 / C0**2 * np.eye(d), sigma**2 / C0**2 * rotation
+        error = _unit_columns(rng, d)
+        if self.init == "worst":
+            error[:, :classes] = rotation[:, classes - 1 :: -1]
+        return (np.eye(d) + delta * _unit_columns(rng, d)) @ basis.T, (rotation + sigma * error) @ basis.T
 
 
 class ShallowViT(nn.Module):
@@ -31,10 +69,7 @@ class ShallowViT(nn.Module):
         patterns: (d, M) the data's patterns mu_1..mu_M as columns.
         tokens: L, tokens a sample.
         m: neurons.
-        sigma: error of the initial value matrices, ||W_V mu_j - p_j||.
-        delta: error of the initial query and key matrices, ||W_Q mu_j - r_j||.
-        xi: standard deviation of the initial W_O.
-        init: what the errors look like, see `_first_weights`.
+        first: the law of the first weights.
         attention: "frozen" leaves W_Q and W_K as they began (Proposition 1).
         heads: H, each with its own W_Q, W_K and W_V, (d, d), initialised on its own.
         skip: whether x_l is added to what each head gives for token l.
@@ -54,10 +89,7 @@ class ShallowViT(nn.Module):
         tokens: int,
         *,
         m: int,
-        sigma: float,
-        delta: float,
-        xi: float,
-        init: Init = "assumption",
+        first: FirstWeights,
         attention: Attention = "trained",
         heads: int = 1,
         skip: bool = False,
@@ -67,11 +99,11 @@ class ShallowViT(nn.Module):
         super().__init__()
         d = patterns.shape[0]
         basis = complete(rng, patterns)
-        first = [_first_weights(rng, basis, 2 * outputs, init, sigma, delta) for _ in range(heads)]
-        W_QK, W_V = (np.stack(matrices) for matrices in zip(*first, strict=True))
+        matrices = [first.of_head(rng, basis, 2 * outputs) for _ in range(heads)]
+        W_QK, W_V = (np.stack(heads_of) for heads_of in zip(*matrices, strict=True))
         self.W_V = _parameter(W_V)
         self.W_K, self.W_Q = (_parameter(W_QK).requires_grad_(attention == "trained") for _ in range(2))
-        self.W_O = _parameter(xi * rng.standard_normal((m, heads * d)))
+        self.W_O = _parameter(first.xi * rng.standard_normal((m, heads * d)))
         signs = rng.choice([-1.0, 1.0], (outputs, tokens, m))
         self.register_buffer("a", torch.tensor(signs / m**0.5, dtype=torch.float32))
         self.heads, self.skip, self.repacked = heads, skip, repacked
@@ -107,14 +139,14 @@ class ShallowViT(nn.Module):
         """Return (B, H, L, L), row l the attention of token l over all tokens."""
         return torch.softmax(self._by_head(X, self.W_Q) @ self._by_head(X, self.W_K).mT, dim=3)
 
-    def observe(self, train: Look, test: Look) -> dict[str, float]:
+    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
         """Return the share of the attention in the test that lies on relevant tokens (Li et al. 2023, Fig. 4)."""
         assert test.relevance is not None
         return {
             "attention_on_relevant": float(self.attention_on(test.relevance, test.inputs, test.acting).double().mean())
         }
 
-    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
         """Return how the weights moved and which neurons matter (Li et al., arXiv 2406.17167).
 
         The singular values of what training added to W_Q, W_K and W_V, heads below each other, largest first; and the
@@ -132,7 +164,7 @@ class ShallowViT(nn.Module):
             ])  # fmt: skip
         return {name: tuple(value.tolist()) for name, value in values.items()}
 
-    def _loss_without(self, neurons: Tensor, test: Look) -> Tensor:
+    def _loss_without(self, neurons: Tensor, test: SplitPass) -> Tensor:
         """Return the mean hinge loss with those neurons silent."""
         a = self.a.clone()
         self.a[:, :, neurons] = 0
@@ -160,7 +192,7 @@ class ShallowViT(nn.Module):
     def choose(self, acting: Pass, X: Tensor) -> Tensor | None:
         """Return the (B, M) positions in S, or None where all tokens stay."""
 
-        def received() -> Tensor:
+        def received_attention() -> Tensor:
             return finite(self.attention(X).mean(dim=(1, 2)))
 
         given: dict[str, Callable[[], Any]] = {
@@ -169,8 +201,8 @@ class ShallowViT(nn.Module):
             "keys": lambda: finite(self._by_head(X, self.W_K)),
             "values": lambda: finite(self._by_head(X, self.W_V)),
             "attention_maps": lambda: finite(self.attention(X)),
-            "attention": received,
-            "received_attention": received,
+            "attention": received_attention,
+            "received_attention": received_attention,
             "pixels": lambda: None,
             "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
         }
@@ -183,29 +215,6 @@ def complete(rng: np.random.Generator, columns: np.ndarray) -> np.ndarray:
     d, M = columns.shape
     q, r = np.linalg.qr(np.concatenate([columns, rng.standard_normal((d, d - M))], axis=1))
     return q * np.sign(np.diag(r))
-
-
-def _first_weights(
-    rng: np.random.Generator, basis: np.ndarray, classes: int, init: Init, sigma: float, delta: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first W_Q = W_K and W_V of a head, for patterns that are the first columns of the (d, d) basis B.
-
-    With U a random rotation, E random unit columns, p_j = U e_j and q_j = r_j = e_j:
-    "assumption": (I + delta E_K) B^T and (U + sigma E_V) B^T, which meet Assumption 1;
-    "scale": (1 - delta) B^T and (1 - sigma) U B^T, the same errors as a loss of length;
-    "worst": as "assumption", but a discriminative pattern errs by sigma p_k, k the class of opposite signs;
-    "literal": delta^2 I / c0^2 and sigma^2 U / c0^2 as the paper prints them, which contradict Assumption 1.
-    """
-    d = len(basis)
-    rotation = np.linalg.qr(rng.standard_normal((d, d)))[0]
-    if init == "scale":
-        return (1 - delta) * basis.T, (1 - sigma) * rotation @ basis.T
-    if init == "literal":
-        return delta**2 / C0**2 * np.eye(d), sigma**2 / C0**2 * rotation
-    error = _unit_columns(rng, d)
-    if init == "worst":
-        error[:, :classes] = rotation[:, classes - 1 :: -1]
-    return (np.eye(d) + delta * _unit_columns(rng, d)) @ basis.T, (rotation + sigma * error) @ basis.T
 
 
 def _unit_columns(rng: np.random.Generator, d: int) -> np.ndarray:

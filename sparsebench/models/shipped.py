@@ -44,7 +44,7 @@ class Shallow(Model):
 
     def build(self, data: Data, repetition: int) -> Network:
         """See `Model.build`. The first weights are those of the patterns, m, sigma, delta, xi, init and heads alone."""
-        from sparsebench.models.shallow import ShallowViT
+        from sparsebench.models.shallow import FirstWeights, ShallowViT
 
         if data.patterns is None:
             raise UserError("model 'shallow' needs the patterns of the tokens, which this task does not give")
@@ -53,8 +53,9 @@ class Shallow(Model):
             raise UserError("model 'shallow' tells classes apart by signs", got=len(data.classes), allowed="2 or 4")
         law = self.model_dump_json(exclude={"attention", "skip", "repacked", "precision"})
         rng = seeds.generator("init", self.name, law, repetition)
-        own = self.model_dump(exclude={"precision"})
-        network = ShallowViT(rng, data.patterns, data.train.inputs.shape[1], **own, outputs=outputs)
+        first = FirstWeights(self.sigma, self.delta, self.xi, self.init)
+        params = self.model_dump(exclude={"precision", "sigma", "delta", "xi", "init"})
+        network = ShallowViT(rng, data.patterns, data.train.inputs.shape[1], first=first, **params, outputs=outputs)
         return network.double() if self.precision == "float64" else network
 
 
@@ -80,10 +81,10 @@ class TwoLayer(Model):
 
         if len(data.classes) != 2:
             raise UserError("model 'two_layer' has one output, for two classes", got=len(data.classes), allowed="2")
-        own = self.model_dump(exclude={"precision"})
+        params = self.model_dump(exclude={"precision"})
         _, tokens, d = data.train.inputs.shape
-        rng = seeds.generator("init", self.name, d, *own.values(), repetition)
-        network = TwoLayerViT(rng, tokens, d, **own)
+        rng = seeds.generator("init", self.name, d, *params.values(), repetition)
+        network = TwoLayerViT(rng, tokens, d, **params)
         return network.double() if self.precision == "float64" else network
 
 

@@ -68,8 +68,8 @@ def cut_of(name: str) -> dict[str, Any]:
         return {}
     _, height, width = cfg.input_size
     resize = {"center": "short"}.get(cfg.crop_mode, cfg.crop_mode)
-    found = {"crop": cfg.crop_pct, "resize": resize, "filter": cfg.interpolation}
-    return found | ({"canvas": height} if height == width else {})
+    crop = {"crop": cfg.crop_pct, "resize": resize, "filter": cfg.interpolation}
+    return crop | ({"canvas": height} if height == width else {})
 
 
 @contextmanager
@@ -90,24 +90,24 @@ def _first_line(error: BaseException) -> str:
 
 def check_head(vit: Any, what: str) -> None:
     """Raise UserError unless the weights that timm has for the model come with a head of its size."""
-    there, size = vit.pretrained_cfg["num_classes"], vit.num_classes
-    if there != size:
-        raise _other_head(what, f"a head of {there} classes", size)
+    classes, size = vit.pretrained_cfg["num_classes"], vit.num_classes
+    if classes != size:
+        raise _other_head(what, f"a head of {classes} classes", size)
 
 
 def load_weights(vit: Any, path: Path, *, fresh_head: bool) -> bool:
-    """Put the weights of a file into a model; see `matched`. Numbers of another precision become the model's.
+    """Put the weights of a file into a model; see `match_weights`. Numbers of another precision become the model's.
 
     Returns:
         whether the head is the file's too.
     """
-    state, own = matched(vit, path, fresh_head=fresh_head), vit.state_dict()
-    head = all(state[key].data_ptr() != value.data_ptr() for key, value in own.items() if key.startswith(HEADS))
+    state, expected = match_weights(vit, path, fresh_head=fresh_head), vit.state_dict()
+    head = all(state[key].data_ptr() != value.data_ptr() for key, value in expected.items() if key.startswith(HEADS))
     vit.load_state_dict(state)
     return head
 
 
-def matched(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor]:
+def match_weights(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor]:
     """Return the weights of a file, one for each of the model's.
 
     Names and sizes must be the model's but for what timm knows how to convert; a position embedding of another
@@ -121,20 +121,20 @@ def matched(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor]:
     Raises:
         UserError: the file's weights are not for this model, or are not finite.
     """
-    given, own = load_file(path), vit.state_dict()
+    given, expected = load_file(path), vit.state_dict()
     patches = "patch_embed.proj.weight"
     try:
         # timm would resample the patches as well, which are part of the architecture here.
-        same = given[patches].shape == own[patches].shape if patches in given else True
+        same = given[patches].shape == expected[patches].shape if patches in given else True
         state = checkpoint_filter_fn(given, vit, adapt_layer_scale=True) if same else given
     except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         state = given  # not to be converted: what does not fit is named below
-    heads = [key for key in own if key.startswith(HEADS)]
-    fits = all(key in state and state[key].shape == own[key].shape for key in heads)
+    heads = [key for key in expected if key.startswith(HEADS)]
+    fits = all(key in state and state[key].shape == expected[key].shape for key in heads)
     sizes = [len(state[key]) for key in heads if key in state]
     if not fits:
-        state = {key: value for key, value in state.items() if key not in heads} | {key: own[key] for key in heads}
-    if problems := _problems(state, own):
+        state = {key: value for key, value in state.items() if key not in heads} | {key: expected[key] for key in heads}
+    if problems := _problems(state, expected):
         arch = getattr(vit, "pretrained_cfg", {}).get("architecture", type(vit).__name__)
         raise UserError(
             f"{path.name} holds the weights of another architecture than {arch}: {'; '.join(problems)}",
@@ -147,12 +147,12 @@ def matched(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor]:
     return state
 
 
-def _problems(state: dict[str, Tensor], own: dict[str, Tensor]) -> list[str]:
+def _problems(state: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
     """Return what does not fit between given weights and a model's own, the first few of each kind by name."""
-    missing, strange = [k for k in own if k not in state], [k for k in state if k not in own]
+    missing, strange = [k for k in expected if k not in state], [k for k in state if k not in expected]
     sizes = [
         f"{key} {tuple(state[key].shape)} in place of {tuple(value.shape)}"
-        for key, value in own.items()
+        for key, value in expected.items()
         if key in state and state[key].shape != value.shape
     ]
     kinds = {"missing": missing, "unexpected": strange, "of another shape": sizes}
@@ -163,9 +163,9 @@ def _few(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _other_head(whose: str, there: str, size: int) -> UserError:
+def _other_head(whose: str, head: str, size: int) -> UserError:
     return UserError(
-        f"{whose} has {there}, and the task, which trains nothing, has {size}",
+        f"{whose} has {head}, and the task, which trains nothing, has {size}",
         next_step="give weights made for these classes, or name class folders as ImageNet does where the head is "
         "ImageNet's",
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import TwoLayerCost
-from sparsebench.models.actor import Look, Pass, finite, in_chunks, kept_only
+from sparsebench.models.actor import Pass, SplitPass, finite, in_chunks, kept_only
 from sparsebench.tokens import gather
 
 
@@ -79,7 +79,7 @@ class TwoLayerViT(nn.Module):
         def keys() -> Tensor:
             return X @ self.W_K if known is None else known[1]
 
-        def received() -> Tensor:
+        def received_attention() -> Tensor:
             return finite(torch.softmax(queries() @ keys().mT, dim=2).mean(dim=1))
 
         given: dict[str, Callable[[], Any]] = {
@@ -87,14 +87,14 @@ class TwoLayerViT(nn.Module):
             "queries": lambda: finite(queries())[:, None],
             "keys": lambda: finite(keys())[:, None],
             "values": lambda: finite(X @ self.W_V)[:, None],
-            "attention": received,
-            "received_attention": received,
+            "attention": received_attention,
+            "received_attention": received_attention,
             "pixels": lambda: None,
             "outputs": lambda: in_chunks(lambda tokens, _: finite(self(tokens)), len(X)),
         }
         return kept_only(acting, self.cost, X.shape[1], given, "the two-layer model is a theory of plain tokens")
 
-    def observe(self, train: Look, test: Look) -> dict[str, float]:
+    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
         """Return the dynamics of the paper's Figures 2 and 3, means over the training samples, all tokens there.
 
         Training loss; attention on the signal token and on that of strong noise (the longest of the others); what
@@ -120,6 +120,6 @@ class TwoLayerViT(nn.Module):
         }
         return {name: float(values.double().mean()) for name, values in means.items()}
 
-    def portrait(self, first: Mapping[str, Tensor], test: Look) -> dict[str, tuple[float, ...]]:
+    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
         """Return nothing: the dynamics say all."""
         return {}

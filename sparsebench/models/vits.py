@@ -14,7 +14,7 @@ from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import BlockCost, CostModel, VitCost
 from sparsebench.models.base import Model, Network, Start, number_of
 from sparsebench.models.widths import stem_widths
-from sparsebench.spec import unused
+from sparsebench.spec import unused_parameters
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
 
 MLP_RATIO = 4
@@ -44,7 +44,7 @@ class _Deep(Model):
         """See `Model.build`. The kind of attention and the precision do not change the first weights."""
         import torch
 
-        law = self.model_dump_json(exclude=set(self.later) | unused(self))
+        law = self.model_dump_json(exclude=set(self.later) | unused_parameters(self))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.seed_of("init", self.name, law, repetition))
             return self._network(self._vit(data.train.inputs.shape[-1], len(data.classes)), data)
@@ -159,12 +159,12 @@ class Timm(_Deep):
 
     def check_weights(self, task: Task, locations: Locations) -> None:
         """See `Model.check_weights`. What timm has to fetch is fetched here, once for all cells."""
-        from sparsebench.models.timm_models import check_head, matched, named_vit
+        from sparsebench.models.timm_models import check_head, match_weights, named_vit
 
         classes = task.known_classes(locations)
         vit = self.empty(task, 2 if classes is None else len(classes))
         if self.weights:
-            matched(vit, self._file(locations), fresh_head=task.trains)
+            match_weights(vit, self._file(locations), fresh_head=task.trains)
         if self.pretrained:
             if not task.trains:
                 check_head(vit, f"timm's '{self.arch}'")

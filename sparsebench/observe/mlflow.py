@@ -71,8 +71,8 @@ class _Runs:
         params = [Param(name, str(value)[:MOST_PARAM]) for name, value in naming.parameters(record).items()]
         metrics = [Metric(name, value, begun, 0) for name, value in naming.metrics(record).items()]
         metrics += [Metric(name, value, begun, step) for name, step, value in naming.series(record)]
-        for some in _parts(params, MOST_PARAMS):
-            self.client.log_batch(run, params=some)
+        for batch in _parts(params, MOST_PARAMS):
+            self.client.log_batch(run, params=batch)
         for part in _parts(metrics, MOST_METRICS):
             self.client.log_batch(run, metrics=part)
         ended = "FINISHED" if record.status in ("ok", "unsupported", "skipped") else "FAILED"
@@ -84,12 +84,12 @@ class _Runs:
     def _experiment(self, name: str) -> tuple[str, dict[str, str]]:
         """Return the id of an experiment, made if it was not there, and its runs by cell."""
         if name not in self.experiments:
-            there = self.client.get_experiment_by_name(name)
-            found = there.experiment_id if there else self.client.create_experiment(name)
-            self.experiments[name] = found, dict(self._stored(found))
+            known = self.client.get_experiment_by_name(name)
+            id_ = known.experiment_id if known else self.client.create_experiment(name)
+            self.experiments[name] = id_, dict(self._runs_of(id_))
         return self.experiments[name]
 
-    def _stored(self, experiment: str) -> list[tuple[str, str]]:
+    def _runs_of(self, experiment: str) -> list[tuple[str, str]]:
         stored: list[tuple[str, str]] = []
         token: Any = None
         while True:

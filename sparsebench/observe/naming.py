@@ -42,8 +42,8 @@ def parameters(record: Record) -> dict[str, bool | int | float | str]:
     flat: dict[str, Any] = {"label": record.label, "kind": record.kind, "status": record.status}
     for name in ("task", "model", "strategy"):
         part: Part = getattr(cell, name)
-        flat |= {name: part.name} | {f"{name}.{own}": value for own, value in part.params.items()}
-    flat |= {f"budget.{own}": value for own, value in cell.budget.model_dump(mode="json").items()}
+        flat |= {name: part.name} | {f"{name}.{parameter}": value for parameter, value in part.params.items()}
+    flat |= {f"budget.{parameter}": value for parameter, value in cell.budget.model_dump(mode="json").items()}
     flat |= {"n_train": cell.n_train, "where": cell.where, "repetition": cell.repetition}
     flat["init"] = cell.init.id if cell.init else None
     return {key(name): _plain(value) for name, value in flat.items() if value is not None}

@@ -44,7 +44,7 @@ def _write(root: Path, record: Record) -> None:
     metrics = naming.metrics(record)
     with SummaryWriter(str(folder)) as writer:
         *begun, ended = hparams(naming.parameters(record), metrics)
-        for summary in (*begun, _ended(ended, record.status)):
+        for summary in (*begun, _end_summary(ended, record.status)):
             writer._get_file_writer().add_summary(summary)  # add_hparams would call every session a success
         for name, value in metrics.items():
             writer.add_scalar(name, value)
@@ -54,7 +54,7 @@ def _write(root: Path, record: Record) -> None:
             writer.add_text("failure", record.failure.reason)
 
 
-def _ended(summary: Any, status: str) -> Any:
+def _end_summary(summary: Any, status: str) -> Any:
     """Return the summary of a session's end with how it ended."""
     from tensorboard.plugins.hparams.api_pb2 import Status
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData

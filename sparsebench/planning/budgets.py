@@ -11,7 +11,7 @@ from sparsebench.measure.cost import CostModel
 from sparsebench.measure.counts import check_fits, schedule_of, stages
 from sparsebench.models.base import Model
 from sparsebench.spec import Spec, fill
-from sparsebench.strategy import Habits, Strategy
+from sparsebench.strategy import Strategy, Traits
 from sparsebench.tasks.base import Task
 
 SHAPE_KEYS = ("schedule", "gamma", "convention", "blocks")
@@ -55,7 +55,7 @@ def fit_budget(
     """
     if not strategy.budgeted:
         return budget
-    inside, habits = strategy.site != "input", strategy.habits()
+    inside, traits = strategy.site != "input", strategy.traits()
     if not inside and (budget.schedule or budget.blocks or not any(getattr(budget, key) for key in SHARED)):
         raise UserError(
             f"strategy '{strategy.name}' acts at the input only, once", got=f"budget {budget.label}",
@@ -66,8 +66,8 @@ def fit_budget(
     if budget.keep_rate is not None and "convention" not in budget.model_fields_set:
         changes["convention"] = strategy.convention
     deep = cost is not None and cost.depth > 1
-    staged = schedule_of(budget, habits) == "stages"
-    if "gamma" in budget.model_fields_set and schedule_of(budget, habits) != "late":
+    staged = schedule_of(budget, traits) == "stages"
+    if "gamma" in budget.model_fields_set and schedule_of(budget, traits) != "late":
         raise UserError(
             f"gamma is for the late schedule, which '{strategy.name}' does not have here",
             got=f"gamma={budget.gamma:g}",
@@ -75,16 +75,17 @@ def fit_budget(
         )
     if inside and budget.blocks is None and suite_blocks is not None:
         fits = budget.counts is None or len(budget.counts) == len(suite_blocks)
-        if fits and (staged or (deep and suite_blocks != _default_blocks(budget, habits, cost))):
+        if fits and (staged or (deep and suite_blocks != _default_blocks(budget, traits, cost))):
             changes["blocks"] = suite_blocks
     budget = budget.model_copy(update=changes)
     if inside and deep:
         assert cost is not None
-        check_fits(budget, habits, cost.tokens, cost.depth)
+        check_fits(budget, traits, cost.tokens, cost.depth)
+        traits.own_macs(cost.place(0, cost.tokens, cost.tokens))  # says it of parameters that do not fit the network
     return budget
 
 
-def _default_blocks(budget: Budget, habits: Habits, cost: CostModel | None) -> tuple[int, ...] | None:
+def _default_blocks(budget: Budget, traits: Traits, cost: CostModel | None) -> tuple[int, ...] | None:
     """Return the blocks in which a strategy acts where nobody names any; None where counts do not fit them."""
     assert cost is not None
-    return None if budget.counts is not None else stages(budget, habits, cost.depth)
+    return None if budget.counts is not None else stages(budget, traits, cost.depth)

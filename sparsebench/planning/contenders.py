@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from sparsebench.budget import FULL, SHARED, Budget
+from sparsebench.errors import UserError
 from sparsebench.planning.budgets import BUDGET_KEYS, budgets_of, shared_amount
 from sparsebench.planning.request import Request
 from sparsebench.planning.suite import Suite, SuiteTask
@@ -28,32 +30,49 @@ def contenders_of(
     A plugin that names budgets of its own is run at those; the baselines are run at every amount that occurs, spread
     their own way. Tokens per block are no amount that strategies at the input share. A task with strategies of its own
     has those in place of the baselines.
+
+    Raises:
+        UserError: a budget is named twice.
     """
-    own = () if request.alone else entry.strategies
-    specs = plugins + [parse(text) for text in own or ()]
+    named_here = () if request.alone else entry.strategies
+    specs = plugins + [parse(text) for text in named_here or ()]
     shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
     usual = shared or list(() if request.single else entry.budgets)
     usual = usual or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
     budgets = [budgets_of(spec, usual) for spec in specs]
+    for each in (usual, *budgets):
+        _check_different(each)
     amounts = (
-        shared_amount(budget) for some in budgets for budget in some if any(getattr(budget, key) for key in SHARED)
+        shared_amount(budget) for each in budgets for budget in each if any(getattr(budget, key) for key in SHARED)
     )
     every = list(dict.fromkeys(amounts)) or usual
-    baselines = [(Spec(name), every) for name in suite.baselines] if own is None else []
-    for spec, some in [*zip(specs, budgets, strict=True), *baselines]:
-        found = registry.strategy(spec.name)
+    baselines = [(Spec(name), every) for name in suite.baselines] if named_here is None else []
+    for spec, each in [*zip(specs, budgets, strict=True), *baselines]:
+        registered = registry.strategy(spec.name)
         for params in spec.combinations(without=BUDGET_KEYS):
-            strategy = found.cls() if found.failure else fill(found.cls, params, f"strategy '{spec.name}'")
+            strategy = (
+                registered.cls() if registered.failure else fill(registered.cls, params, f"strategy '{spec.name}'")
+            )
             part = Part.of(strategy)
-            for budget in some if strategy.budgeted else [FULL]:
-                yield strategy, found, budget, part
+            for budget in each if strategy.budgeted else [FULL]:
+                yield strategy, registered, budget, part
 
 
-def named(text: str, registry: Registry) -> list[Spec]:
+def _check_different(budgets: list[Budget]) -> None:
+    """Raise UserError if a budget is there twice: its cells would be the same."""
+    twice = [budget.label for budget, n in Counter(budgets).items() if n > 1]
+    if twice:
+        raise UserError(
+            "budgets", got=f"{', '.join(twice)} more than once", allowed="each once, in any order",
+            next_step="leave the second one out",
+        )  # fmt: skip
+
+
+def specs_of(text: str, registry: Registry) -> list[Spec]:
     """Return the specifications of a plugin argument: one, one for each strategy of a file, or of `ALL` there are."""
     spec = parse(text)
     if spec.name == ALL:
-        return [Spec(found.cls.name, spec.params) for found in registry.strategies()]
+        return [Spec(registered.cls.name, spec.params) for registered in registry.strategies()]
     if not spec.name.endswith(".py"):
         return [spec]
     return [Spec(name, spec.params) for name in registry.load_file(Path(spec.name))]

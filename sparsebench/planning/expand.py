@@ -11,7 +11,7 @@ from sparsebench.budget import FULL
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
 from sparsebench.planning.budgets import fit_budget, known_cost
-from sparsebench.planning.contenders import Contender, contenders_of, named
+from sparsebench.planning.contenders import Contender, contenders_of, specs_of
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import training_entry
 from sparsebench.planning.request import Request
@@ -31,10 +31,10 @@ ImageUse = Literal["images", "tested_images"]
 def image_uses(request: Request, registry: Registry) -> tuple[ImageUse, ...]:
     """Return for what the tasks of a request take its images: to train on, or only to test on."""
     for text in request.plugins:
-        named(text, registry)  # files may bring tasks
+        specs_of(text, registry)  # files may bring tasks
     names = [parse(text).name for text in request.tasks] or [entry.name for entry in load(request.suite).task]
-    found = {_image_use(cls) for cls in map(registry.task, names) if "images" in cls.model_fields}
-    return tuple(sorted(found)) or ("images",)
+    uses = {_image_use(cls) for cls in map(registry.task, names) if "images" in cls.model_fields}
+    return tuple(sorted(uses)) or ("images",)
 
 
 def _image_use(task: type[Task]) -> ImageUse:
@@ -77,18 +77,18 @@ def _jobs(setting: _Setting, contender: Contender, n_train: int, repetition: int
     """Yield the job of one cell, after those of the cells it starts from, if there are any."""
     dense = registry.strategy("dense")
 
-    def job(cell: Cell, found: Found, strategy: Strategy, network: str = "", **more: Any) -> Job:
+    def job(cell: Cell, registered: Found, strategy: Strategy, network: str = "", **more: Any) -> Job:
         after = network or (cell.init.id if cell.init else "")
         return Job(
-            cell=cell, origin=found.origin, kind=found.cls.kind, label=_label(strategy), failure=found.failure,
-            **code_of(cell, registry), after=after, network=network,
+            cell=cell, origin=registered.origin, kind=registered.cls.kind, label=_label(strategy),
+            failure=registered.failure, **code_of(cell, registry), after=after, network=network,
             together=setting.model.together and not after, **more,
         )  # fmt: skip
 
     def first(of: Cell) -> Job:
         return job(of, dense, dense.cls(), asked=False, keep_weights=True)
 
-    strategy, found, budget, part = contender
+    strategy, registered, budget, part = contender
     init = _pretraining(setting.task, setting.model, dense, repetition)
     if setting.training is not None:
         init = _training(*setting.training, setting.model, dense, repetition)
@@ -109,7 +109,7 @@ def _jobs(setting: _Setting, contender: Contender, n_train: int, repetition: int
             yield first(training)
     tested = training if cell.tests_only else None
     keeps = setting.keep_weights and tested is None
-    yield job(cell, found, strategy, network=tested.id if tested else "", keep_weights=keeps)
+    yield job(cell, registered, strategy, network=tested.id if tested else "", keep_weights=keeps)
 
 
 def code_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
@@ -196,22 +196,22 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
     """Yield every task with its model and strategies: the suite's, or those of the request."""
     if any(n < 1 for n in request.n_train):
         raise UserError("--n-train", got=list(request.n_train), allowed="1 or more")
-    plugins = [spec for text in request.plugins for spec in named(text, registry)]  # files may bring tasks
+    plugins = [spec for text in request.plugins for spec in specs_of(text, registry)]  # files may bring tasks
     for entry, params in _entries(suite, request, registry):
         contenders = tuple(contenders_of(suite, entry, plugins, request, registry))
         trained = training_entry(entry) if entry.network else None
-        for own in entry.task_params():
+        for varied in entry.task_params():
             known = {} if trained is None else trained.params
-            _check_changed(entry, own | params, registry)
-            task = _task(entry.name, known | own | params, request, registry)
+            _check_changed(entry, varied | params, registry)
+            task = _task(entry.name, known | varied | params, request, registry)
             for model in _models(task, trained or entry, request, registry):
                 fitted = task.with_cut(model.cut())
                 model.check(fitted)
                 seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
                 cost = known_cost(fitted, model)
                 placed = tuple(
-                    (strategy, found, fit_budget(budget, strategy, None if request.model else blocks, cost), part)
-                    for strategy, found, budget, part in contenders
+                    (strategy, registered, fit_budget(budget, strategy, None if request.model else blocks, cost), part)
+                    for strategy, registered, budget, part in contenders
                 )
                 training = None
                 if trained is not None:

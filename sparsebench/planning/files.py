@@ -33,13 +33,13 @@ def locate(files: Files, uses: Sequence[ImageUse] = ("images",)) -> tuple[dict[s
     """
     specs: dict[str, str | None] = dict.fromkeys(uses, files.images)
     specs |= {"backgrounds": files.backgrounds, "pretrain_images": files.pretrain_images}
-    found = {use: _once(files, use, spec) for use, spec in specs.items() if spec is not None}
+    places = {use: _once(files, use, spec) for use, spec in specs.items() if spec is not None}
     if files.weights is not None:
         if "weights" not in files.located:
             files.located["weights"] = weights.locate(files.weights)
-        found["weights"] = files.located["weights"]
-    names = {parameter: name for parameter, (name, _) in found.items()}
-    return names, {name: place for name, place in found.values() if place is not None}
+        places["weights"] = files.located["weights"]
+    names = {parameter: name for parameter, (name, _) in places.items()}
+    return names, {name: place for name, place in places.values() if place is not None}
 
 
 def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:

@@ -18,7 +18,7 @@ from sparsebench.records import store
 from sparsebench.records.record import Head
 
 
-def shipped() -> Path:
+def shipped_folder() -> Path:
     """Return the folder of the networks that come with sparsebench."""
     return Path(str(resources.files("sparsebench"))) / "networks"
 
@@ -36,14 +36,14 @@ def training_entry(entry: SuiteTask) -> SuiteTask:
             f"suite '{entry.network}' must say once how networks are trained on task '{entry.name}'",
             got=f"{len(same)} tasks of that name", allowed=[one.name for one in suite.task],
         )  # fmt: skip
-    (found,) = same
-    if found.network or found.sweep or found.model_sweep or len(found.n_train) > 1:
+    (training,) = same
+    if training.network or training.sweep or training.model_sweep or len(training.n_train) > 1:
         raise UserError(
             f"task '{entry.name}' of suite '{entry.network}' is to be one training",
             got="several, or one that begins with other networks",
             next_step="give one value a parameter, and one n_train",
         )
-    return found
+    return training
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Networks:
 
     def check(self, trainings: Collection[str]) -> None:
         """Raise UserError if a folder was given that has none of these networks, such as those of another version."""
-        known = {} if self.given is None else self._others[self.given]
+        known = {} if self.given is None else self._other_networks[self.given]
         if self.given is None or not trainings or known.keys() & trainings:
             return
         raise UserError(
@@ -87,7 +87,7 @@ class Networks:
 
     def elsewhere(self, cell_id: str) -> Path | None:
         """Return the file of a cell's weights that is not in the run's own folder; see `has`."""
-        for folder, known in self._others.items():
+        for folder, known in self._other_networks.items():
             path = store.weights_path(folder, cell_id)
             if cell_id not in known or not path.exists():
                 continue
@@ -103,10 +103,12 @@ class Networks:
 
     def places(self, cells: Collection[str]) -> dict[str, Path]:
         """Return by cell the files of weights that are not in the run's own folder."""
-        found = {c: self.elsewhere(c) for c in sorted(cells) if not store.has_weights(self.out, c, self.known)}
-        return {c: path for c, path in found.items() if path is not None}
+        paths = {c: self.elsewhere(c) for c in sorted(cells) if not store.has_weights(self.out, c, self.known)}
+        return {c: path for c, path in paths.items() if path is not None}
 
     @cached_property
-    def _others(self) -> dict[Path, Mapping[str, Head]]:
-        folders = [folder for folder in (self.given, shipped()) if folder is not None and (folder / "weights").is_dir()]
+    def _other_networks(self) -> dict[Path, Mapping[str, Head]]:
+        folders = [
+            folder for folder in (self.given, shipped_folder()) if folder is not None and (folder / "weights").is_dir()
+        ]
         return {folder: store.heads(folder) for folder in folders}

@@ -84,11 +84,11 @@ def plan(
     jobs = whole if shard is None else [job for job in whole if shard.has(job.cell.id)]
     again = {job.cell.id for job in jobs if rerun == "always" or _is_missing(job, known, rerun)}
     needed = needed_by(again, whole, lambda first: not networks.has(first))
-    mine = {job.cell.id for job in jobs} | needed
+    ids = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in again | needed]
     history = islice(store.scan_all(out, Past), HISTORY if todo else 0)
-    expected = Expected((found.item for found in history), prior)
-    jobs = [job for job in whole if job.cell.id in mine]
+    expected = Expected((stored.item for stored in history), prior)
+    jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo, locations) | networks.places({job.after for job in todo} - {""})
     ordered, suite = expected.longest_first(todo), load(request.suite)
     return Plan(jobs, ordered, places, whole, known, expected, suite, anew=rerun == "always")
@@ -129,8 +129,8 @@ def _is_missing(job: Job, known: Mapping[str, Head], rerun: Rerun) -> bool:
 
 def keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
     """Write what the strategies of jobs are, unless it is there; of those that could not be loaded nothing."""
-    there = {(job.cell.strategy.name, job.origin.sha256) for job in jobs if job.failure is None}
-    for name, sha256 in sorted(there):
+    sources = {(job.cell.strategy.name, job.origin.sha256) for job in jobs if job.failure is None}
+    for name, sha256 in sorted(sources):
         with suppress(UserError):  # in a file that the workers load
             cls = registry.strategy(name).cls
             store.keep(out / manifests.STRATEGIES, Described(

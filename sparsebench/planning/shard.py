@@ -30,10 +30,10 @@ class Shard:
         Raises:
             UserError: it is no such text, or there is no such share.
         """
-        found = re.fullmatch(r"(\d+)/(\d+)", text.strip(), re.ASCII)
-        if found is None or not int(found[1]) < int(found[2]) <= MOST:
+        match = re.fullmatch(r"(\d+)/(\d+)", text.strip(), re.ASCII)
+        if match is None or not int(match[1]) < int(match[2]) <= MOST:
             raise UserError("--shard", got=f"'{text}'", allowed="I/N with I from 0 to N - 1, as 0/4, 1/4, 2/4 and 3/4")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
     def has(self, cell_id: str) -> bool:
         """Say whether a cell is in it."""

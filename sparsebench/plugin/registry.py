@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import metadata
@@ -63,13 +63,16 @@ class Registry:
 
     Attributes:
         broken: why a plugin could not be loaded, by its name.
+
+    Args:
+        shipped_only: whether no installed plugin counts but sparsebench's own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shipped_only: bool = False) -> None:
         self.manager = pluggy.PluginManager(PROJECT)
         self.manager.add_hookspecs(Hooks)
         self.broken: dict[str, str] = {}
-        self.entries = _entries()
+        self.entries = {name: entry for name, entry in _entries().items() if not shipped_only or _is_shipped(entry)}
         self._files: dict[Path, list[str]] = {}
         self._strategies: dict[str, Found] = {}
         self._tasks: dict[str, type[Task]] = {}
@@ -116,29 +119,29 @@ class Registry:
         if name.endswith(".py"):
             path = Path(name)
             self.load_file(path)
-            plugin, found = f"file:{path.name}", self._observers_in.get(path.resolve(), [])
+            plugin, observers = f"file:{path.name}", self._observers_in.get(path.resolve(), [])
         else:
             if name not in self._observers:
                 self._look_for(name, self._observers)
-            plugin, found = name, [self._observers[name]] if name in self._observers else []
-        if not found and plugin in self.broken:
+            plugin, observers = name, [self._observers[name]] if name in self._observers else []
+        if not observers and plugin in self.broken:
             raise UserError(f"observer '{name}' could not be loaded", got=self.broken[plugin])
-        if not found and plugin not in (each.plugin_name for each in self.record_hooks()):
+        if not observers and plugin not in (each.plugin_name for each in self.record_hooks()):
             raise unknown("observer", name, self._observers)
-        return found
+        return observers
 
-    def _look_for(self, name: str, found: dict[str, Any]) -> None:
+    def _look_for(self, name: str, classes: dict[str, Any]) -> None:
         if name in self.entries:
             self.load_entry(name)
-            if name in self.broken and found is self._strategies:
-                found[name] = _stand_in(name, Origin(plugin=name), None, self.broken[name])
-        if name not in found:
+            if name in self.broken and classes is self._strategies:
+                classes[name] = _stand_in(name, Origin(plugin=name), None, self.broken[name])
+        if name not in classes:
             self.load_all()
 
     def strategies(self) -> list[Found]:
         """Return every strategy that is installed or was loaded from a file."""
         self.load_all()
-        return [found for _, found in sorted(self._strategies.items()) if found.failure is None]
+        return [registered for _, registered in sorted(self._strategies.items()) if registered.failure is None]
 
     def tasks(self) -> list[type[Task]]:
         """Return every task."""
@@ -206,7 +209,7 @@ class Registry:
                 stem = self._free_name(re.sub(r"\W", "_", path.stem))
                 self._strategies[stem] = _stand_in(stem, origin, path, failure)
             self._observers_in[path] = [cls for name, cls in self._observers.items() if name not in observers]
-            self._files[path] = [name for name, found in self._strategies.items() if found.file == path]
+            self._files[path] = [name for name, registered in self._strategies.items() if registered.file == path]
         return self._files[path]
 
     @property
@@ -311,14 +314,29 @@ class Registry:
 
 def _entries() -> dict[str, metadata.EntryPoint]:
     """Return the installed entry points by name; of two with one name the shipped one, else the first, counts."""
-    found: dict[str, metadata.EntryPoint] = {}
+    entries: dict[str, metadata.EntryPoint] = {}
     for entry in sorted(metadata.entry_points(group=PROJECT), key=lambda e: (e.name, not _is_shipped(e))):
-        first = found.setdefault(entry.name, entry)
+        first = entries.setdefault(entry.name, entry)
         if first.value != entry.value:
             log.warning(
                 "plugin '%s' of %s is left out: its name is taken", entry.name, getattr(entry.dist, "name", "?")
             )
-    return found
+    return entries
+
+
+def installed_source(name: str) -> str:
+    """Return the SHA-256 of an installed plugin's source, without importing anything of it; "" if there is none."""
+    entry = _entries().get(name)
+    parts = entry.module.split(".") if entry else []
+    place: Sequence[str] | None = None
+    source = None
+    for end in range(1, len(parts) + 1):
+        specs = (finder.find_spec(".".join(parts[:end]), place) for finder in sys.meta_path)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None:
+            return ""
+        place, source = spec.submodule_search_locations, spec.origin
+    return _sha256(Path(source)) if source and Path(source).is_file() else ""
 
 
 def _is_shipped(entry: metadata.EntryPoint) -> bool:
@@ -338,15 +356,15 @@ def _stand_in(name: str, origin: Origin, file: Path | None, failure: str) -> Fou
     return Found(type("Unloaded", (Strategy,), {"name": name, "__module__": __name__}), origin, file, failure)
 
 
-def _add(cls: Any, base: type, found: dict[str, Any]) -> None:
+def _add(cls: Any, base: type, classes: dict[str, Any]) -> None:
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise UserError(f"{cls!r} is not a subclass of {base.__name__}")
     name = getattr(cls, "name", None)
     if not isinstance(name, str):
         raise UserError(f"{cls.__name__} has no name")
-    if found.get(name, cls) is not cls:
+    if classes.get(name, cls) is not cls:
         raise UserError(f"there is a {base.__name__.lower()} '{name}' already")
-    found[name] = cls
+    classes[name] = cls
 
 
 def _sha256(path: Path) -> str:

@@ -35,7 +35,7 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
     for path in (folder / name, *places.values()) if package else places.values():
         if path.exists():
             raise UserError(f"{path} is there already", next_step="choose another name, or --dir")
-    if name in {*registry.entries, *(found.cls.name for found in registry.strategies())}:
+    if name in {*registry.entries, *(registered.cls.name for registered in registry.strategies())}:
         raise UserError(f"there is a strategy '{name}' already", next_step="choose another name")
     if importlib.util.find_spec(name) is not None:
         raise UserError(f"there is a Python module '{name}' already", next_step="choose another name")

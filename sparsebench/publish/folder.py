@@ -95,7 +95,7 @@ def files_of(folder: Path) -> set[str]:
     """
     if folder.is_symlink():
         raise Unfit("it is a link")
-    found: set[str] = set()
+    names: set[str] = set()
     size = 0
     inside = {RECORDS.partition("/")[0], *BESIDE}
     todo = [""]
@@ -109,17 +109,17 @@ def files_of(folder: Path) -> set[str]:
                 if stat.S_ISDIR(mode) and name in inside:
                     todo.append(name)
                 elif stat.S_ISREG(mode) and (name in (MANIFEST, RECORDS) or _NAMED.fullmatch(name)):
-                    found.add(name)
+                    names.add(name)
                     size += 0 if name == RECORDS else info.st_size
                 else:
                     raise Unfit(f"'{plain(name)}' does not belong there, or is no plain file")
-                if len(found) > MOST_FILES or size > ALL_BYTES:
+                if len(names) > MOST_FILES or size > ALL_BYTES:
                     raise Unfit(f"beside its records it has more than {MOST_FILES} files or {ALL_BYTES} bytes")
-    return found
+    return names
 
 
 @contextmanager
-def opened(folder: Path, name: str) -> Iterator[BufferedReader]:
+def open_file(folder: Path, name: str) -> Iterator[BufferedReader]:
     """Open a file of a submission: a plain one, under one name alone, of bounded size.
 
     Raises:
@@ -143,7 +143,7 @@ def read(folder: Path, name: str, kind: type[M]) -> M:
     Raises:
         Unfit, OSError: it cannot be read, or says something else.
     """
-    with opened(folder, name) as file:
+    with open_file(folder, name) as file:
         content = file.read(FEW_BYTES + 1)
     try:
         return kind.model_validate_json(content, strict=True)
@@ -159,8 +159,8 @@ def manifest_of(folder: Path) -> Manifest:
     Raises:
         Unfit, OSError: they are not.
     """
-    there = files_of(folder)
-    if MANIFEST not in there:
+    files = files_of(folder)
+    if MANIFEST not in files:
         raise Unfit(f"there is no {MANIFEST}")
     manifest = read(folder, MANIFEST, Manifest)
     if manifest.version != version_of(manifest.suite, manifest.plugin):
@@ -168,10 +168,10 @@ def manifest_of(folder: Path) -> Manifest:
     listed = set(manifest.files)
     if RECORDS not in listed:
         raise Unfit(f"{MANIFEST} lists no {RECORDS}")
-    if odd := sorted(listed ^ (there - {MANIFEST})):
+    if odd := sorted(listed ^ (files - {MANIFEST})):
         raise Unfit(f"'{plain(odd[0])}' is " + ("listed and not there" if odd[0] in listed else "there and not listed"))
     for name in sorted(listed):
-        with opened(folder, name) as file:
+        with open_file(folder, name) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != manifest.files[name]:
                 raise Unfit(f"'{name}' has another SHA-256 than {MANIFEST} says")
     return manifest
@@ -183,14 +183,14 @@ def beside(folder: Path, manifest: Manifest, where: str, kind: type[M]) -> list[
     Raises:
         Unfit, OSError: one cannot be read, or is not named after what it says.
     """
-    found = []
+    things = []
     for name in sorted(manifest.files):
         if (match := _NAMED.fullmatch(name)) and match[1] == where:
             one = read(folder, name, kind)
             if digest(one.model_dump(mode="json")) != match[2]:
                 raise Unfit(f"'{name}' is not named after what it says")
-            found.append(one)
-    return found
+            things.append(one)
+    return things
 
 
 def lines(folder: Path) -> Iterator[bytes]:
@@ -199,7 +199,7 @@ def lines(folder: Path) -> Iterator[bytes]:
     Raises:
         Unfit, OSError: one is too long or torn.
     """
-    with opened(folder, RECORDS) as file:
+    with open_file(folder, RECORDS) as file:
         while line := file.readline(LINE_BYTES + 1):
             if not line.endswith(b"\n"):
                 raise Unfit(f"{RECORDS} has a line that is torn, or of more than {LINE_BYTES} bytes")

@@ -68,7 +68,7 @@ def differences(record: Record, labels: np.ndarray, task: Task, model: Model, ne
     if illegal := next(_illegal(record, costs[0]), None):
         yield illegal
         return
-    yield from min((list(_compared(record, cost)) for cost in costs), key=len)
+    yield from min((list(_compare(record, cost)) for cost in costs), key=len)
 
 
 def _illegal(record: Record, cost: CostModel) -> Iterator[str]:
@@ -106,7 +106,7 @@ def _odd(step: TokenStep, cost: CostModel) -> str | None:
     return None
 
 
-def _compared(record: Record, cost: CostModel) -> Iterator[str]:
+def _compare(record: Record, cost: CostModel) -> Iterator[str]:
     dense, macs = cost.macs(cost.dense()), cost.macs(_steps(record.trajectory))
     made = {"macs": macs, "macs_dense": dense, "macs_ratio": macs / dense}
     if record.cell.where == "train" or record.cell.budget.macs == 1.0:

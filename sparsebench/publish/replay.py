@@ -65,8 +65,8 @@ def replay(folder: Path, verdict: Verdict, number: int, here: Here) -> None:
 
     They are drawn from all that are ok, baselines too, by the hash of the records. Where machine and libraries are the
     same, and a CPU, outcomes must be the same to the bit. Elsewhere rounding is another, which training makes large:
-    the accuracies must not be told apart by McNemar's exact test on the same items. Where nothing is trained 99 % of
-    the predictions must be the same.
+    the accuracies must not differ significantly by McNemar's exact test on the same items. Where nothing is trained
+    99 % of the predictions must be the same.
 
     Raises:
         UserError: the strategy is not here, or from another source; or the device or the pictures are not there.
@@ -75,7 +75,7 @@ def replay(folder: Path, verdict: Verdict, number: int, here: Here) -> None:
         return
     manifest, registry = folders.manifest_of(folder), Registry()
     _check_source(manifest, registry, here.plugin)
-    records = _drawn(folder, manifest, number)
+    records = _draw(folder, manifest, number)
     again = _run(records, registry, here)
     off = [text for record in records if (text := _disagreement(record, again[record.cell_id], len(records)))]
     verdict.notes.append(f"replayed {len(records)} cells: {', '.join(record.cell_id for record in records)}")
@@ -90,18 +90,18 @@ def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -
         registry.load_file(plugin)
     elif manifest.plugin.plugin.startswith("file:"):
         raise UserError(f"strategy '{manifest.strategy}' came from a file", next_step="give that with --plugin FILE.py")
-    found = registry.strategy(manifest.strategy)
-    if found.failure:
-        raise UserError(f"strategy '{manifest.strategy}' does not load: {found.failure}")
-    if found.origin.sha256 != manifest.plugin.sha256:
+    registered = registry.strategy(manifest.strategy)
+    if registered.failure:
+        raise UserError(f"strategy '{manifest.strategy}' does not load: {registered.failure}")
+    if registered.origin.sha256 != manifest.plugin.sha256:
         raise UserError(
             f"the source of '{manifest.strategy}' is not the published one",
-            got=f"SHA-256 {found.origin.sha256[:12]}", allowed=manifest.plugin.sha256[:12],
+            got=f"SHA-256 {registered.origin.sha256[:12]}", allowed=manifest.plugin.sha256[:12],
             next_step="give its file with --plugin FILE.py, or install the version that was run",
         )  # fmt: skip
 
 
-def _drawn(folder: Path, manifest: Manifest, number: int) -> list[Record]:
+def _draw(folder: Path, manifest: Manifest, number: int) -> list[Record]:
     """Return so many of the records that are ok, or all there are, drawn by the hash of the records."""
     keys: list[tuple[int, bytes]] = []
     for line in folders.lines(folder):
@@ -141,16 +141,11 @@ def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str,
 
 
 def _job(cell: Cell, registry: Registry) -> Job:
-    found = registry.strategy(cell.strategy.name)
+    registered = registry.strategy(cell.strategy.name)
     return Job(
-        cell=cell,
-        origin=found.origin,
-        kind=found.cls.kind,
-        label=cell.strategy.name,
-        failure=found.failure,
-        after=cell.init.id if cell.init else "",
-        **code_of(cell, registry),
-    )
+        cell=cell, origin=registered.origin, kind=registered.cls.kind, label=cell.strategy.name,
+        failure=registered.failure, after=cell.init.id if cell.init else "", **code_of(cell, registry),
+    )  # fmt: skip
 
 
 def _training(cell: Cell, registry: Registry) -> Cell | None:

@@ -27,7 +27,7 @@ UNTOLD = frozenset({"accuracy_top5", "test_loss", P_LABEL, *SUCCESSES})
 MOST_GROUPS, MOST_TRAINED = 6, 1e12
 
 
-def decided(name: str) -> bool:
+def is_decided(name: str) -> bool:
     """Say whether outcomes decide a metric; numbers of training samples are taken as they are reported."""
     return decided_by(name) == "outcomes"
 
@@ -81,15 +81,15 @@ def differences(record: Record, items: Items, task: Task | None) -> Iterator[str
     untold |= SUCCESSES if task is None else set()
     names = sorted(name.removeprefix(BY_GROUP) for name in record.metrics if name.startswith(BY_GROUP))
     if len(names) > MOST_GROUPS:
-        yield f"it has {len(names)} groups, of which no more than {MOST_GROUPS} can be told apart here"
+        yield f"it has {len(names)} groups, of which no more than {MOST_GROUPS} are compared here"
         return
     if items.groups.max() >= max(1, len(names)):
         yield "a test item is in a group without a name"
         return
     reported = "accuracy_top5" in record.metrics
     many = (reported or min(classes) >= TOP_5_FROM) and max(classes) >= TOP_5_FROM if classes else reported
-    expected = (_expected(record, items, order, task, many) for order in _orders(record.metrics, items, names))
-    yield from min((list(_compared(record.metrics, each, untold)) for each in expected), key=len)
+    expected = (_recompute(record, items, order, task, many) for order in _orders(record.metrics, items, names))
+    yield from min((list(_compare(record.metrics, each, untold)) for each in expected), key=len)
 
 
 def _strange_foregrounds(items: Items, task: Task | None) -> Iterator[str]:
@@ -119,10 +119,10 @@ def _orders(metrics: Mapping[str, Metric], items: Items, names: Sequence[str]) -
     return [order for order in permutations(names) if all(map(set.__contains__, fits, order))] or [tuple(names)]
 
 
-def _expected(record: Record, items: Items, order: Sequence[str], task: Task | None, many: bool) -> dict[str, Score]:
+def _recompute(record: Record, items: Items, order: Sequence[str], task: Task | None, many: bool) -> dict[str, Score]:
     """Return the metrics by name that the outcomes come to, the groups having these names, of many classes or few."""
-    found = (record.metrics.get(TRAINED + name) for name in order)
-    sizes = [0.0 if one is None or one.value is None else one.value for one in found]
+    metrics = (record.metrics.get(TRAINED + name) for name in order)
+    sizes = [0.0 if one is None or one.value is None else one.value for one in metrics]
     if any(not 0 <= size <= MOST_TRAINED for size in sizes):
         raise Unfit("a group's number of training samples is out of range")
     made = {
@@ -135,8 +135,8 @@ def _expected(record: Record, items: Items, order: Sequence[str], task: Task | N
     return made | {name: Score.of(name, float(success), 1) for name, success in successes.items()}
 
 
-def _compared(metrics: Mapping[str, Metric], made: Mapping[str, Score], untold: frozenset[str]) -> Iterator[str]:
-    for name in sorted((set(made) | {name for name in metrics if decided(name)}) - untold):
+def _compare(metrics: Mapping[str, Metric], made: Mapping[str, Score], untold: frozenset[str]) -> Iterator[str]:
+    for name in sorted((set(made) | {name for name in metrics if is_decided(name)}) - untold):
         reported, score = metrics.get(name), made.get(name)
         if reported is None or score is None:
             yield f"{plain(name, 60)} is " + ("missing" if reported is None else "there, and outcomes do not have it")

@@ -59,16 +59,16 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
             settings of the suite; what would be published contradicts itself; or it is there already.
     """
     with store.uncollected():
-        known = list(store.newest((found.claim, _known(found)) for found in store.scan_all(out, Record)).values())
+        known = list(store.newest((stored.claim, _entry(stored)) for stored in store.scan_all(out, Record)).values())
     if not known:
         raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
     name = _strategy(known, strategy)
-    mine = [one for one in known if one.strategy == name]
-    origin = _origin(mine, name)
+    entries = [one for one in known if one.strategy == name]
+    origin = _origin(entries, name)
     if (name, origin.sha256) not in manifests.strategies(out):
         raise UserError(f"{out} does not say what strategy '{name}' is", next_step=AGAIN)
-    suite = _suite(manifests.suites(out), {one.setting for one in mine}, out)
-    chosen = _chosen(known, name, suite)
+    suite = _suite(manifests.suites(out), {one.setting for one in entries}, out)
+    chosen = _choose(known, name, suite)
     answered = Answered(name=suite.name, version=suite.version, sha256=suite.sha256)
     folder = to / name / version_of(answered, origin)
     if folder.is_symlink() or folder.exists():
@@ -91,11 +91,11 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     return Submission(folder, manifest, verdict)
 
 
-def _known(found: store.Found[Record]) -> _Known:
-    record = found.item
+def _entry(stored: store.Found[Record]) -> _Known:
+    record = stored.item
     cell = record.cell
     start = "" if cell.init is None else cell.init.id
-    place = Place(found.path, found.offset, found.length)
+    place = Place(stored.path, stored.offset, stored.length)
     return _Known(
         record.cell_id, cell.strategy.name, record.kind, record.origin, setting_of(cell), start, record.environment,
         place,
@@ -109,16 +109,16 @@ def _strategy(known: Iterable[_Known], asked: str | None) -> str:
         if asked not in kinds:
             raise unknown("strategy in these records", asked, kinds)
         return asked
-    found = sorted(name for name, kind in kinds.items() if kind == "deployable")
-    if len(found) != 1:
-        there = f"strategies {', '.join(found)}" if found else "no strategy but baselines and oracles"
-        raise UserError(f"these records are of {there}", next_step="name one with --strategy")
-    return found[0]
+    names = sorted(name for name, kind in kinds.items() if kind == "deployable")
+    if len(names) != 1:
+        contents = f"strategies {', '.join(names)}" if names else "no strategy but baselines and oracles"
+        raise UserError(f"these records are of {contents}", next_step="name one with --strategy")
+    return names[0]
 
 
-def _origin(mine: Collection[_Known], name: str) -> Origin:
+def _origin(entries: Collection[_Known], name: str) -> Origin:
     """Return where the strategy's records come from."""
-    origins = {canonical(one.origin.model_dump(mode="json")): one.origin for one in mine}
+    origins = {canonical(one.origin.model_dump(mode="json")): one.origin for one in entries}
     if len(origins) > 1:
         listed = sorted(origin.sha256[:12] for origin in origins.values())
         raise UserError(
@@ -131,14 +131,14 @@ def _origin(mine: Collection[_Known], name: str) -> Origin:
     return origin
 
 
-def _suite(asked: Collection[Asked], there: Collection[str], out: Path) -> Asked:
+def _suite(asked: Collection[Asked], settings: Collection[str], out: Path) -> Asked:
     """Return the suite that the settings answer in full: of several the one that asks for most."""
     if not asked:
         raise UserError(f"{out} does not say which suite it answers", next_step=AGAIN)
-    full = [one for one in asked if set(one.settings) <= set(there)]
+    full = [one for one in asked if set(one.settings) <= set(settings)]
     if not full:
-        one = min(asked, key=lambda one: len(set(one.settings) - set(there)))
-        missing = len(set(one.settings) - set(there))
+        one = min(asked, key=lambda one: len(set(one.settings) - set(settings)))
+        missing = len(set(one.settings) - set(settings))
         raise UserError(
             f"incomplete: records of {missing} of the {len(one.settings)} settings of suite {one.name} {one.version} "
             "are missing", next_step="give the command of the run again"
@@ -150,25 +150,25 @@ def _suite(asked: Collection[Asked], there: Collection[str], out: Path) -> Asked
     return largest[0]
 
 
-def _chosen(known: Iterable[_Known], name: str, suite: Asked) -> list[_Known]:
+def _choose(known: Iterable[_Known], name: str, suite: Asked) -> list[_Known]:
     """Return what is published, by the hashes of the cells."""
     settings, by_id = set(suite.settings), {one.cell_id: one for one in known}
-    own = {
+    ids = {
         one.cell_id
         for one in by_id.values()
         if one.setting in settings and (one.strategy == name or one.kind != "deployable")
     }
-    starts = {by_id[cell_id].start for cell_id in own} & set(by_id)
-    return [by_id[cell_id] for cell_id in sorted(own | starts)]
+    starts = {by_id[cell_id].start for cell_id in ids} & set(by_id)
+    return [by_id[cell_id] for cell_id in sorted(ids | starts)]
 
 
-def _write(part: Path, out: Path, chosen: list[_Known], own: tuple[str, str], suite: Asked) -> None:
+def _write(part: Path, out: Path, chosen: list[_Known], source: tuple[str, str], suite: Asked) -> None:
     """Write all but the manifest."""
     with store.whole_file(part / RECORDS) as file:
         file.writelines(lines(one.place for one in chosen))
     _copy(out, part, environment.FOLDER, {one.machine for one in chosen} - {""})
-    there, sources = manifests.strategies(out), {(one.strategy, one.origin.sha256) for one in chosen} | {own}
-    named = (digest(there[key].model_dump(mode="json")) for key in sources & set(there))
+    described, sources = manifests.strategies(out), {(one.strategy, one.origin.sha256) for one in chosen} | {source}
+    named = (digest(described[key].model_dump(mode="json")) for key in sources & set(described))
     _copy(out, part, manifests.STRATEGIES, named)
     _copy(out, part, manifests.SUITES, {suite.sha256})
 

@@ -55,11 +55,11 @@ class Findings:
 
     def add(self, text: str, *, wrong: bool = True) -> None:
         """Add a reason, unless there are many of its kind or it is there."""
-        some = self.wrong if wrong else self.open
-        if text in some:
+        texts = self.wrong if wrong else self.open
+        if text in texts:
             return
-        if len(some) < SHOWN:
-            some.append(text)
+        if len(texts) < SHOWN:
+            texts.append(text)
         else:
             self.more += 1
 
@@ -160,12 +160,12 @@ def submissions_in(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UserError(f"{path} is no folder")
     try:
-        found = sorted(_below(path, DEPTH))
+        folders = sorted(_below(path, DEPTH))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not found:
+    if not folders:
         raise UserError(f"no submissions in {path}", next_step="they lie in <strategy>/<version>/")
-    return found
+    return folders
 
 
 def _below(path: Path, depth: int) -> Iterator[Path]:
@@ -198,10 +198,10 @@ class _Examined:
         self.asked = set(self.suite.settings)
         known = folders.beside(folder, manifest, manifests.STRATEGIES, Described)
         self.described = {(one.name, one.sha256): one for one in known}
-        own = manifest.strategy, manifest.plugin.sha256
-        if own not in self.described:
+        source = manifest.strategy, manifest.plugin.sha256
+        if source not in self.described:
             raise Unfit("it does not say what its strategy is, or not from that source")
-        self.kind = self.described[own].kind
+        self.kind = self.described[source].kind
         folders.beside(folder, manifest, environment.FOLDER, Machine)
         self._networks = recount.Networks()
         self._truths: dict[tuple[str, str], tuple[str, str]] = {}
@@ -210,10 +210,10 @@ class _Examined:
 
     def _suite(self) -> Asked:
         """Return the suite that it answers."""
-        found, said = folders.beside(self.folder, self.manifest, manifests.SUITES, Asked), self.manifest.suite
-        if [(one.name, one.version, one.sha256) for one in found] != [(said.name, said.version, said.sha256)]:
+        suites, said = folders.beside(self.folder, self.manifest, manifests.SUITES, Asked), self.manifest.suite
+        if [(one.name, one.version, one.sha256) for one in suites] != [(said.name, said.version, said.sha256)]:
             raise Unfit(f"its suite is not the one that {MANIFEST} names")
-        return found[0]
+        return suites[0]
 
     def read(self) -> None:
         """Examine every record."""
@@ -237,18 +237,18 @@ class _Examined:
 
     def _belongs(self, record: Record) -> None:
         """Raise Unfit for a record that a submission of this strategy for this suite has not."""
-        mine, setting = record.cell.strategy.name == self.manifest.strategy, setting_of(record.cell)
-        if mine and (record.origin != self.manifest.plugin or record.kind != self.kind):
+        published, setting = record.cell.strategy.name == self.manifest.strategy, setting_of(record.cell)
+        if published and (record.origin != self.manifest.plugin or record.kind != self.kind):
             raise Unfit("it is of another source, or of another kind, than its strategy")
-        if not mine and record.kind == "deployable":
+        if not published and record.kind == "deployable":
             raise Unfit(f"it is of another strategy, '{plain(record.cell.strategy.name, 60)}'")
         if record.environment and f"{environment.FOLDER}/{record.environment}.json" not in self.manifest.files:
             raise Unfit("its machine is not described")
         if setting in self.asked:
             cell = record.cell
             name = f"{plain(cell.task.name, 40)} with {cell.n_train} samples, repetition {cell.repetition}"
-            self._settings[setting] = mine or self._settings.get(setting, (False, ""))[0], name
-            self._good += mine and record.status == "ok"
+            self._settings[setting] = published or self._settings.get(setting, (False, ""))[0], name
+            self._good += published and record.status == "ok"
         else:
             self._starts.add(record.cell_id)
         if record.cell.init is not None:
@@ -264,9 +264,9 @@ class _Examined:
             self.rescored.add(f"{_cell(record)}: {plain(error)}")
             return
         scores, macs = self._scores(record, items, task), self._macs(record, items, task, model)
-        for findings, found in ((self.rescored, scores), (self.recounted, macs)):
+        for findings, texts in ((self.rescored, scores), (self.recounted, macs)):
             try:
-                for text in found:
+                for text in texts:
                     findings.add(f"{_cell(record)}: {text}")
             except (Unfit, UserError) as error:
                 findings.add(plain(error), wrong=isinstance(error, Unfit))
@@ -274,9 +274,9 @@ class _Examined:
                 findings.add(f"{_cell(record)}: {plain(error)}")
         planned = {"macs_ratio_planned"} if record.cell.where == "train" or record.cell.budget.macs == 1.0 else set()
         made = set(recount.COUNTED) - {"macs_ratio_planned"} | planned
-        told = {plain(name.partition(":")[0], 60) for name in record.metrics if not rescore.decided(name)} - made
+        reported = {plain(name.partition(":")[0], 60) for name in record.metrics if not rescore.is_decided(name)} - made
         if len(self.as_reported) < MOST_NAMES:
-            self.as_reported |= told
+            self.as_reported |= reported
 
     def _scores(self, record: Record, items: Items, task: Task | None) -> Iterator[str]:
         yield from rescore.differences(record, items, task)
@@ -299,7 +299,7 @@ class _Examined:
         """Look at all records together."""
         if strange := sorted(self._starts - self._needed):
             self.reported.add(f"cell {strange[0]} is not of the suite, and no cell starts from it")
-        missing = self.asked - {setting for setting, (mine, _) in self._settings.items() if mine}
+        missing = self.asked - {setting for setting, (published, _) in self._settings.items() if published}
         if missing == self.asked:
             self.reported.add("it has no record of its strategy in its suite")
         elif not self._good:
@@ -328,15 +328,15 @@ def _truths(record: Record, items: Items) -> Iterator[tuple[tuple[str, str], str
 
 
 def _task(part: Part) -> Task | None:
-    return cast(Task | None, _made(Task, part.name, canonical(part.params)))
+    return cast(Task | None, _make(Task, part.name, canonical(part.params)))
 
 
 def _model(part: Part) -> Model | None:
-    return cast(Model | None, _made(Model, part.name, canonical(part.params)))
+    return cast(Model | None, _make(Model, part.name, canonical(part.params)))
 
 
 @lru_cache(maxsize=256)
-def _made(kind: type[Task] | type[Model], name: str, params: str) -> Task | Model | None:
+def _make(kind: type[Task] | type[Model], name: str, params: str) -> Task | Model | None:
     """Return a task or model that comes with sparsebench, or None for another.
 
     Raises:
@@ -357,6 +357,6 @@ def _against(suite: Asked, board: Sequence[Asked]) -> str | None:
     """Return why a submission's rows are not to be mixed with those of a board that answers some suites, or None."""
     if any(one.sha256 == suite.sha256 for one in board):
         return None
-    own = f"suite {plain(suite.name, 60)} {suite.version} with {len(suite.settings)} settings"
+    answered = f"suite {plain(suite.name, 60)} {suite.version} with {len(suite.settings)} settings"
     others = ", ".join(f"{plain(one.name, 60)} {one.version} with {len(one.settings)}" for one in board)
-    return f"not of the board: it answers {own}, and the board {others or 'does not say what'}"
+    return f"not of the board: it answers {answered}, and the board {others or 'does not say what'}"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, SerializerFunction
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError
-from sparsebench.spec import unused
+from sparsebench.spec import unused_parameters
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 Where = Literal["both", "train", "test"]
@@ -30,7 +30,7 @@ class Part(BaseModel):
     @classmethod
     def of(cls, thing: Any) -> Part:
         """Return the part that names a task, model or strategy object."""
-        return cls(name=thing.name, params=thing.model_dump(mode="json", exclude=unused(thing)))
+        return cls(name=thing.name, params=thing.model_dump(mode="json", exclude=unused_parameters(thing)))
 
 
 class Cell(BaseModel):

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sparsebench.reproduce.trials import Trial, grouped, line, mean
+from sparsebench.reproduce.trials import Trial, group_by, line, mean
 from sparsebench.stats.intervals import Interval
 
 
@@ -50,23 +50,23 @@ class Boundary:
     @cached_property
     def crossings(self) -> dict[int, dict[int, float]]:
         """The SNR of the crossing by repetition and N, where there is a trial at each SNR and it is known."""
-        found: dict[int, dict[int, float]] = {}
-        for (repetition, n), some in grouped(self.trials, lambda t: (t.repetition, t.n)).items():
-            losses = {t.task.snr: loss_of(t) for t in some}
+        crossings: dict[int, dict[int, float]] = {}
+        for (repetition, n), group in group_by(self.trials, lambda t: (t.repetition, t.n)).items():
+            losses = {t.task.snr: loss_of(t) for t in group}
             if len(losses) < len(self.snr):
                 continue
-            place = crossing(self.snr, np.array([losses[snr] for snr in self.snr]), some[0].task.threshold)
+            place = crossing(self.snr, np.array([losses[snr] for snr in self.snr]), group[0].task.threshold)
             if not np.isnan(place):
-                found.setdefault(repetition, {})[n] = place
-        return found
+                crossings.setdefault(repetition, {})[n] = place
+        return crossings
 
     @cached_property
     def inside(self) -> set[int]:
         """The N at which the boundary is inside the map in every run: above the smallest SNR, too."""
-        return {n for n in self.reached if all(row[n] > self.snr[0] for row in self.crossings.values())}
+        return {n for n in self.reached_sizes if all(row[n] > self.snr[0] for row in self.crossings.values())}
 
     @cached_property
-    def reached(self) -> set[int]:
+    def reached_sizes(self) -> set[int]:
         """The N at which every run has a boundary in the map or below it; of others only the lucky runs would count."""
         sizes = {n for row in self.crossings.values() for n in row}
         return {n for n in sizes if all(np.isfinite(row.get(n, np.inf)) for row in self.crossings.values())}
@@ -91,7 +91,7 @@ class Boundary:
         Below 1, fewer samples or a weaker signal suffice for benign overfitting. A boundary below the map counts as
         one at its smallest SNR, which makes the change smaller than it is.
         """
-        sizes, runs = self.reached & other.reached, sorted(set(self.crossings) & set(other.crossings))
+        sizes, runs = self.reached_sizes & other.reached_sizes, sorted(set(self.crossings) & set(other.crossings))
         if not sizes:
             return mean([]), 0
         logs = [float(np.mean([2 * np.log(self.crossings[r][n] / other.crossings[r][n]) for n in sizes])) for r in runs]
@@ -123,17 +123,17 @@ def exponential(logs: Interval) -> Interval:
 
 def loss_of(trial: Trial) -> float:
     """Return the test loss where the training loss was first low; NaN where it never was."""
-    if trial.diverged or not fitted(trial):
+    if trial.diverged or not is_fitted(trial):
         return float("nan")
     loss = trial.values["test_loss"]
     return float("nan") if loss is None else loss
 
 
-def fitted(trial: Trial) -> bool:
+def is_fitted(trial: Trial) -> bool:
     """Say whether the training loss fell below what the task asks for."""
     return not trial.diverged and trial.values.get("fitted") == 1
 
 
 def cells(trials: Sequence[Trial]) -> Mapping[tuple[int, float], list[float]]:
     """Return the test losses by N and SNR; those that never fitted are NaN."""
-    return {key: [loss_of(t) for t in some] for key, some in grouped(trials, lambda t: (t.n, t.task.snr)).items()}
+    return {key: [loss_of(t) for t in group] for key, group in group_by(trials, lambda t: (t.n, t.task.snr)).items()}

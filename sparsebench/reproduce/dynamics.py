@@ -10,9 +10,9 @@ import numpy as np
 
 from sparsebench.measure import theory
 from sparsebench.reproduce import published
-from sparsebench.reproduce.result import COLOURS, PUBLISHED, Panel, Result, band, dashed, legend
+from sparsebench.reproduce.result import COLOURS, PUBLISHED, Panel, Result, band, draw_dashed, legend
 from sparsebench.reproduce.samples import tau
-from sparsebench.reproduce.trials import ENOUGH, Trial, compete, grouped, mean, measured
+from sparsebench.reproduce.trials import ENOUGH, Trial, compete, group_by, mean, values_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 from sparsebench.stats.intervals import bootstrap_means
 
@@ -26,18 +26,18 @@ def figure_2(trials: Sequence[Trial]) -> Result:
     """Steps until the test loss is below the threshold, against 1 / alpha_*, under each rule for alpha_#."""
     panels: list[Panel] = []
     rows, verdicts = [], []
-    for printed, some in grouped(trials, lambda t: t.task.irrelevant is not None).items():
+    for printed, group in group_by(trials, lambda t: t.task.irrelevant is not None).items():
         name = "half of the tokens irrelevant" if printed else "a fixed alpha_#"
-        groups = grouped(some, lambda t: t.task.realised())
+        groups = group_by(group, lambda t: t.task.realised_shares())
         rows += [_steps_row(name, shares, ts) for shares, ts in groups.items()]
-        steps = {shares: np.array(measured(ts, "iterations")) for shares, ts in groups.items()}
-        panels.append(partial(_draw_steps, steps=steps, some=some[0], title=name))
-        verdicts.append(_in_line(name, steps, len(some)))
+        steps = {shares: np.array(values_of(ts, "iterations")) for shares, ts in groups.items()}
+        panels.append(partial(_draw_steps, steps=steps, trial=group[0], title=name))
+        verdicts.append(_in_line(name, steps, len(group)))
     return Result("Figure 2: steps needed against the share of relevant tokens", {"fig2": rows}, panels, verdicts)
 
 
 def _steps_row(name: str, shares: Shares, trials: Sequence[Trial]) -> dict[str, Any]:
-    reached = measured(trials, "iterations")
+    reached = values_of(trials, "iterations")
     steps, low, high = mean(reached)
     return {
         "setting": name, "alpha_*": shares[0], "alpha_#": shares[1], "trials": len(trials), "reached": len(reached),
@@ -61,26 +61,26 @@ def _in_line(name: str, steps: Mapping[Shares, np.ndarray], trials: int) -> Verd
     shown = f"{reached} of {trials} trials got below the threshold, at {np.isfinite(means).sum()} of {len(a)} alpha_*"
     if not fits:
         return Verdict("2", claim, "linear", shown, "", "undecided", rule)
-    own = next(fit for fit in fits if fit.name == "1/alpha_*")
-    word = judge([own.rises, own.rises and own.r2 >= 0.95], [own.flat and reached == trials])
+    inverse = next(fit for fit in fits if fit.name == "1/alpha_*")
+    word = judge([inverse.rises, inverse.rises and inverse.r2 >= 0.95], [inverse.flat and reached == trials])
     return Verdict(
-        "2", claim, "linear", f"R2 {own.r2:.3f}, {np.nanmax(means):.0f} to {np.nanmin(means):.0f} steps; best: "
+        "2", claim, "linear", f"R2 {inverse.r2:.3f}, {np.nanmax(means):.0f} to {np.nanmin(means):.0f} steps; best: "
         f"{fits[0].name}; {shown}", "; ".join(fit.text for fit in fits),
-        word if own.points >= ENOUGH else "undecided", rule,
+        word if inverse.points >= ENOUGH else "undecided", rule,
     )  # fmt: skip
 
 
-def _draw_steps(axis: Any, steps: Mapping[Shares, np.ndarray], some: Trial, title: str) -> None:
-    reached = {shares[0]: found for shares, found in steps.items() if len(found)}
+def _draw_steps(axis: Any, steps: Mapping[Shares, np.ndarray], trial: Trial, title: str) -> None:
+    reached = {shares[0]: values for shares, values in steps.items() if len(values)}
     if reached:
-        a, means = np.array(list(reached)), np.array([found.mean() for found in reached.values()])
-        spread = [found.std(ddof=1) if len(found) > 1 else 0.0 for found in reached.values()]
+        a, means = np.array(list(reached)), np.array([values.mean() for values in reached.values()])
+        spread = [values.std(ddof=1) if len(values) > 1 else 0.0 for values in reached.values()]
         label = "mean, one standard deviation"
         axis.errorbar(1 / a, means, yerr=spread, fmt="o", color=COLOURS[0], capsize=3, label=label)
-        shape = theory.steps_needed(a, some.task.recipe().lr, some.task.patterns, some.model.sigma, tau(some))
+        shape = theory.steps_needed(a, trial.task.recipe().lr, trial.task.patterns, trial.model.sigma, tau(trial))
         if np.isfinite(shape).all():
-            dashed(axis, 1 / a, shape * (means / shape).mean(), "Theorem 1, scaled")
-    threshold = some.task.threshold
+            draw_dashed(axis, 1 / a, shape * (means / shape).mean(), "Theorem 1, scaled")
+    threshold = trial.task.threshold
     axis.set(title=title, xlabel="$1/\\alpha_*$", ylabel=f"steps until test loss < {threshold:g}")
     legend(axis)
 
@@ -88,7 +88,7 @@ def _draw_steps(axis: Any, steps: Mapping[Shares, np.ndarray], some: Trial, titl
 def figure_4(trials: Sequence[Trial]) -> Result:
     """Attention on relevant tokens while training, beside the published curve."""
     curves = _curves(trials)
-    panels: list[Panel] = [partial(_draw_attention, curves=curves, some=trials[0], published_too=True)]
+    panels: list[Panel] = [partial(_draw_attention, curves=curves, trial=trials[0], published_too=True)]
     verdicts = _rises("4", curves, "")
     title = "Figure 4: attention on relevant tokens (bands: one standard deviation)"
     return Result(title, {"fig4": _curve_rows(curves)}, panels, verdicts)
@@ -98,9 +98,9 @@ def figure_7(trials: Sequence[Trial]) -> Result:
     """Figure 4 with more patterns."""
     panels: list[Panel] = []
     rows, verdicts = [], []
-    for M, some in grouped(trials, lambda t: t.task.patterns).items():
-        curves = _curves(some)
-        panels.append(partial(_draw_attention, curves=curves, some=some[0], published_too=False))
+    for M, group in group_by(trials, lambda t: t.task.patterns).items():
+        curves = _curves(group)
+        panels.append(partial(_draw_attention, curves=curves, trial=group[0], published_too=False))
         rows += _curve_rows(curves, M=M)
         verdicts += _rises("7", curves, f" (M={M})")
     title = "Figure 7: attention on relevant tokens, with M patterns (bands: one standard deviation)"
@@ -131,12 +131,12 @@ def _curve_rows(curves: tuple[np.ndarray, np.ndarray], **labels: Any) -> list[di
 
 def _rises(figure: str, curves: tuple[np.ndarray, np.ndarray], name: str) -> list[Verdict]:
     _, values = curves
-    own = figure == "4"
+    is_figure_4 = figure == "4"
     start, end, change = mean(values[:, 0]), mean(values[:, -1]), mean(values[:, -1] - values[:, 0])
     rises, still = (change[1] or 0) > 0, change[2] is not None and change[2] < LITTLE
     steady = bool(len(values)) and bool((np.diff(values.mean(axis=0)) >= -1e-3).all())
-    parts = [steady, 0.54 <= start[0] <= 0.58, end[0] >= 0.8] if own else [steady]
-    also = ", begins at 0.54 to 0.58 and ends at 0.80 or more" if own else ""
+    parts = [steady, 0.54 <= start[0] <= 0.58, end[0] >= 0.8] if is_figure_4 else [steady]
+    also = ", begins at 0.54 to 0.58 and ends at 0.80 or more" if is_figure_4 else ""
     rule = (
         "reproduced: it rises (the interval of the paired change lies above 0), the mean never falls by more than "
         f"0.001 between two looks{also}; partly: it rises; not: it does not, and the interval ends below {LITTLE}"
@@ -146,17 +146,17 @@ def _rises(figure: str, curves: tuple[np.ndarray, np.ndarray], name: str) -> lis
     shown = f"{interval(*start)} to {interval(*end)}; change {interval(*change)}" if len(values) else "no trial trained"
     return [
         Verdict(
-            figure, f"attention concentrates on relevant tokens{name}", "0.540 to 0.907" if own else UNKNOWN, shown, "",
-            judge([rises, *(rises and part for part in parts)], [still]), rule,
+            figure, f"attention concentrates on relevant tokens{name}", "0.540 to 0.907" if is_figure_4 else UNKNOWN,
+            shown, "", judge([rises, *(rises and part for part in parts)], [still]), rule,
         ),
         Verdict(
-            figure, f"it tends to 1{name}", "0.907 after 100 steps" if own else UNKNOWN, interval(*end), "",
+            figure, f"it tends to 1{name}", "0.907 after 100 steps" if is_figure_4 else UNKNOWN, interval(*end), "",
             judge([low >= 0.9, low >= 0.95], [high < 0.9]), to_1,
         ),
     ]  # fmt: skip
 
 
-def _draw_attention(axis: Any, curves: tuple[np.ndarray, np.ndarray], some: Trial, published_too: bool) -> None:
+def _draw_attention(axis: Any, curves: tuple[np.ndarray, np.ndarray], trial: Trial, published_too: bool) -> None:
     at, values = curves
     band(axis, at, values, "relevant tokens", COLOURS[0])
     band(axis, at, 1 - values, "others", COLOURS[1])
@@ -164,7 +164,7 @@ def _draw_attention(axis: Any, curves: tuple[np.ndarray, np.ndarray], some: Tria
         shown = published.FIGURE_4
         axis.plot(shown["steps"], shown["relevant"], "s:", color=PUBLISHED, markersize=3, label="published")
     # The diagonal of (I + delta E)^T (I + delta E), with unit columns in E, is 1 + delta^2 on average.
-    mass = theory.attention_mass(some.task.counts(), 1 + some.model.delta**2)
+    mass = theory.attention_mass(trial.task.counts(), 1 + trial.model.delta**2)
     axis.axhline(mass, color="#6b7280", linestyle="--", linewidth=1, label="before training, closed form")
-    axis.set(xlabel="steps", ylabel="share of the attention", ylim=(0, 1), title=f"M = {some.task.patterns}")
+    axis.set(xlabel="steps", ylabel="share of the attention", ylim=(0, 1), title=f"M = {trial.task.patterns}")
     legend(axis)

@@ -20,12 +20,12 @@ from sparsebench.reproduce.trials import (
     Grid,
     Trial,
     compete,
-    grouped,
+    differences,
+    group_by,
     mean,
-    measured,
-    paired,
     resamples_of,
     slopes,
+    values_of,
 )
 from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge
 from sparsebench.stats.intervals import Interval
@@ -62,7 +62,7 @@ def alpha(trial: Trial) -> float:
 
 def _levels(trials: Sequence[Trial]) -> dict[float, list[Trial]]:
     """Return the trials by alpha_*: those of dense, and of the oracle, which keeps the whole foreground."""
-    return grouped([t for t in trials if t.strategy in ("dense", "oracle")], alpha)
+    return group_by([t for t in trials if t.strategy in ("dense", "oracle")], alpha)
 
 
 def _at_random(trials: Sequence[Trial]) -> list[Trial]:
@@ -70,7 +70,7 @@ def _at_random(trials: Sequence[Trial]) -> list[Trial]:
     return [t for t in trials if t.strategy == "random"]
 
 
-def _said(trials: Sequence[Trial]) -> str:
+def _subtitle(trials: Sequence[Trial]) -> str:
     """Return what a title says of the data and the training."""
     task = trials[0].task
     repetitions = len({t.repetition for t in trials})
@@ -79,40 +79,43 @@ def _said(trials: Sequence[Trial]) -> str:
 
 def figure_6a(trials: Sequence[Trial]) -> Result:
     """Test accuracy against N and alpha_*."""
-    by_alpha = {a: grouped(some, lambda t: t.n) for a, some in _levels(trials).items()}
+    by_alpha = {a: group_by(group, lambda t: t.n) for a, group in _levels(trials).items()}
     named = {f"alpha_* {a:.2f}": by_n for a, by_n in by_alpha.items()}
-    if control := grouped(_at_random(trials), lambda t: t.n):
+    if control := group_by(_at_random(trials), lambda t: t.n):
         named["as many at random"] = control
     rows = [
-        {"tokens": name, "N": n, "trials": len(some), **_interval(measured(some, "accuracy"), "accuracy")}
+        {"tokens": name, "N": n, "trials": len(group), **_interval(values_of(group, "accuracy"), "accuracy")}
         for name, by_n in named.items()
-        for n, some in by_n.items()
+        for n, group in by_n.items()
     ]
-    by_n = {n: _levels(some) for n, some in grouped(trials, lambda t: t.n).items()}
+    by_n = {n: _levels(group) for n, group in group_by(trials, lambda t: t.n).items()}
     panels: list[Panel] = [
-        partial(_curves, curves={name: _means(some, "accuracy") for name, some in named.items()},
+        partial(_curves, curves={name: _means(group, "accuracy") for name, group in named.items()},
                 x="training samples N", title="accuracy against N", log=True),
-        partial(_curves, curves={f"N = {n:g}": _means(some, "accuracy") for n, some in by_n.items()},
+        partial(_curves, curves={f"N = {n:g}": _means(group, "accuracy") for n, group in by_n.items()},
                 x="alpha_*", title="accuracy against alpha_*"),
     ]  # fmt: skip
-    more = {f"alpha_* {a:.2f}": paired(some[max(some)], some[min(some)], "accuracy") for a, some in by_alpha.items()}
-    less = {f"N {n:g}": paired(some[max(some)], some[min(some)], "accuracy") for n, some in by_n.items()}
+    more = {
+        f"alpha_* {a:.2f}": differences(group[max(group)], group[min(group)], "accuracy")
+        for a, group in by_alpha.items()
+    }
+    less = {f"N {n:g}": differences(group[max(group)], group[min(group)], "accuracy") for n, group in by_n.items()}
     verdicts = [
         _each("6a", "accuracy rises with N at every alpha_*", "rises", more, "the largest N minus the smallest"),
         _each("6a", "accuracy rises with alpha_* at every N", "rises", less, "the largest alpha_* minus the smallest"),
     ]
-    title = f"Figure 6a: accuracy by samples and share of relevant tokens ({_said(trials)}; 95 % intervals)"
+    title = f"Figure 6a: accuracy by samples and share of relevant tokens ({_subtitle(trials)}; 95 % intervals)"
     return Result(title, {"fig6a": rows}, panels, verdicts)
 
 
 def _each(figure: str, claim: str, says: str, changes: Mapping[str, list[float]], what: str) -> Verdict:
     """Judge a claim that a paired change is above 0 in each of several settings."""
-    found = {name: mean(values) for name, values in changes.items()}
-    said = "; ".join(f"{name}: {interval(*value)}" for name, value in found.items())
+    means = {name: mean(values) for name, values in changes.items()}
+    said = "; ".join(f"{name}: {interval(*value)}" for name, value in means.items())
     return Verdict(
         figure, claim, says, said, "",
-        judge([(low or 0) > 0 for _, low, _ in found.values()],
-              [high is not None and high <= 0 for _, _, high in found.values()]),
+        judge([(low or 0) > 0 for _, low, _ in means.values()],
+              [high is not None and high <= 0 for _, _, high in means.values()]),
         f"{what}, paired; reproduced: each interval lies above 0; partly: some do; not: none does, and one lies below",
     )  # fmt: skip
 
@@ -123,7 +126,7 @@ def _interval(values: Sequence[float], name: str) -> dict[str, float | None]:
 
 
 def _means(groups: Mapping[float, Sequence[Trial]], metric: str) -> dict[float, Interval]:
-    return {x: mean(measured(some, metric)) for x, some in groups.items()}
+    return {x: mean(values_of(group, metric)) for x, group in groups.items()}
 
 
 def _curves(
@@ -148,7 +151,7 @@ def _curves(
 
 def figure_6b(trials: Sequence[Trial]) -> Result:
     """Samples needed for a test accuracy, against alpha_*^-2."""
-    grids = {a: Grid.of(some) for a, some in _levels(trials).items()}
+    grids = {a: Grid.of(group) for a, group in _levels(trials).items()}
     a, n50 = np.array(list(grids)), [grid.n50 for grid in grids.values()]
     level = trials[0].task.success_accuracy
     success = [
@@ -160,8 +163,8 @@ def figure_6b(trials: Sequence[Trial]) -> Result:
         {"alpha_*": one, "trials": len(grid.wins), "N50": grid.n50[0], "N50_low": grid.n50[1], "N50_high": grid.n50[2]}
         for one, grid in grids.items()
     ]
-    panels: list[Panel] = [partial(_map, grids=grids, level=level), partial(_needed, x=a**-2, n50=n50)]
-    title = f"Figure 6b: samples needed for an accuracy of {level:g} ({_said(trials)})"
+    panels: list[Panel] = [partial(_map, grids=grids, level=level), partial(_draw_needed, x=a**-2, n50=n50)]
+    title = f"Figure 6b: samples needed for an accuracy of {level:g} ({_subtitle(trials)})"
     return Result(title, {"fig6b": success, "fig6b-n50": needed}, panels, _complexity(grids, a, n50, level))
 
 
@@ -176,7 +179,7 @@ def _map(axis: Any, grids: Mapping[float, Grid], level: float) -> None:
     )
 
 
-def _needed(axis: Any, x: np.ndarray, n50: list[Interval]) -> None:
+def _draw_needed(axis: Any, x: np.ndarray, n50: list[Interval]) -> None:
     points(axis, x, n50, "N50, 95 % interval", COLOURS[0])
     axis.set(title="samples needed", xlabel="$\\alpha_*^{-2}$", ylabel="N50", ylim=(0, None))
     legend(axis)
@@ -209,61 +212,63 @@ def first_model(trial: Trial) -> str:
     task = trial.task
     if task.pretrain_epochs == 0:
         return "not pre-trained"
-    named = "the other classes" if _own(trial) else task.pretrain_images.partition("-")[0].upper()
+    named = "the other classes" if _is_of_its_images(trial) else task.pretrain_images.partition("-")[0].upper()
     return f"{task.pretrain_samples:,} images of {named}"
 
 
-def _own(trial: Trial) -> bool:
+def _is_of_its_images(trial: Trial) -> bool:
     return trial.task.pretrain_images in ("", trial.task.images)
 
 
 def _quality(trial: Trial) -> tuple[int, int]:
     """Return what orders the initial models: none, the other classes only, another data set; then how many images."""
     task = trial.task
-    kind = 0 if task.pretrain_epochs == 0 else 1 if _own(trial) else 2
+    kind = 0 if task.pretrain_epochs == 0 else 1 if _is_of_its_images(trial) else 2
     return kind, task.pretrain_samples
 
 
 def figure_6c(trials: Sequence[Trial]) -> Result:
     """Accuracy and gap where the background goes with the label in training, against alpha_*, by initial model."""
-    by_start = {first_model(some[0]): some for some in grouped(trials, _quality).values()}
-    starts: dict[str, ByAlpha] = {start: _levels(some) for start, some in by_start.items()}
-    controls = {start: _at_random(some) for start, some in by_start.items()}
-    rows = [_row(start, a, some) for start, by_alpha in starts.items() for a, some in by_alpha.items()]
-    rows += [_row(start, None, some) for start, some in controls.items() if some]
+    by_start = {first_model(group[0]): group for group in group_by(trials, _quality).values()}
+    starts: dict[str, ByAlpha] = {start: _levels(group) for start, group in by_start.items()}
+    controls = {start: _at_random(group) for start, group in by_start.items()}
+    rows = [_row(start, a, group) for start, by_alpha in starts.items() for a, group in by_alpha.items()]
+    rows += [_row(start, None, group) for start, group in controls.items() if group]
     x = published.FIGURE_6C["alpha_*"]
     beside = {f"published, {name}": dict(zip(x, y, strict=True)) for name, y in published.FIGURE_6C["accuracy"].items()}
     panels: list[Panel] = [
-        partial(_curves, curves={start: _means(some, metric) for start, some in starts.items()}, x="alpha_*",
+        partial(_curves, curves={start: _means(group, metric) for start, group in starts.items()}, x="alpha_*",
                 title=title, top=1, beside=beside if metric == "accuracy" else None)
         for metric, title in (("accuracy", "accuracy, test groups of equal size"), ("spurious_gap", "spurious gap"),
                               ("worst_group_accuracy", "worst-group accuracy"))
     ]  # fmt: skip
     verdicts = [verdict for start, by_alpha in starts.items() for verdict in _claims(start, by_alpha)]
     chance = {
-        start: paired(starts[start][max(starts[start])], some, "accuracy") for start, some in controls.items() if some
+        start: differences(starts[start][max(starts[start])], group, "accuracy")
+        for start, group in controls.items()
+        if group
     }
     if chance:
         claim = "it is the background that must go: removing as many tokens at random does less"
         verdicts.append(_each("6c", claim, "not in the paper", chance, "oracle minus random, as many tokens"))
     if len(starts) > 1:
         weak, *_, strong = starts.values()
-        better = {f"alpha_* {a:.2f}": paired(strong[a], weak[a], "accuracy") for a in weak if a in strong}
+        better = {f"alpha_* {a:.2f}": differences(strong[a], weak[a], "accuracy") for a in weak if a in strong}
         claim = "the better initial model is more accurate at every alpha_*"
         verdicts.append(_each("6c", claim, ".874 to .996 against .838 to .985", better, "better minus weaker"))
-    title = f"Figure 6c: a background that goes with the label ({_said(trials)}; 95 % intervals)"
+    title = f"Figure 6c: a background that goes with the label ({_subtitle(trials)}; 95 % intervals)"
     return Result(title, {"fig6c": rows}, panels, verdicts)
 
 
-def _row(start: str, a: float | None, some: Sequence[Trial]) -> dict[str, Any]:
+def _row(start: str, a: float | None, group: Sequence[Trial]) -> dict[str, Any]:
     """Return one line of the table: all metrics of one initial model at one alpha_*, and the published accuracies.
 
     Without alpha_* it is what is removed at random.
     """
     row: dict[str, Any] = {"initial model": start, "alpha_*": "as many at random" if a is None else a}
-    row["trials"] = len(some)
+    row["trials"] = len(group)
     for metric in MEASURED:
-        row |= _interval(measured([t for t in some if metric in t.values], metric), metric)
+        row |= _interval(values_of([t for t in group if metric in t.values], metric), metric)
     near = int(np.abs(published.FIGURE_6C["alpha_*"] - (a or 0)).argmin())
     here = a is not None and abs(published.FIGURE_6C["alpha_*"][near] - a) < 0.02
     for name, values in published.FIGURE_6C["accuracy"].items():
@@ -275,7 +280,7 @@ def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
     """Return what became of the claims for one initial model."""
     levels = sorted(by_alpha)
     least, most = by_alpha[levels[0]], by_alpha[levels[-1]]
-    gain, before, after = mean(paired(most, least, "accuracy")), _gap(least), _gap(most)
+    gain, before, after = mean(differences(most, least, "accuracy")), _gap(least), _gap(most)
     known = "; ".join(
         f"{name}: {values[0]:.3f} to {values[-1]:.3f}" for name, values in published.FIGURE_6C["accuracy"].items()
     )
@@ -284,8 +289,8 @@ def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
     return [
         Verdict(
             "6c", f"removing all of the background raises the accuracy ({start})", known,
-            f"{interval(*mean(measured(least, 'accuracy')))} to {interval(*mean(measured(most, 'accuracy')))}; change "
-            f"{interval(*gain)}", "",
+            f"{interval(*mean(values_of(least, 'accuracy')))} to {interval(*mean(values_of(most, 'accuracy')))}; "
+            f"change {interval(*gain)}", "",
             judge([low > 0, low > 0 and gain[0] >= GAIN], [high <= 0]),
             f"paired; reproduced: {GAIN:g} or more and the interval above 0; partly: the interval above 0; not: it "
             "ends at 0 or below",
@@ -303,7 +308,7 @@ def _claims(start: str, by_alpha: ByAlpha) -> list[Verdict]:
 
 
 def _gap(trials: Sequence[Trial]) -> Interval:
-    return mean(measured(trials, "spurious_gap"))
+    return mean(values_of(trials, "spurious_gap"))
 
 
 def _ends(value: Interval) -> tuple[float, float]:
@@ -316,9 +321,9 @@ def _rises(start: str, by_alpha: ByAlpha) -> Verdict:
     levels = sorted(by_alpha)
     by_level = [{t.repetition: t.values["accuracy"] for t in by_alpha[a] if not t.diverged} for a in levels]
     shared = sorted(set.intersection(*map(set, by_level)))
-    y = np.array([[some[r] for r in shared] for some in by_level], dtype=float)
+    y = np.array([[level[r] for r in shared] for level in by_level], dtype=float)
     slope = mean(slopes(np.array(levels), y)) if shared else mean([])
-    steps = {f"{b:.2f} - {a:.2f}": mean(paired(by_alpha[b], by_alpha[a], "accuracy")) for a, b in pairwise(levels)}
+    steps = {f"{b:.2f} - {a:.2f}": mean(differences(by_alpha[b], by_alpha[a], "accuracy")) for a, b in pairwise(levels)}
     low, high = _ends(slope)
     said = "; ".join(f"{step}: {interval(*change)}" for step, change in steps.items())
     return Verdict(
@@ -333,8 +338,8 @@ def _rises(start: str, by_alpha: ByAlpha) -> Verdict:
 def _partial(start: str, by_alpha: ByAlpha) -> Verdict:
     """Judge whether the gap shrinks while some of the background stays."""
     first, *partly, last = sorted(by_alpha)
-    full = mean(paired(by_alpha[first], by_alpha[last], "spurious_gap"))
-    cuts = {a: mean(paired(by_alpha[first], by_alpha[a], "spurious_gap")) for a in partly}
+    full = mean(differences(by_alpha[first], by_alpha[last], "spurious_gap"))
+    cuts = {a: mean(differences(by_alpha[first], by_alpha[a], "spurious_gap")) for a in partly}
     share = {a: (a - first) / (last - first) * full[0] for a in partly}  # were it in proportion to alpha_*
     said = "; ".join(f"{a:.2f}: {interval(*cut)}" for a, cut in cuts.items())
     closes = _ends(full)[0] > 0

@@ -11,10 +11,10 @@ import numpy as np
 
 from sparsebench.models.shipped import TwoLayer
 from sparsebench.planning.job import Job
-from sparsebench.reproduce.boundary import Boundary, cells, fitted, loss_of
+from sparsebench.reproduce.boundary import Boundary, cells, is_fitted, loss_of
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
-from sparsebench.reproduce.trials import Trial, grouped, mean, watched
+from sparsebench.reproduce.trials import Trial, group_by, mean, series_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 from sparsebench.stats.intervals import Interval
 from sparsebench.tasks.overfitting import Overfitting
@@ -40,9 +40,9 @@ def figure_1(trials: Sequence[Trial]) -> Result:
     boundary = Boundary(trials)
     losses = cells(trials)
     rows = [
-        {"N": n, "SNR": snr, "N SNR^2": n * snr**2, "trials": len(some), "fitted": int(np.isfinite(some).sum()),
-         "test loss": mean([v for v in some if np.isfinite(v)])[0]}
-        for (n, snr), some in losses.items()
+        {"N": n, "SNR": snr, "N SNR^2": n * snr**2, "trials": len(group), "fitted": int(np.isfinite(group).sum()),
+         "test loss": mean([v for v in group if np.isfinite(v)])[0]}
+        for (n, snr), group in losses.items()
     ]  # fmt: skip
     threshold = trials[0].task.threshold
     panels: list[Panel] = [
@@ -62,7 +62,7 @@ def _sides(trials: Sequence[Trial], threshold: float) -> list[Verdict]:
         (f"harmful: loss >= {threshold:g} where N SNR^2 <= {HARMFUL}", lambda c: c <= HARMFUL, False),
         (f"benign: loss < {threshold:g} where N SNR^2 >= {BENIGN}", lambda c: c >= BENIGN, True),
     ):
-        known = [loss_of(t) for t in trials if here(t.n * t.task.snr**2) and fitted(t)]
+        known = [loss_of(t) for t in trials if here(t.n * t.task.snr**2) and is_fitted(t)]
         right = float(np.mean([(loss < threshold) == low for loss in known])) if known else float("nan")
         rule = "reproduced: 95 % of the trials that fit their training data; partly: 80 %; not: fewer"
         shown = f"{right:.1%} of {len(known)} trials" if known else "no trial there fits its training data"
@@ -180,7 +180,7 @@ def _dynamics(figure: str, trials: Sequence[Trial]) -> Result:
     rows = []
     for _, lines in PANELS:
         for name in lines:
-            at, values = watched(trials, name)
+            at, values = series_of(trials, name)
             rows += [
                 {"quantity": name, "step": int(step), "mean": column.mean(), "std": column.std(ddof=len(column) > 1)}
                 for step, column in zip(at, values.T, strict=True)
@@ -193,19 +193,19 @@ def _dynamics(figure: str, trials: Sequence[Trial]) -> Result:
 
 def _draw(axis: Any, trials: Sequence[Trial], lines: Mapping[str, str], title: str) -> None:
     for (name, label), colour in zip(lines.items(), COLOURS, strict=False):
-        at, values = watched(trials, name)
+        at, values = series_of(trials, name)
         band(axis, at, values, label, colour)
     axis.set(title=title, xlabel="steps")
     legend(axis)
 
 
 def _change(trials: Sequence[Trial], name: str) -> Interval:
-    _, values = watched(trials, name)
+    _, values = series_of(trials, name)
     return mean(values[:, -1] - values[:, 0]) if values.size else mean([])
 
 
 def _ends(trials: Sequence[Trial], name: str) -> Interval:
-    _, values = watched(trials, name)
+    _, values = series_of(trials, name)
     return mean(values[:, -1]) if values.size else mean([])
 
 
@@ -215,8 +215,8 @@ def _directions(figure: str, trials: Sequence[Trial]) -> list[Verdict]:
     more, less = ("attention_on_relevant", "attention_on_noise")[:: 1 if benign else -1]
     names = {"attention_on_relevant": "the signal", "attention_on_noise": "the strong noise"}
     up, down = _change(trials, more), _change(trials, less)
-    _, signal = watched(trials, "value_of_signal")
-    _, noise = watched(trials, "value_of_noise")
+    _, signal = series_of(trials, "value_of_signal")
+    _, noise = series_of(trials, "value_of_noise")
     lead = mean((signal - noise)[:, -1] * (1 if benign else -1)) if signal.size else mean([])
     test, train = _ends(trials, "test_loss"), _ends(trials, "train_loss_then")
     start = float(np.log(2))
@@ -260,7 +260,7 @@ def figure_3(trials: Sequence[Trial]) -> Result:
 
 def strategies(trials: Sequence[Trial]) -> Result:
     """Where the boundary lies with each strategy."""
-    boundaries = {name: Boundary(some) for name, some in grouped(trials, _named).items()}
+    boundaries = {name: Boundary(group) for name, group in group_by(trials, _name_of).items()}
     dense = boundaries.pop("dense", Boundary(()))
     boundaries = {"dense": dense, **boundaries} if dense.trials else boundaries
     rows, verdicts = [], []
@@ -271,8 +271,8 @@ def strategies(trials: Sequence[Trial]) -> Result:
         rows.append({
             "strategy": name, "N SNR^2": constant[0], "low": constant[1], "high": constant[2], "over dense": shift,
             "over dense low": low, "over dense high": high, "runs": runs, "crossings": every, "below the map": below,
-            "beyond the map": beyond, "reached": bool(boundary.reached) or not dense.reached,
-            "trials": len(boundary.trials), "fitted": sum(map(fitted, boundary.trials)),
+            "beyond the map": beyond, "reached": bool(boundary.reached_sizes) or not dense.reached_sizes,
+            "trials": len(boundary.trials), "fitted": sum(map(is_fitted, boundary.trials)),
         })  # fmt: skip
         if name != "dense":
             verdicts.append(_moves(rows[-1]))
@@ -281,7 +281,7 @@ def strategies(trials: Sequence[Trial]) -> Result:
     return Result("Where benign overfitting begins as tokens are removed", tables, panels, verdicts)
 
 
-def _named(trial: Trial) -> str:
+def _name_of(trial: Trial) -> str:
     return trial.strategy if trial.strategy == "dense" else f"{trial.strategy} {trial.removed:.0%}"
 
 

@@ -48,9 +48,9 @@ def publish(paper: Paper, records: Mapping[str, Sequence[Record]], out: Path) ->
         out: the folder; figNAME.png, .svg, .csv and verdicts.md, .csv, .json are written to it.
     """
     verdicts, notes = [], []
-    for name, some in records.items():
-        notes += _notes(name, some)
-        if not (trials := trials_of(some)):
+    for name, part in records.items():
+        notes += _notes(name, part)
+        if not (trials := trials_of(part)):
             continue
         result = paper.figures[name](trials)
         stem = f"fig{name}" if name[0].isdigit() else name

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsebench.reproduce.result import COLOURS, Panel, Result, legend, points
-from sparsebench.reproduce.trials import Trial, mean, measured, paired
+from sparsebench.reproduce.trials import Trial, differences, mean, values_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 
 ACCEPTED = 0.05
@@ -32,10 +32,10 @@ def images(trials: Sequence[Trial]) -> Result:
         for permuted in ORDERS
     }
     rows = []
-    for (kind, permuted), some in groups.items():
-        row: dict[str, Any] = {"attention": KINDS[kind], "order": ORDERS[permuted], "trials": len(some)}
+    for (kind, permuted), group in groups.items():
+        row: dict[str, Any] = {"attention": KINDS[kind], "order": ORDERS[permuted], "trials": len(group)}
         for metric in ("accuracy", "neighbour_agreement", "neighbour_agreement_shuffled"):
-            value, low, high = mean(measured([t for t in some if metric in t.values], metric))
+            value, low, high = mean(values_of([t for t in group if metric in t.values], metric))
             row |= {metric: value, f"{metric} low": low, f"{metric} high": high}
         rows.append(row)
     panels: list[Panel] = [partial(_accuracies, rows=rows), partial(_agreements, rows=rows)]
@@ -43,21 +43,21 @@ def images(trials: Sequence[Trial]) -> Result:
         shown = next((t for t in groups["positional", permuted] if not t.diverged), None)
         if shown is not None:
             panels.append(partial(_near_the_middle, trial=shown, title=name))
-    some = trials[0].task
-    title = f"Positional attention on images ({some.images}; {trials[0].n} training images, {some.epochs} epochs)"
+    group = trials[0].task
+    title = f"Positional attention on images ({group.images}; {trials[0].n} training images, {group.epochs} epochs)"
     verdicts = [verdict for permuted in ORDERS for verdict in _claims(groups, permuted)]
     return Result(title, {"images": rows}, panels, verdicts)
 
 
 def _claims(groups: Groups, permuted: bool) -> list[Verdict]:
     """Return whether positional attention keeps the accuracy, and finds the grid."""
-    some, dense = groups["positional", permuted], groups["content", permuted]
-    gap = mean(paired(some, dense, "accuracy"))
+    group, dense = groups["positional", permuted], groups["content", permuted]
+    gap = mean(differences(group, dense, "accuracy"))
     lead = mean([
         t.values["neighbour_agreement"] - t.values["neighbour_agreement_shuffled"]  # type: ignore[operator]
-        for t in some if not t.diverged
+        for t in group if not t.diverged
     ])  # fmt: skip
-    share = mean(measured(some, "neighbour_agreement"))
+    share = mean(values_of(group, "neighbour_agreement"))
     low, high = (-np.inf if gap[1] is None else gap[1], np.inf if gap[2] is None else gap[2])
     return [
         Verdict(
@@ -79,23 +79,23 @@ def _claims(groups: Groups, permuted: bool) -> list[Verdict]:
 
 def _accuracies(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     for place, (order, colour) in enumerate(zip(ORDERS.values(), COLOURS, strict=False)):
-        mine = [row for row in rows if row["order"] == order]
-        triples = [(row["accuracy"], row["accuracy low"], row["accuracy high"]) for row in mine]
-        points(axis, np.arange(len(mine)) + 0.1 * place, triples, order, colour)
+        shown = [row for row in rows if row["order"] == order]
+        triples = [(row["accuracy"], row["accuracy low"], row["accuracy high"]) for row in shown]
+        points(axis, np.arange(len(shown)) + 0.1 * place, triples, order, colour)
     axis.set_xticks(range(len(KINDS)), list(KINDS.values()))
     axis.set(title="accuracy, 95 % intervals", ylim=(0, 1), xlim=(-0.5, 1.5))
     legend(axis)
 
 
 def _agreements(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    mine = [row for row in rows if row["attention"] == "positional"]
+    shown = [row for row in rows if row["attention"] == "positional"]
     for metric, label, colour in (
         ("neighbour_agreement", "measured", COLOURS[0]),
         ("neighbour_agreement_shuffled", "shuffled orders", COLOURS[5]),
     ):
-        triples = [(row[metric], row[f"{metric} low"], row[f"{metric} high"]) for row in mine]
-        points(axis, np.arange(len(mine)), triples, label, colour)
-    axis.set_xticks(range(len(mine)), [row["order"] for row in mine])
+        triples = [(row[metric], row[f"{metric} low"], row[f"{metric} high"]) for row in shown]
+        points(axis, np.arange(len(shown)), triples, label, colour)
+    axis.set_xticks(range(len(shown)), [row["order"] for row in shown])
     axis.set(title="neighbours found, positional attention", ylim=(0, None), xlim=(-0.5, 1.5))
     legend(axis)
 

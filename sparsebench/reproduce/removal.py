@@ -10,7 +10,7 @@ import numpy as np
 
 from sparsebench.reproduce import published
 from sparsebench.reproduce.result import COLOURS, Panel, Result, legend
-from sparsebench.reproduce.trials import Trial, grouped, mean, measured, paired
+from sparsebench.reproduce.trials import Trial, differences, group_by, mean, values_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 from sparsebench.stats.intervals import Interval
 
@@ -35,29 +35,30 @@ class Removal:
         self.dense = [t for t in trials if t.strategy == "dense"]
         chosen = [t for t in trials if t.strategy != "dense"]
         self.groups = {
-            CALLED.get(name, name): grouped(some, lambda t: t.removed)
-            for name, some in grouped(chosen, lambda t: t.strategy).items()
+            CALLED.get(name, name): group_by(group, lambda t: t.removed)
+            for name, group in group_by(chosen, lambda t: t.strategy).items()
         }
 
     def values(self, what: str) -> dict[float, Interval]:
         """Return the mean with its interval for each share removed, dense included; NaN if all diverged."""
         groups = {0.0: self.dense, **self.groups[what]}
-        return {share: mean(measured(some, self.metric)) for share, some in groups.items()}
+        return {share: mean(values_of(group, self.metric)) for share, group in groups.items()}
 
     def change(self, what: str, than: str | None = None) -> dict[float, Interval]:
         """Return the paired change against dense, or against another removal of the same share."""
         other = self.groups[than] if than is not None else dict.fromkeys(self.groups[what], self.dense)
         return {
-            share: mean(paired(some, other.get(share, []), self.metric)) for share, some in self.groups[what].items()
+            share: mean(differences(group, other.get(share, []), self.metric))
+            for share, group in self.groups[what].items()
         }
 
     def rows(self, **labels: Any) -> list[dict[str, Any]]:
         """Return values and changes, a row a removal and share; trials are those with a value."""
         rows = []
         for what, groups in self.groups.items():
-            change = self.change(what) | {0.0: (mean(paired(self.dense, self.dense, self.metric))[0], None, None)}
+            change = self.change(what) | {0.0: (mean(differences(self.dense, self.dense, self.metric))[0], None, None)}
             for share, (value, low, high) in self.values(what).items():
-                n = len(measured(groups.get(share, self.dense), self.metric))
+                n = len(values_of(groups.get(share, self.dense), self.metric))
                 rows.append(
                     labels | {"metric": NAMES[self.metric], "removed": what, "share": share, "trials": n,
                               "value": value, "low": low, "high": high, "change": change[share][0],
@@ -78,11 +79,11 @@ class Removal:
 
 def figure_5(trials: Sequence[Trial]) -> Result:
     """Removal in training and test, and in the test only, beside the published curves."""
-    panels: list[Panel] = [_published]
+    panels: list[Panel] = [_draw_published]
     rows, verdicts = [], []
     dense = [t for t in trials if t.strategy == "dense"]
-    for where, some in grouped([t for t in trials if t.strategy != "dense"], lambda t: t.where).items():
-        removal = Removal([*dense, *some])
+    for where, group in group_by([t for t in trials if t.strategy != "dense"], lambda t: t.where).items():
+        removal = Removal([*dense, *group])
         rows += removal.rows(where=where)
         verdicts += _claims("5", removal, "" if where == "both" else f" ({WHERE[where]})")
         panels.append(partial(removal.draw, title=f"measured, {WHERE[where]}"))
@@ -93,8 +94,8 @@ def figure_8(trials: Sequence[Trial]) -> Result:
     """Figure 5 with more patterns."""
     panels: list[Panel] = []
     rows, verdicts = [], []
-    for M, some in grouped(trials, lambda t: t.task.patterns).items():
-        removal = Removal(some)
+    for M, group in group_by(trials, lambda t: t.task.patterns).items():
+        removal = Removal(group)
         rows += removal.rows(M=M)
         verdicts += _claims("8", removal, f" (M={M})")
         panels.append(partial(removal.draw, title=f"M = {M}"))
@@ -124,14 +125,15 @@ def _frees(removal: Removal) -> Verdict:
     gains = bool(ends) and ends[-1][0] > 0
     return Verdict(
         "spurious", "removing irrelevant tokens frees the network from a spurious pattern",
-        "Figure 6c, on pictures: accuracy 0.874 to 0.996", f"worst group {_shown(values)}; change {_shown(change)}", "",
+        "Figure 6c, on pictures: accuracy 0.874 to 0.996", f"worst group {_text_of(values)}; "
+        f"change {_text_of(change)}", "",
         judge([gains, gains and steady], [high < 0 for _, high in ends]),
         "reproduced: the interval of the paired gain at the largest share lies above 0, and the mean never falls from "
         "one share to the next; partly: the former; not: not even that, and the interval lies below 0 at some share",
     )  # fmt: skip
 
 
-def _published(axis: Any) -> None:
+def _draw_published(axis: Any) -> None:
     shown = published.FIGURE_5
     for what in ("noisy", "irrelevant", "random"):
         axis.plot(shown["removed"], shown[what], "s-", color=COLOUR[what], markersize=3, label=what)
@@ -149,9 +151,14 @@ def _claims(figure: str, removal: Removal, where: str) -> list[Verdict]:
         ("irrelevant", "random", better, "at every share"),
         ("noisy", "random", better, "at every share"),
     ]
-    own = figure == "5"
+    is_figure_5 = figure == "5"
     verdicts = [
-        _falls(figure, f"removing {what} tokens {does}{where}", says if own else UNKNOWN, removal.change(what, than))
+        _falls(
+            figure,
+            f"removing {what} tokens {does}{where}",
+            says if is_figure_5 else UNKNOWN,
+            removal.change(what, than),
+        )
         for what, than, does, says in falls
         if what in removal.groups and (than is None or than in removal.groups)
     ]
@@ -164,7 +171,7 @@ def _ends(change: Mapping[float, Interval]) -> list[tuple[float, float]]:
     return [(-nothing if low is None else low, nothing if high is None else high) for _, low, high in change.values()]
 
 
-def _shown(change: Mapping[float, Interval]) -> str:
+def _text_of(change: Mapping[float, Interval]) -> str:
     return "; ".join(f"{share:.0%}: {interval(*triple)}" for share, triple in change.items())
 
 
@@ -175,7 +182,7 @@ def _falls(figure: str, claim: str, says: str, change: Mapping[float, Interval])
         "reproduced: the interval of the paired change lies below 0 at every share; partly: at some; not: at none, and "
         "above 0 at some"
     )
-    return Verdict(figure, claim, says, _shown(change), "", word, rule)
+    return Verdict(figure, claim, says, _text_of(change), "", word, rule)
 
 
 def _flat(figure: str, removal: Removal, where: str) -> Verdict:
@@ -188,4 +195,4 @@ def _flat(figure: str, removal: Removal, where: str) -> Verdict:
         "some; not: at none, and it excludes 0 at some"
     )
     claim = f"removing random tokens leaves the loss as it is{where}"
-    return Verdict(figure, claim, "0.077 to 0.074" if figure == "5" else UNKNOWN, _shown(change), "", word, rule)
+    return Verdict(figure, claim, "0.077 to 0.074" if figure == "5" else UNKNOWN, _text_of(change), "", word, rule)

@@ -109,7 +109,7 @@ def legend(axis: Axes, title: str | None = None) -> None:
         axis.legend(frameon=False, title=title)
 
 
-def dashed(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, colour: str = "#6b7280") -> None:
+def draw_dashed(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, colour: str = "#6b7280") -> None:
     """Draw a prediction."""
     order = np.argsort(x)
     axis.plot(x[order], y[order], "--", color=colour, linewidth=1, label=label)

@@ -71,10 +71,10 @@ def reproduce(
     request = request_of(paper, figures, preset, files)
     plan = runs.run(request, files, how, registry, out, callbacks, prior=paper.seconds)
     known = store.read(out)
-    found: dict[str, list[Record]] = {}
+    records: dict[str, list[Record]] = {}
     for figure in paper.figures:
-        mine = expand(replace(request, figures=(figure,)), registry)
-        if all(job.cell.id in known for job in mine):
-            found[figure] = [known[job.cell.id] for job in mine if job.asked]
+        jobs = expand(replace(request, figures=(figure,)), registry)
+        if all(job.cell.id in known for job in jobs):
+            records[figure] = [known[job.cell.id] for job in jobs if job.asked]
     lost = sum(has_no_answer(known[job.cell.id]) for job in plan.jobs)
-    return publish(paper, found, out), lost
+    return publish(paper, records, out), lost

@@ -12,8 +12,8 @@ import numpy as np
 from sparsebench.measure import theory
 from sparsebench.models.shipped import Shallow
 from sparsebench.reproduce import published
-from sparsebench.reproduce.result import COLOURS, Panel, Result, dashed, heat_map, legend, points
-from sparsebench.reproduce.trials import ENOUGH, Fit, Grid, Trial, compete, grouped, measured, resamples_of, slopes
+from sparsebench.reproduce.result import COLOURS, Panel, Result, draw_dashed, heat_map, legend, points
+from sparsebench.reproduce.trials import ENOUGH, Fit, Grid, Trial, compete, group_by, resamples_of, slopes, values_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 from sparsebench.stats.intervals import percentiles
 from sparsebench.tasks.theory import Theory
@@ -32,8 +32,8 @@ class Sweep:
 
     def __init__(self, trials: Sequence[Trial]):
         self.trials = trials
-        groups = grouped(trials, lambda t: t.task.realised())
-        self.grids = {shares: Grid.of(some) for shares, some in groups.items()}
+        groups = group_by(trials, lambda t: t.task.realised_shares())
+        self.grids = {shares: Grid.of(group) for shares, group in groups.items()}
         self.relevant = np.array([shares[0] for shares in groups])
         self.gap = self.relevant - np.array([shares[1] for shares in groups])
         self.n50 = [grid.n50 for grid in self.grids.values()]
@@ -76,11 +76,14 @@ def success_rows(sweep: Sweep, **labels: Any) -> list[dict[str, Any]]:
 def figure_1a(trials: Sequence[Trial]) -> Result:
     """Success over alpha_* and N. As printed, half of the tokens are irrelevant; beside it a fixed alpha_#."""
     names = {True: "half of the tokens irrelevant, as printed", False: "a fixed alpha_#"}
-    sweeps = {names[printed]: Sweep(some) for printed, some in grouped(trials, _as_printed).items()}
+    sweeps = {names[printed]: Sweep(group) for printed, group in group_by(trials, _as_printed).items()}
     panels: list[Panel] = [_published_1a]
     verdicts, success, needed = [], [], []
     for name, sweep in sweeps.items():
-        panels += [partial(sweep.map, title=f"measured, {name}", power=2), partial(_needed, sweep=sweep, title=name)]
+        panels += [
+            partial(sweep.map, title=f"measured, {name}", power=2),
+            partial(_draw_needed, sweep=sweep, title=name),
+        ]
         success += success_rows(sweep, setting=name)
         needed += sweep.rows(setting=name)
         verdicts += _linear("1a", sweep, name, "alpha_*^-2", "linear; N95 grows by 38 a unit of alpha_*^-2")
@@ -97,15 +100,15 @@ def _published_1a(axis: Any) -> None:
     heat_map(axis, "published", shown["alpha_*^-2"], shown["N"], shown["rates"], "$\\alpha_*^{-2}$")
 
 
-def _needed(axis: Any, sweep: Sweep, title: str) -> None:
+def _draw_needed(axis: Any, sweep: Sweep, title: str) -> None:
     x = sweep.relevant**-2
     points(axis, x, sweep.n50, "N50, 95 % interval", COLOURS[0])
     known = np.isfinite(sweep.values)
     if known.any():
-        some = sweep.trials[0]
-        predicted = theory.samples_needed(sweep.relevant, some.model.sigma, tau(some))
-        dashed(axis, x, _through(predicted, sweep.values), "Theorem 1, scaled", COLOURS[5])
-        dashed(axis, x, _through(sweep.gap**-2, sweep.values), "gap$^{-2}$, scaled", COLOURS[1])
+        group = sweep.trials[0]
+        predicted = theory.samples_needed(sweep.relevant, group.model.sigma, tau(group))
+        draw_dashed(axis, x, _through(predicted, sweep.values), "Theorem 1, scaled", COLOURS[5])
+        draw_dashed(axis, x, _through(sweep.gap**-2, sweep.values), "gap$^{-2}$, scaled", COLOURS[1])
     axis.set(title=title, xlabel="$\\alpha_*^{-2}$", ylabel="N50", yscale="log")
     legend(axis)
 
@@ -133,19 +136,19 @@ def _linear(figure: str, sweep: Sweep, name: str, form: str, says: str) -> list[
             Verdict(figure, claim_1, says, few, "", "undecided", rule_1),
             Verdict(figure, claim_2, "linear", few, "", "undecided", rule_2),
         ]
-    own, best = next(fit for fit in fits if fit.name == form), fits[0]
-    linear = own.r2 >= 0.95 and best.r2 - own.r2 <= 0.02
-    against = own.flat and all(grid.within(*grid.ends) for grid in sweep.grids.values())
-    word_2 = judge([own.rises, own.rises and linear], [against]) if own.points >= ENOUGH else "undecided"
+    named, best = next(fit for fit in fits if fit.name == form), fits[0]
+    linear = named.r2 >= 0.95 and best.r2 - named.r2 <= 0.02
+    against = named.flat and all(grid.within(*grid.ends) for grid in sweep.grids.values())
+    word_2 = judge([named.rises, named.rises and linear], [against]) if named.points >= ENOUGH else "undecided"
     least = sum(grid.n50[0] == grid.ends[0] for grid in sweep.grids.values())
-    reached = f"{own.points} of {len(sweep.values)} alpha_* reach N50" + f", {least} at the smallest N" * (least > 0)
+    reached = f"{named.points} of {len(sweep.values)} alpha_* reach N50" + f", {least} at the smallest N" * (least > 0)
     return [
         Verdict(
-            figure, claim_1, says, f"N50 ~ ({form})^{interval(own.exponent, own.low, own.high)}; {reached}", "",
-            judge([own.rises], [against]), rule_1,
+            figure, claim_1, says, f"N50 ~ ({form})^{interval(named.exponent, named.low, named.high)}; {reached}", "",
+            judge([named.rises], [against]), rule_1,
         ),
         Verdict(
-            figure, claim_2, "linear", f"R2 {own.r2:.3f}; best: {best.name}; {reached}",
+            figure, claim_2, "linear", f"R2 {named.r2:.3f}; best: {best.name}; {reached}",
             "; ".join(fit.text for fit in fits), word_2, rule_2,
         ),
     ]  # fmt: skip
@@ -156,12 +159,12 @@ def figure_1b(trials: Sequence[Trial]) -> Result:
 
     What is not swept is at its default.
     """
-    of_sigma = grouped([t for t in trials if t.task.noise == Theory().noise], _init)
-    own = [t for t in trials if t.model.sigma == Shallow().sigma and t.model.init == Shallow().init]
+    of_sigma = group_by([t for t in trials if t.task.noise == Theory().noise], _init)
+    standard = [t for t in trials if t.model.sigma == Shallow().sigma and t.model.init == Shallow().init]
     by_init: dict[str, dict[float, Grid]] = {
-        init: _grids(some, lambda t: t.model.sigma) for init, some in of_sigma.items()
+        init: _grids(group, lambda t: t.model.sigma) for init, group in of_sigma.items()
     }
-    by_noise: dict[str, dict[float, Grid]] = {Shallow().init: _grids(own, lambda t: t.task.noise)}
+    by_noise: dict[str, dict[float, Grid]] = {Shallow().init: _grids(standard, lambda t: t.task.noise)}
     rows = [row for init, grids in by_init.items() for row in _trend_rows(grids, "sigma", init)]
     verdicts = [
         trend("1b", grids, f"N grows with sigma (first weights: {init})", "N ~ (c - sigma)^-2")
@@ -183,7 +186,7 @@ def _init(trial: Trial) -> str:
 
 
 def _grids(trials: Sequence[Trial], key: Callable[[Trial], float]) -> dict[float, Grid]:
-    return {value: Grid.of(some) for value, some in grouped(trials, key).items()}
+    return {value: Grid.of(group) for value, group in group_by(trials, key).items()}
 
 
 def _trend_rows(grids: Mapping[float, Grid], swept: str, init: str) -> list[dict[str, Any]]:
@@ -201,20 +204,20 @@ def trend(figure: str, grids: Mapping[float, Grid], claim: str, says: str) -> Ve
         "their end; not: it does not, every interval of N50 is within the N tried, and the slope's upper end is less "
         "than a doubling over the sweep"
     )
-    some = {value: grid for value, grid in grids.items() if len(grid.wins)}
-    if len(some) < 2:
+    group = {value: grid for value, grid in grids.items() if len(grid.wins)}
+    if len(group) < 2:
         return Verdict(figure, claim, says, "fewer than two values with an N50", "", "undecided", rule)
-    x = np.array(list(some))
-    first, last = some[x[0]], some[x[-1]]
-    bottom, top = max(grid.ends[0] for grid in some.values()), min(grid.ends[1] for grid in some.values())
-    resamples, repetitions = resamples_of(some.values())
-    values = np.clip([grid.n50[0] for grid in some.values()], bottom, top)
+    x = np.array(list(group))
+    first, last = group[x[0]], group[x[-1]]
+    bottom, top = max(grid.ends[0] for grid in group.values()), min(grid.ends[1] for grid in group.values())
+    resamples, repetitions = resamples_of(group.values())
+    values = np.clip([grid.n50[0] for grid in group.values()], bottom, top)
     low, high = percentiles(slopes(x, np.log(np.clip(resamples, bottom, top))), min(repetitions))
     slope = float(slopes(x, np.log(values)[:, None])[0])
     ends = f"N50 {interval(*first.n50)} at {x[0]:g}, {interval(*last.n50)} at {x[-1]:g}; N {bottom:g} to {top:g}"
-    flat = high * (x[-1] - x[0]) < np.log(2) and all(grid.within(bottom, top) for grid in some.values())
-    found = f"slope of log N50 {interval(slope, low, high)}; {ends}"
-    return Verdict(figure, claim, says, found, "", judge([low > 0], [flat]), rule)
+    flat = high * (x[-1] - x[0]) < np.log(2) and all(grid.within(bottom, top) for grid in group.values())
+    described = f"slope of log N50 {interval(slope, low, high)}; {ends}"
+    return Verdict(figure, claim, says, described, "", judge([low > 0], [flat]), rule)
 
 
 def _trends(axis: Any, curves: Mapping[str, Mapping[float, Grid]], label: str) -> None:
@@ -243,7 +246,7 @@ def figure_3(trials: Sequence[Trial]) -> Result:
     return Result("Figure 3: samples needed without training the attention", tables, panels, verdicts)
 
 
-def _ratio(mine: Grid, other: Grid) -> tuple[float, float, float]:
+def _ratio(grid: Grid, other: Grid) -> tuple[float, float, float]:
     """Return the ratio of two N50 with its interval over resampled repetitions, the same for both.
 
     An N50 at the smallest N tried may be below it, so it counts as no larger than the other. A resample in which
@@ -252,10 +255,10 @@ def _ratio(mine: Grid, other: Grid) -> tuple[float, float, float]:
 
     def ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         with np.errstate(invalid="ignore"):
-            return np.where(a <= mine.ends[0], np.minimum(a / b, 1), a / b)
+            return np.where(a <= grid.ends[0], np.minimum(a / b, 1), a / b)
 
-    (resamples, others), repetitions = resamples_of([mine, other])
-    ratios, value = ratio(resamples, others), float(ratio(np.array(mine.n50[0]), np.array(other.n50[0])))
+    (resamples, others), repetitions = resamples_of([grid, other])
+    ratios, value = ratio(resamples, others), float(ratio(np.array(grid.n50[0]), np.array(other.n50[0])))
     unknown, n = np.isnan(ratios), min(repetitions)
     if unknown.all():
         return value, float("nan"), float("nan")
@@ -285,19 +288,19 @@ def _both(axis: Any, sweeps: Mapping[str, Sweep]) -> None:
         if not sweep.trials:
             continue
         points(axis, sweep.relevant**-2, sweep.n50, f"{name} attention, 95 % interval", colour)
-        some = sweep.trials[0]
+        group = sweep.trials[0]
         needed = theory.samples_needed_frozen if name == "frozen" else theory.samples_needed
-        shape = needed(sweep.relevant, some.model.sigma, tau(some))
+        shape = needed(sweep.relevant, group.model.sigma, tau(group))
         proof = "Proposition 1" if name == "frozen" else "Theorem 1"
-        dashed(axis, sweep.relevant**-2, _through(shape, sweep.values), f"{proof}, scaled", colour)
+        draw_dashed(axis, sweep.relevant**-2, _through(shape, sweep.values), f"{proof}, scaled", colour)
     axis.set(title="measured", xlabel="$\\alpha_*^{-2}$", ylabel="N50", yscale="log")
     legend(axis)
 
 
 def strategies(trials: Sequence[Trial]) -> Result:
     """N50 and steps with each strategy beside dense, which the paper does not have."""
-    groups = grouped(trials, lambda t: t.strategy)
-    grids = {name: Grid.of(some) for name, some in groups.items()}
+    groups = group_by(trials, lambda t: t.strategy)
+    grids = {name: Grid.of(group) for name, group in groups.items()}
     rows = []
     for name, grid in grids.items():
         ratio = _ratio(grid, grids.get("dense", Grid({})))
@@ -314,7 +317,7 @@ def strategies(trials: Sequence[Trial]) -> Result:
 
 
 def _median_steps(trials: Sequence[Trial]) -> float:
-    steps = measured(trials, "steps")
+    steps = values_of(trials, "steps")
     return float(np.median(steps)) if steps else float("nan")
 
 
@@ -326,7 +329,7 @@ def _rates(axis: Any, grids: Mapping[str, Grid]) -> None:
 
 
 def _steps(axis: Any, groups: Mapping[str, Sequence[Trial]]) -> None:
-    for (name, some), colour in zip(groups.items(), cycle(COLOURS), strict=False):
-        by_n = grouped(some, lambda t: t.n)
+    for (name, group), colour in zip(groups.items(), cycle(COLOURS), strict=False):
+        by_n = group_by(group, lambda t: t.n)
         axis.plot(list(by_n), [_median_steps(ts) for ts in by_n.values()], "o-", color=colour, label=name, markersize=3)
     axis.set(xscale="log", xlabel="training samples N", ylabel="steps", title="steps until the training loss is zero")

@@ -13,7 +13,7 @@ from sparsebench.reproduce import positional
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.positional import put_right
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
-from sparsebench.reproduce.trials import Trial, grouped, mean, measured, paired, watched
+from sparsebench.reproduce.trials import Trial, differences, group_by, mean, series_of, values_of
 from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge
 from sparsebench.stats.intervals import Interval
 from sparsebench.tasks.spatial import Spatial
@@ -42,18 +42,18 @@ def seconds(job: Job) -> float:
 
 def association(trials: Sequence[Trial]) -> Result:
     """How patch association, attention, read-out and error go while training, at two step sizes of the attention."""
-    runs = {_rates(rate): some for rate, some in grouped(trials, lambda t: t.task.lr_attention or t.task.lr).items()}
+    runs = {_rates(rate): group for rate, group in group_by(trials, lambda t: t.task.lr_attention or t.task.lr).items()}
     rows, verdicts = [], []
-    for name, some in runs.items():
+    for name, group in runs.items():
         for what in (*WATCHED, "in_group_lead"):
-            at, values = _curves(some, what)
+            at, values = _curves(group, what)
             rows += [
                 {"attention at": name, "quantity": what, "step": int(step), "mean": column.mean(), "min": column.min(),
                  "max": column.max(), "trials": len(column)}
                 for step, column in zip(at, values.T, strict=True)
             ]  # fmt: skip
-        verdicts += _learned(some, f" (attention at {name})")
-    panels: list[Panel] = [partial(_watched, runs=runs, what=what) for what in WATCHED]
+        verdicts += _outcome(group, f" (attention at {name})")
+    panels: list[Panel] = [partial(_draw_watched, runs=runs, what=what) for what in WATCHED]
     title = "Patch association: patches that belong together attend to each other (bands: one standard deviation)"
     return Result(title, {"association": rows}, panels, verdicts)
 
@@ -65,26 +65,26 @@ def _rates(rate: float) -> str:
 def _curves(trials: Sequence[Trial], what: str) -> tuple[np.ndarray, np.ndarray]:
     """Return steps and (trials, steps) of one of WATCHED."""
     if what != "test_error":
-        return watched(trials, what)
-    at, accuracy = watched(trials, "test_accuracy")
+        return series_of(trials, what)
+    at, accuracy = series_of(trials, "test_accuracy")
     return at, 1 - accuracy
 
 
-def _watched(axis: Any, runs: Mapping[str, Sequence[Trial]], what: str) -> None:
-    for (name, some), colour in zip(runs.items(), COLOURS, strict=False):
-        band(axis, *_curves(some, what), name, colour)
+def _draw_watched(axis: Any, runs: Mapping[str, Sequence[Trial]], what: str) -> None:
+    for (name, group), colour in zip(runs.items(), COLOURS, strict=False):
+        band(axis, *_curves(group, what), name, colour)
     axis.set(title=WATCHED[what], xlabel="steps", ylim=(0, None))
     legend(axis, "attention at")
 
 
 def _error(trials: Sequence[Trial]) -> list[float]:
-    return [1 - accuracy for accuracy in measured(trials, "accuracy")]
+    return [1 - accuracy for accuracy in values_of(trials, "accuracy")]
 
 
-def _learned(trials: Sequence[Trial], name: str) -> list[Verdict]:
+def _outcome(trials: Sequence[Trial], name: str) -> list[Verdict]:
     """Return what came out in the end: association, alignment, error, and where the attention grew."""
-    share, cosine = measured(trials, "association"), measured(trials, "alignment")
-    lead, error = measured(trials, "in_group_lead"), _error(trials)
+    share, cosine = values_of(trials, "association"), values_of(trials, "alignment")
+    lead, error = values_of(trials, "in_group_lead"), _error(trials)
     reached = f"{interval(*mean(share))}; 1 in {sum(s == 1 for s in share)} of {len(trials)} trials"
     return [
         Verdict(
@@ -119,7 +119,7 @@ def _all_or_most(share: Sequence[float], trials: int) -> Word:
 
 def permutation(trials: Sequence[Trial]) -> Result:
     """The scores learned on patches in plain order, in another order, and in that order put right again."""
-    rows, found = [], (list[float](), list[float]())
+    rows, pairs = [], (list[float](), list[float]())
     for t in trials:
         if t.diverged:
             continue
@@ -127,7 +127,7 @@ def permutation(trials: Sequence[Trial]) -> Result:
         right = put_right(scores, t.task.order())
         share = set_share(right, t.task.sets())
         as_it_is = set_share(scores, t.task.sets())
-        found[t.task.permuted].append(share)
+        pairs[t.task.permuted].append(share)
         rows.append({"permuted": t.task.permuted, "repetition": t.repetition, "association": share,
                      "association without putting right": as_it_is})  # fmt: skip
     shown = {permuted: next((t for t in trials if t.task.permuted == permuted and not t.diverged), None)
@@ -140,7 +140,7 @@ def permutation(trials: Sequence[Trial]) -> Result:
         panels.append(partial(_heat, scores=_scores(moved), task=moved.task, title="learned in another order"))
         panels.append(partial(_heat, scores=right, task=moved.task, title="the same, put right"))
     panels = panels or [partial(_nothing, title="no trial trained")]
-    recovered = found[1]
+    recovered = pairs[1]
     verdict = Verdict(
         "permutation", "association is recovered when the patches are in another order", "recovered",
         f"association {interval(*mean(recovered))} after putting right", "",
@@ -190,12 +190,14 @@ def _mode(trial: Trial) -> str:
 def transfer(trials: Sequence[Trial]) -> Result:
     """Test error on a new feature against samples, with the attention learned on another, and without."""
     modes = {mode: [t for t in trials if _mode(t) == mode] for mode in MODES}
-    errors = {mode: {n: _error(some) for n, some in grouped(ts, lambda t: t.n).items()} for mode, ts in modes.items()}
+    errors = {
+        mode: {n: _error(group) for n, group in group_by(ts, lambda t: t.n).items()} for mode, ts in modes.items()
+    }
     rows = [
-        {"attention": mode, "N": n, "trials": len(found), "test error": mean(found)[0], "low": mean(found)[1],
-         "high": mean(found)[2]}
+        {"attention": mode, "N": n, "trials": len(values), "test error": mean(values)[0], "low": mean(values)[1],
+         "high": mean(values)[2]}
         for mode, by_n in errors.items()
-        for n, found in by_n.items()
+        for n, values in by_n.items()
     ]  # fmt: skip
     panels: list[Panel] = [partial(_errors, errors=errors)]
     title = "Transfer to a new feature in the same sets (95 % intervals)"
@@ -204,7 +206,7 @@ def transfer(trials: Sequence[Trial]) -> Result:
 
 def samples_for(errors: Mapping[float, list[float]]) -> float:
     """Return the smallest N from which on the mean error is EASY or less; infinite if there is none."""
-    means = {n: mean(found)[0] for n, found in sorted(errors.items())}
+    means = {n: mean(values)[0] for n, values in sorted(errors.items())}
     enough = float("inf")
     for n in reversed(means):
         if not means[n] <= EASY:
@@ -246,7 +248,7 @@ def _errors(axis: Any, errors: Mapping[str, Mapping[float, list[float]]]) -> Non
     for (mode, by_n), colour in zip(errors.items(), COLOURS, strict=False):
         if not by_n:
             continue
-        sizes, triples = np.array(list(by_n)), [mean(found) for found in by_n.values()]
+        sizes, triples = np.array(list(by_n)), [mean(values) for values in by_n.values()]
         points(axis, sizes, triples, mode, colour)
         axis.plot(sizes, [value for value, _, _ in triples], color=colour, linewidth=1)
     axis.axhline(EASY, color=COLOURS[5], linestyle="--", linewidth=1)
@@ -263,22 +265,22 @@ def strategies(trials: Sequence[Trial]) -> Result:
     """Does removing tokens break association? And what does it do to accuracy?"""
     dense = [t for t in trials if t.strategy == "dense"]
     rows, verdicts = [], []
-    groups = grouped([t for t in trials if t.strategy != "dense"], lambda t: (t.where, t.strategy, t.removed))
-    for (where, name, removed), some in {("both", "dense", 0.0): dense, **groups}.items():
-        row: dict[str, Any] = {"where": where, "strategy": name, "removed": removed, "trials": len(some)}
+    groups = group_by([t for t in trials if t.strategy != "dense"], lambda t: (t.where, t.strategy, t.removed))
+    for (where, name, removed), group in {("both", "dense", 0.0): dense, **groups}.items():
+        row: dict[str, Any] = {"where": where, "strategy": name, "removed": removed, "trials": len(group)}
         for metric in METRICS:
-            value, low, high = mean(measured(some, metric))
+            value, low, high = mean(values_of(group, metric))
             row |= {metric: value, f"{metric} low": low, f"{metric} high": high}
         rows.append(row)
         if name != "dense" and where == "both":
-            verdicts.append(_keeps(name, removed, some, mean(paired(some, dense, "association"))))
+            verdicts.append(_keeps(name, removed, group, mean(differences(group, dense, "association"))))
     panels: list[Panel] = [partial(_bars, rows=rows, metric=metric) for metric in METRICS]
     title = "Association and accuracy as tokens are removed (95 % intervals)"
     return Result(title, {"strategies": rows}, panels, verdicts)
 
 
 def _keeps(name: str, removed: float, trials: Sequence[Trial], change: Interval) -> Verdict:
-    share = measured(trials, "association")
+    share = values_of(trials, "association")
     return Verdict(
         "strategies", f"association is learned all the same with {removed:.0%} of the tokens removed ({name})",
         "not in the paper", f"association {interval(*mean(share))}, change {interval(*change)}", "",
@@ -292,9 +294,9 @@ def _bars(axis: Any, rows: Sequence[Mapping[str, Any]], metric: str) -> None:
     names = [row["strategy"] + (f" {row['removed']:.0%}" if row["removed"] else "") for row in rows]
     shown = sorted(set(names), key=names.index)
     for (place, label), colour, beside in zip(where.items(), COLOURS, (-0.1, 0.1), strict=False):
-        mine = [(names[i], row) for i, row in enumerate(rows) if row["where"] == place]
-        triples = [(row[metric], row[f"{metric} low"], row[f"{metric} high"]) for _, row in mine]
-        points(axis, np.array([shown.index(name) + beside for name, _ in mine]), triples, label, colour)
+        bars = [(names[i], row) for i, row in enumerate(rows) if row["where"] == place]
+        triples = [(row[metric], row[f"{metric} low"], row[f"{metric} high"]) for _, row in bars]
+        points(axis, np.array([shown.index(name) + beside for name, _ in bars]), triples, label, colour)
     axis.set_xticks(range(len(shown)), shown, rotation=30)
     axis.set(title=METRICS[metric], ylim=(0, 1.05))
     legend(axis)

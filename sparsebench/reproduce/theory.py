@@ -17,7 +17,7 @@ def seconds(job: Job) -> float:
     Steps as Figure 2 measures them, three quarters of the samples with a loss, and what goes around them.
     """
     task = Theory(**job.cell.task.params)
-    relevant, confusing, _ = task.realised()
+    relevant, confusing, _ = task.realised_shares()
     steps = min(task.steps, 30 + 25 / (relevant - confusing))
     per_sample = 6 * task.tokens * job.cell.model.params["m"] * task.d + 8 * task.tokens**2 * task.d  # type: ignore
     looks = steps / task.watch * task.test * per_sample / 3 if task.watch else 0.0

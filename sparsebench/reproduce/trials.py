@@ -73,7 +73,7 @@ def _trial(record: Record, registry: Registry) -> Trial:
     )  # fmt: skip
 
 
-def grouped(trials: Iterable[Trial], key: Callable[[Trial], K]) -> dict[K, list[Trial]]:
+def group_by(trials: Iterable[Trial], key: Callable[[Trial], K]) -> dict[K, list[Trial]]:
     """Return the trials by a key, in rising order of it."""
     groups: dict[K, list[Trial]] = defaultdict(list)
     for trial in trials:
@@ -227,28 +227,28 @@ def _exponents(log_x: np.ndarray, y: np.ndarray) -> np.ndarray:
     dy = log_y - np.take_along_axis(log_y, known.argmax(axis=0)[None], axis=0)  # of a constant exactly 0, as no mean is
     spread = (weights * dx**2).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return _rounded(np.where(known.sum(axis=0) >= 2, (weights * dx * dy).sum(axis=0) / spread, np.nan))
+        return _round(np.where(known.sum(axis=0) >= 2, (weights * dx * dy).sum(axis=0) / spread, np.nan))
 
 
 def slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return (R,) least-squares slopes of each column of y (P, R) on x (P,)."""
     dx = x - x.mean()
-    return _rounded((dx[:, None] * (y - y[0])).sum(axis=0) / (dx**2).sum())  # of a constant exactly 0, as with no mean
+    return _round((dx[:, None] * (y - y[0])).sum(axis=0) / (dx**2).sum())  # of a constant exactly 0, as with no mean
 
 
-def _rounded(slopes: np.ndarray) -> np.ndarray:
+def _round(slopes: np.ndarray) -> np.ndarray:
     """Return slopes without their last digits, which are not 0 even where all that rises falls again."""
     return np.round(slopes, 9)
 
 
-def paired(mine: Sequence[Trial], other: Sequence[Trial], metric: str) -> list[float]:
+def differences(first: Sequence[Trial], other: Sequence[Trial], metric: str) -> list[float]:
     """Return the difference of a metric, mine minus the other's, repetition by repetition."""
-    ours, theirs = ({t.repetition: t.values[metric] for t in some if not t.diverged} for some in (mine, other))
+    ours, theirs = ({t.repetition: t.values[metric] for t in part if not t.diverged} for part in (first, other))
     both = sorted(set(ours) & set(theirs))
     return [a - b for a, b in ((ours[r], theirs[r]) for r in both) if a is not None and b is not None]
 
 
-def measured(trials: Iterable[Trial], metric: str) -> list[float]:
+def values_of(trials: Iterable[Trial], metric: str) -> list[float]:
     """Return a metric of the trials that have it: those that did not diverge and had something to measure."""
     values = (t.values[metric] for t in sorted(trials, key=lambda t: t.repetition) if not t.diverged)
     return [value for value in values if value is not None]
@@ -259,7 +259,7 @@ def mean(values: Sequence[float] | np.ndarray) -> Interval:
     return mean_interval(list(values)) if len(values) else (float("nan"), None, None)
 
 
-def watched(trials: Iterable[Trial], name: str) -> tuple[np.ndarray, np.ndarray]:
+def series_of(trials: Iterable[Trial], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return steps (S,) and values (T, S) of what was watched, of the T trials that did not diverge.
 
     They were all watched at the same steps.

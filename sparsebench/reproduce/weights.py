@@ -10,7 +10,7 @@ import numpy as np
 
 from sparsebench.models.base import PRUNED
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend
-from sparsebench.reproduce.trials import Trial, grouped, mean
+from sparsebench.reproduce.trials import Trial, group_by, mean
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 
 MATRICES = {"W_Q": "$W_Q$", "W_K": "$W_K$", "W_V": "$W_V$"}
@@ -65,8 +65,8 @@ def _draw_rank(axis: Any, values: np.ndarray, title: str) -> None:
 def neurons(trials: Sequence[Trial]) -> Result:
     """Test loss as the neurons with the shortest rows of W_O are removed, or the longest."""
     rows, verdicts, panels = [], [], list[Panel]()
-    for M, some in grouped(trials, lambda t: t.task.patterns).items():
-        good = [t for t in some if not t.diverged]
+    for M, group in group_by(trials, lambda t: t.task.patterns).items():
+        good = [t for t in group if not t.diverged]
         losses = {
             what: np.array([t.curves[f"trained_loss_without_{what}"] for t in good]).reshape(-1, len(PRUNED))
             for what in ("short", "long")

@@ -63,7 +63,7 @@ def area(points: Sequence[Contender], spent: Sequence[float], lowest: float) -> 
     return Contender(means, hits, dense.clusters)
 
 
-def kept(height: Contender, dense: Contender) -> Interval:
+def kept_accuracy(height: Contender, dense: Contender) -> Interval:
     """Return the mean over seeds of a curve's height over dense's accuracy, with its 95 % interval.
 
     What items add to a ratio is to first order (z - r d) / mean(d), r the ratio of the seed.
@@ -101,7 +101,7 @@ def least_macs(points: Sequence[Contender], spent: Sequence[float]) -> Interval:
         return value, None, None
     drawn = np.random.default_rng(0).integers(0, len(seeds), (DRAWS, len(seeds)))
     share = (drawn[:, :, None] == np.arange(len(seeds))).mean(axis=1)
-    heights = np.einsum("bs,bsk->bk", share, _resampled(points, seeds, means))
+    heights = np.einsum("bs,bsk->bk", share, _resample(points, seeds, means))
     return value, *percentiles(crossing(spent, heights[~np.isnan(heights).any(axis=1)]), len(seeds))
 
 
@@ -112,9 +112,9 @@ def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
     below = y < (heights[:, -1] - LOSS - ROUNDING)[:, None]
     last = len(x) - 1 - below[:, ::-1].argmax(axis=1)
     out = np.full(len(y), x[0])
-    some = below.any(axis=1)
-    out[some & (last >= len(x) - 2)] = np.inf
-    inside = np.flatnonzero(some & (last < len(x) - 2))
+    crosses = below.any(axis=1)
+    out[crosses & (last >= len(x) - 2)] = np.inf
+    inside = np.flatnonzero(crosses & (last < len(x) - 2))
     k = last[inside]
     low, high = y[inside, k], y[inside, k + 1]
     share = (heights[inside, -1] - LOSS - low) / (high - low)
@@ -122,21 +122,21 @@ def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
     return out
 
 
-def _resampled(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarray) -> np.ndarray:
+def _resample(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarray) -> np.ndarray:
     """Return (DRAWS, S, K + 1) accuracies with the clusters of test items drawn again; `means` where none are known."""
     dense = points[-1]
     if not all(s in one.hits and one.hits[s][0] == dense.hits[s][0] for one in (dense, *points) for s in seeds):
         return np.broadcast_to(means, (DRAWS, *means.shape))
     numbers = _clusters(dense, seeds)
     every = np.unique(np.concatenate(numbers))
-    often, found = _draws(len(every)), []
-    for seed, own in zip(seeds, numbers, strict=True):
-        place = np.searchsorted(every, own)
+    often, draws = _draws(len(every)), []
+    for seed, items in zip(seeds, numbers, strict=True):
+        place = np.searchsorted(every, items)
         n = np.bincount(place, minlength=len(every))
         scores = np.array([np.bincount(place, one.hits[seed][1], len(every)) for one in points])
         with np.errstate(invalid="ignore", divide="ignore"):
-            found.append((often @ scores.T) / (often @ n)[:, None])
-    return np.stack(found, axis=1)
+            draws.append((often @ scores.T) / (often @ n)[:, None])
+    return np.stack(draws, axis=1)
 
 
 def _clusters(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:

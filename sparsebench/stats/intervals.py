@@ -13,7 +13,13 @@ RESAMPLES = 2000
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Return the mean and its 95 % Student t interval over repetitions; no interval from a single one."""
+    """Return the mean and its 95 % Student t interval over repetitions; no interval from a single one.
+
+    >>> [round(value, 3) for value in mean_interval([0.90, 0.92, 0.94])]
+    [0.92, 0.87, 0.97]
+    >>> mean_interval([0.9])
+    (0.9, None, None)
+    """
     x = np.asarray(values, dtype=float)
     mean = float(x.mean())
     if len(x) < 2:
@@ -28,6 +34,10 @@ def wilson(rates: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of the Wilson 95 % intervals of success rates of n trials; n need not be whole.
 
     Written out: scipy's takes whole numbers alone, and its import longer than making a board.
+
+    >>> low, high = wilson(np.array([0.9]), np.array([100]))
+    >>> low.round(3), high.round(3)
+    (array([0.826]), array([0.945]))
     """
     from scipy.special import ndtri
 
@@ -73,11 +83,11 @@ class Successes:
     @classmethod
     def of(cls, repetitions: np.ndarray, sizes: np.ndarray, successes: np.ndarray) -> Successes:
         """Return the grid of n trials, (n,) each; those whose success is NaN are none."""
-        there = ~np.isnan(successes)
-        seeds, row = np.unique(repetitions[there], return_inverse=True)
-        every, column = np.unique(sizes[there], return_inverse=True)
+        known = ~np.isnan(successes)
+        seeds, row = np.unique(repetitions[known], return_inverse=True)
+        every, column = np.unique(sizes[known], return_inverse=True)
         table = np.full((len(seeds), len(every)), np.nan)
-        table[row, column] = successes[there]
+        table[row, column] = successes[known]
         kept = 2 * (~np.isnan(table)).sum(axis=0) > len(seeds)
         whole = kept.any() & ~np.isnan(table[:, kept]).any(axis=1)
         return cls(every[kept], seeds[whole], table[np.ix_(whole, kept)])

@@ -18,11 +18,11 @@ from sparsebench.stats.paired import Pairs
 DRAWS = 10_000
 MANY = 1e6
 """Degrees of freedom as good as infinitely many."""
-BETTER, WORSE, NOT_TOLD = "better", "worse", "not told"
+BETTER, WORSE, NOT_SIGNIFICANT = "better", "worse", "not significant"
 
 
 def marks(pairs: Pairs, references: Mapping[int, int]) -> dict[int, str]:
-    """Return whether rows are better than theirs or worse, or that it is not told; all are right in 95 % of boards.
+    """Return whether rows are significantly better or worse than theirs, or neither; all are right in 95 % of boards.
 
     Args:
         pairs: of all rows.
@@ -35,7 +35,7 @@ def marks(pairs: Pairs, references: Mapping[int, int]) -> dict[int, str]:
     freedom = np.nan_to_num(pairs.freedom[rows, others], nan=MANY)
     with np.errstate(invalid="ignore"):
         sure = p <= critical_p(correlation(pairs.error**2, rows, others), freedom)
-    words = np.where(sure, np.where(mean > 0, BETTER, WORSE), NOT_TOLD)
+    words = np.where(sure, np.where(mean > 0, BETTER, WORSE), NOT_SIGNIFICANT)
     return dict(zip(rows.tolist(), words.tolist(), strict=True))
 
 
@@ -58,7 +58,7 @@ def correlation(variance: np.ndarray, rows: np.ndarray, others: np.ndarray) -> n
 
 
 def critical_p(correlations: np.ndarray, freedom: np.ndarray) -> float:
-    """Return the p up to which one of J differences is told, so that of none that is real it is one in 20 boards.
+    """Return the p up to which one of J differences is significant; where none is real, one is in 1 of 20 boards.
 
     Args:
         correlations: (J, J) of the differences.

@@ -92,24 +92,24 @@ class Pairs:
     def among(self, places: Sequence[int]) -> Pairs:
         """Return the comparisons of some of them with each other; their errors stay those of all."""
         rows = np.array(places, dtype=int)
-        some = {each.name: getattr(self, each.name)[np.ix_(rows, rows)] for each in fields(self)[:-1]}
-        return Pairs(**some, accuracy=self.accuracy[rows])
+        parts = {each.name: getattr(self, each.name)[np.ix_(rows, rows)] for each in fields(self)[:-1]}
+        return Pairs(**parts, accuracy=self.accuracy[rows])
 
     def better(self) -> np.ndarray:
-        """Return (R, R) booleans, which row is told to be better than which column."""
+        """Return (R, R) booleans, which row is significantly better than which column."""
         with np.errstate(invalid="ignore"):
             return np.asarray((self.p <= 1 - LEVEL) & (self.mean > 0))
 
     def rank_sets(self) -> list[tuple[int, int]]:
-        """Return the ranks that each may have: below all that are told to be better, above all told to be worse."""
+        """Return the ranks that each may have: below all that are significantly better, above all that are worse."""
         better = self.better()
         return list(zip((1 + better.sum(axis=0)).tolist(), (len(better) - better.sum(axis=1)).tolist(), strict=True))
 
     def least(self) -> float:
-        """Return the difference that would be told in 4 of 5 pairs, each beside all that are told here; NaN of none.
+        """Return the difference that would be significant in 4 of 5 pairs, beside those that are; NaN of none.
 
-        By Holm's method the level of one more is that of as many pairs as are left. A pair is told where its difference
-        is above the critical one, which its own error decides.
+        By Holm's method the level of one more is that of as many pairs as are left. A difference is significant where
+        it is above the critical one, which its own error decides.
         """
         upper = np.triu_indices(len(self.mean), 1)
         left = max(1, int((self.p[upper] > 1 - LEVEL).sum()))
@@ -128,22 +128,26 @@ class Pairs:
 
 
 def detectable(pairs: Pairs, what: str = "accuracy") -> str | None:
-    """Return the difference that would be told in 4 of 5 pairs, as a clause; None where it is not known."""
+    """Return the difference that would be significant in 4 of 5 pairs, as a clause; None where it is not known."""
     if np.isnan(least := pairs.least()):
         return None
     upper = np.triu_indices(len(pairs.mean), 1)
     return (
-        f"of pairs of strategies that differ by {least:.3f} in {what} 4 of 5 are told apart, "
-        f"{int(np.median(pairs.n_seeds[upper]))} seeds each, among the {len(upper[0])} pairs of this board; smaller "
-        "differences may be there and not be told"
+        f"of pairs of strategies that differ by {least:.3f} in {what} 4 of 5 are expected to differ significantly, "
+        f"{int(np.median(pairs.n_seeds[upper]))} seeds each, among the {len(upper[0])} pairs of this board; "
+        "smaller differences may exist and not be significant"
     )
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Return (n,) p-values adjusted by Holm's step-down method (Holm 1979); those that are NaN stay so."""
+    """Return (n,) p-values adjusted by Holm's step-down method (Holm 1979); those that are NaN stay so.
+
+    >>> holm(np.array([0.01, 0.04, 0.03])).tolist()
+    [0.03, 0.06, 0.06]
+    """
     adjusted = np.full_like(p, np.nan)
-    there = np.flatnonzero(~np.isnan(p))
-    order = there[np.argsort(p[there], kind="stable")]
+    places = np.flatnonzero(~np.isnan(p))
+    order = places[np.argsort(p[places], kind="stable")]
     factors = np.arange(len(order), 0, -1)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * factors))
     return adjusted
@@ -206,7 +210,7 @@ def compare(contenders: Sequence[Contender]) -> Pairs:
                 getattr(every, each.name)[np.ix_(rows, columns)] = block
                 getattr(every, each.name)[np.ix_(columns, rows)] = -block.T if each.name == "mean" else block.T
         accuracy[rows] = _accuracy(_differences(left, [_nothing(left[0])]))
-    return _judged(every, accuracy)
+    return _judge(every, accuracy)
 
 
 def _nothing(one: Contender) -> Contender:
@@ -242,7 +246,7 @@ def _add_items(result: _Differences, left: Sequence[Contender], right: Sequence[
         parts = [_hits(left, seed), _hits(right, seed)]
         parts.append(np.ones_like(parts[0][:1]))
         if numbers:
-            names, parts = _grouped(parts, numbers[place])
+            names, parts = _group(parts, numbers[place])
             for total, part in zip(totals, parts, strict=True):
                 total[:, np.searchsorted(every, names)] += part
         x, y, (sizes,) = parts
@@ -281,14 +285,14 @@ def _numbers(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
     return []
 
 
-def _grouped(parts: Sequence[np.ndarray], numbers: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+def _group(parts: Sequence[np.ndarray], numbers: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the (C,) different numbers of items, and (a, I) parts added up by them, (a, C)."""
     names, starts = np.unique(np.sort(numbers), return_index=True)
     order = np.argsort(numbers, kind="stable")
     return names, [np.add.reduceat(part[:, order], starts, axis=1, dtype=float) for part in parts]
 
 
-def _judged(result: _Differences, accuracy: np.ndarray) -> Pairs:
+def _judge(result: _Differences, accuracy: np.ndarray) -> Pairs:
     """Return how differences are judged: by seeds and items together, and never more surely than by items alone."""
     S, items = result.n_seeds, result.clusters - 1
     rest, main = item_parts(result.apart, result.together, S)

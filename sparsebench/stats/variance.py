@@ -166,12 +166,12 @@ def overdispersion(
     upper = np.triu_indices(len(items), 1)
     factors[upper], freedom[upper] = shrink(ratios[upper], d[upper])
     factors.T[upper], freedom.T[upper] = factors[upper], freedom[upper]
-    some = np.flatnonzero(known.any(axis=0))
-    if len(some) >= FEWEST:
-        block = np.ix_(some, some)
+    rows = np.flatnonzero(known.any(axis=0))
+    if len(rows) >= FEWEST:
+        block = np.ix_(rows, rows)
         others, fewer = by_strategy(between[block] * seeds[block], items[block] * seeds[block], d[block])
         factors[block] = np.fmax(factors[block], others)
-        freedom[block] = np.fmin(np.fmin(freedom[block], fewer), (len(some) - 1) * d[block])
+        freedom[block] = np.fmin(np.fmin(freedom[block], fewer), (len(rows) - 1) * d[block])
     return np.where(known, factors, np.nan), np.where(known, freedom, np.nan)
 
 

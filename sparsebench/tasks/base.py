@@ -54,8 +54,8 @@ class Split:
     def part(self, rows: slice) -> Split:
         """Return the split of those samples alone."""
         arrays = ("inputs", "labels", "groups", "relevance", "boxes", "foregrounds")
-        own: dict[str, Any] = {name: getattr(self, name) for name in arrays}
-        return replace(self, **{name: value[rows] for name, value in own.items() if value is not None})
+        values: dict[str, Any] = {name: getattr(self, name) for name in arrays}
+        return replace(self, **{name: value[rows] for name, value in values.items() if value is not None})
 
     def relevance_on(self, grid: tuple[int, int] | None) -> np.ndarray | None:
         """Return (n, N) float32, the share of each token (or patch of that grid) that matters to the label.
@@ -68,7 +68,7 @@ class Split:
         if self.boxes is None or grid is None:
             return self.relevance
         height, width = self.inputs.shape[-2:]
-        relevance = covered(self.boxes, height, width, [np.arange(parts) for parts in grid]).astype(np.float32)
+        relevance = coverage(self.boxes, height, width, [np.arange(parts) for parts in grid]).astype(np.float32)
         if self.order is None:
             return relevance
         if relevance.shape[1] != len(self.order):
@@ -98,7 +98,7 @@ def relevant(shares: np.ndarray, mask: Mask) -> np.ndarray:
     return rank < worth[:, None]
 
 
-def covered(boxes: Any, height: int, width: int, parts: Sequence[Any]) -> Any:
+def coverage(boxes: Any, height: int, width: int, parts: Sequence[Any]) -> Any:
     """Return (n, N), which share of each patch of a picture its box covers. Arrays may be numpy's or, alike, torch's.
 
     Args:

@@ -36,14 +36,14 @@ def locate(spec: str) -> tuple[str, Path]:
     kind, _, path = spec.partition(":")
     if kind != "folder" or not path:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
-    root = tested(Path(path).expanduser())
+    root = test_folder_of(Path(path).expanduser())
     for folder in class_folders(root):
         if not sources.pictures_in(folder):
             raise UserError(f"{folder} holds no pictures", allowed="at least one in each class")
     return f"folder-{sources.fingerprint(root)}", root
 
 
-def tested(root: Path) -> Path:
+def test_folder_of(root: Path) -> Path:
     """Return the folder of the classes: val or test in the given one where they are there, else that itself."""
     return next((root / split for split in ("val", "test") if (root / split).is_dir()), root)
 
@@ -56,10 +56,10 @@ def class_folders(root: Path) -> list[Path]:
     """
     if not root.is_dir():
         raise UserError(f"--images folder: {root} is not a folder", allowed=LAYOUT)
-    found = sorted((p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")), key=lambda p: p.name)
-    if len(found) < 2:
-        raise UserError(f"{root}: too few classes", got=[p.name for p in found], allowed=f"2 or more: {LAYOUT}")
-    return found
+    folders = sorted((p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")), key=lambda p: p.name)
+    if len(folders) < 2:
+        raise UserError(f"{root}: too few classes", got=[p.name for p in folders], allowed=f"2 or more: {LAYOUT}")
+    return folders
 
 
 def read_cropped(
@@ -75,13 +75,13 @@ def read_cropped(
 
     rgb = sources.read_rgb(path, sha256)
     side = int(canvas / crop)
-    width, height = (side if resize == "squash" else int(side * own / min(rgb.size)) for own in rgb.size)
+    width, height = (side if resize == "squash" else int(side * length / min(rgb.size)) for length in rgb.size)
     rgb = rgb.resize((width, height), Image.Resampling[filter.upper()])
     left, top = round((width - canvas) / 2), round((height - canvas) / 2)
     return np.asarray(rgb.crop((left, top, left + canvas, top + canvas)))
 
 
-def decoded(
+def decode(
     content: str, root: Path, paths: Sequence[Path], canvas: int, crop: float, resize: Resize = "short",
     filter: Filter = "bicubic",
 ) -> np.ndarray:  # fmt: skip
@@ -99,7 +99,7 @@ def decoded(
 
     which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:12]
     name = f"{content}-{which}-{canvas}-crop-{crop}-{resize}-{filter}-first"
-    return cache.kept(name, (len(paths), 3, canvas, canvas), pictures)
+    return cache.keep_pixels(name, (len(paths), 3, canvas, canvas), pictures)
 
 
 class Folder(Task):
@@ -174,10 +174,10 @@ class Folder(Task):
             for folder, number in zip(folders, numbers, strict=True)
             for path in sources.pictures_in(folder)
         ]
-        chosen = [every[i] for i in self._chosen(len(every), repetition)]
+        chosen = [every[i] for i in self._choose(len(every), repetition)]
         content = self.images.partition("-")[2]
         cut = self.with_cut({}).model_dump(include=set(USUAL))
-        images = decoded(content, root, [path for path, _ in chosen], **cut)
+        images = decode(content, root, [path for path, _ in chosen], **cut)
         labels = np.array([number for _, number in chosen], dtype=np.int64)
         test = Split(images, labels, np.zeros_like(labels))
         return Data(Split(images[:0], labels[:0], labels[:0]), test, classes)
@@ -189,13 +189,13 @@ class Folder(Task):
             )
         return locations[self.images]
 
-    def _chosen(self, there: int, repetition: int) -> np.ndarray:
+    def _choose(self, count: int, repetition: int) -> np.ndarray:
         """Return which pictures are tested on, in rising order."""
-        if self.test > there:
-            raise UserError("test of task 'folder'", got=self.test, allowed=f"at most the {there} pictures there are")
+        if self.test > count:
+            raise UserError("test of task 'folder'", got=self.test, allowed=f"at most the {count} pictures there are")
         if self.test == 0:
-            return np.arange(there)
-        return np.sort(seeds.generator(self.name, self.images, repetition).permutation(there)[: self.test])
+            return np.arange(count)
+        return np.sort(seeds.generator(self.name, self.images, repetition).permutation(count)[: self.test])
 
     def _classes(self, folders: list[Path]) -> tuple[tuple[str, ...], list[int]]:
         """Return the classes of the head, and the number of each folder's."""

@@ -57,26 +57,26 @@ class GroupTask(PictureTask):
 
         The official validation split is there where the recipe asks for one.
         """
-        found = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
-        groups = 2 * found.labels + found.attributes
-        self._check_groups(found, groups)
+        labelled = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
+        groups = 2 * labelled.labels + labelled.attributes
+        self._check_groups(labelled, groups)
 
         def split(number: int, n: int) -> Split:
-            rows = self._part(np.flatnonzero(found.splits == number), groups, n, number, repetition)
-            return Split(sources.squares_of(found, rows, self.canvas), found.labels[rows], groups[rows])
+            rows = self._part(np.flatnonzero(labelled.splits == number), groups, n, number, repetition)
+            return Split(sources.squares_of(labelled, rows, self.canvas), labelled.labels[rows], groups[rows])
 
         classes, names = self.names()
-        asked = (self.validation or self.patience) and bool((found.splits == VALIDATION).any())
+        asked = (self.validation or self.patience) and bool((labelled.splits == VALIDATION).any())
         validation = split(VALIDATION, 0) if asked else None
         return Data(split(TRAIN, n_train), split(TEST, self.test), classes, names, validation=validation)
 
-    def _check_groups(self, found: sources.Labelled, groups: np.ndarray) -> None:
+    def _check_groups(self, labelled: sources.Labelled, groups: np.ndarray) -> None:
         """Raise UserError for a group without a picture to train on or to test."""
         for number in (TRAIN, TEST):
-            counts = np.bincount(groups[found.splits == number], minlength=4)
+            counts = np.bincount(groups[labelled.splits == number], minlength=4)
             if 0 in counts:
                 name = self.names()[1][int(counts.argmin())]
-                raise UserError(f"{found.table}: its {OF[number]} split has no picture of '{name}'")
+                raise UserError(f"{labelled.table}: its {OF[number]} split has no picture of '{name}'")
 
     def _part(self, rows: np.ndarray, groups: np.ndarray, n: int, number: int, repetition: int) -> np.ndarray:
         """Return n of a split's rows in their order, or all for 0."""

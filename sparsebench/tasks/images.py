@@ -184,14 +184,14 @@ class ImageTask(PictureTask):
         self.check()
         return sources.foregrounds(self.images, self.foreground, locations)
 
-    def pair(self, images: str, found: sources.Foregrounds) -> tuple[str, ...]:
+    def pair(self, images: str, pool: sources.Foregrounds) -> tuple[str, ...]:
         """Return the classes of a source that are held out: as given, bird and airplane, 3 and 8, or the first two."""
-        if strange := sorted(set(self.held_out) - set(found.classes)):
-            raise UserError(f"held_out of task '{self.name}'", got=strange, allowed=found.classes)
+        if strange := sorted(set(self.held_out) - set(pool.classes)):
+            raise UserError(f"held_out of task '{self.name}'", got=strange, allowed=pool.classes)
         if self.held_out:
             return self.held_out
         named = sources.HELD_OUT.get(images, ("bird", "airplane"))
-        return named if set(named) <= set(found.classes) else found.classes[:2]
+        return named if set(named) <= set(pool.classes) else pool.classes[:2]
 
     def stream(self, repetition: int, split: str) -> np.random.Generator:
         """Return the generator of one split's draws; how it is trained on, shown and judged does not touch it."""
@@ -210,7 +210,7 @@ class ImageTask(PictureTask):
 
     def compose(
         self,
-        found: sources.Foregrounds,
+        foregrounds: sources.Foregrounds,
         classes: tuple[str, ...],
         labels: np.ndarray,
         canvas: np.ndarray,
@@ -222,12 +222,12 @@ class ImageTask(PictureTask):
         """Return the split with a foreground of each label on each canvas, patches in the task's order."""
         if self.intensity < 1:
             canvas = np.rint(canvas * self.intensity).astype(np.uint8)
-        per_class = found.test if test else found.train
+        per_class = foregrounds.test if test else foregrounds.train
         chosen, shown, first = [], np.empty(len(labels), dtype=np.int64), _firsts(per_class)
         for k, name in enumerate(classes):
-            mine, pool = np.flatnonzero(labels == k), per_class[name]
-            chosen.append(Chosen(mine, pool, _cycle(len(pool), len(mine), rng)))
-            shown[mine] = first[name] + chosen[-1].order
+            members, pool = np.flatnonzero(labels == k), per_class[name]
+            chosen.append(Chosen(members, pool, _cycle(len(pool), len(members), rng)))
+            shown[members] = first[name] + chosen[-1].order
         if self.affine and not test:
             changes = rng.spawn(1)[0]  # of its own, so that places and backgrounds are those of the plain foregrounds
             chosen = [
@@ -254,7 +254,7 @@ def _cycle(size: int, n: int, rng: np.random.Generator) -> np.ndarray:
     return np.concatenate(order)[:n]
 
 
-def _balanced(n: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+def _balanced_labels(n: int, classes: int, rng: np.random.Generator) -> np.ndarray:
     """Return (n,) labels, as many of each class as can be, in random order."""
     return rng.permutation(np.arange(n) % classes)
 
@@ -283,16 +283,16 @@ class Composite(ImageTask):
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
-        found = self.pool(locations)
+        pool = self.pool(locations)
         source = sources.backgrounds(self.backgrounds, self.canvas, locations)
         splits = []
         for split, n in (("train", n_train), ("test", self.test)):
             rng, test = self.stream(repetition, split), split == "test"
-            labels = _balanced(n, len(found.classes), rng)
+            labels = _balanced_labels(n, len(pool.classes), rng)
             canvas = source.draw(rng, rng.choice(source.textured, n), test=test)
             nogroups = np.zeros(n, dtype=np.int64)
-            splits.append(self.compose(found, found.classes, labels, canvas, nogroups, rng, test=test))
-        return Data(splits[0], splits[1], found.classes)
+            splits.append(self.compose(pool, pool.classes, labels, canvas, nogroups, rng, test=test))
+        return Data(splits[0], splits[1], pool.classes)
 
 
 class Plain(ImageTask):
@@ -309,19 +309,19 @@ class Plain(ImageTask):
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
-        found = self.pool(locations)
+        pool = self.pool(locations)
         later = self.before or self.images
         without = self.pair(later, sources.foregrounds(later, self.foreground, locations))
-        classes = tuple(name for name in found.classes if name not in without)
+        classes = tuple(name for name in pool.classes if name not in without)
         if len(classes) < 2:
-            classes = found.classes
+            classes = pool.classes
         splits = []
         for split, n in (("train", n_train), ("test", self.test)):
             rng, test = self.stream(repetition, split), split == "test"
-            labels = _balanced(n, len(classes), rng)
+            labels = _balanced_labels(n, len(classes), rng)
             canvas = np.zeros((n, 3, self.canvas, self.canvas), dtype=np.uint8)
             nogroups = np.zeros(n, dtype=np.int64)
-            splits.append(self.compose(found, classes, labels, canvas, nogroups, rng, test=test))
+            splits.append(self.compose(pool, classes, labels, canvas, nogroups, rng, test=test))
         return Data(splits[0], splits[1], classes)
 
 
@@ -342,17 +342,17 @@ class Spurious(ImageTask):
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
-        found = self.pool(locations)
-        classes = self.pair(self.images, found)
+        pool = self.pool(locations)
+        classes = self.pair(self.images, pool)
         source = sources.backgrounds(self.backgrounds, self.canvas, locations)
         splits = []
         for split, n in (("train", n_train), ("test", self.test)):
             rng, test = self.stream(repetition, split), split == "test"
-            labels = _balanced(n, 2, rng)
+            labels = _balanced_labels(n, 2, rng)
             agrees = self._agrees(labels, 0.5 if test else self.agreement, rng)
             kinds = np.where(agrees, labels, 1 - labels)
             canvas = source.draw(rng, kinds, test=test)
-            splits.append(self.compose(found, classes, labels, canvas, 2 * labels + kinds, rng, test=test))
+            splits.append(self.compose(pool, classes, labels, canvas, 2 * labels + kinds, rng, test=test))
         names = tuple(f"{name} on {kind}" for name in classes for kind in source.kinds)
         return Data(splits[0], splits[1], classes, names)
 
@@ -360,8 +360,8 @@ class Spurious(ImageTask):
         """Return (n,) booleans, true for that share of each class, rounded."""
         agrees = np.zeros(len(labels), dtype=bool)
         for label in (0, 1):
-            mine = rng.permutation(np.flatnonzero(labels == label))
-            agrees[mine[: round(share * len(mine))]] = True
+            order = rng.permutation(np.flatnonzero(labels == label))
+            agrees[order[: round(share * len(order))]] = True
         return agrees
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
-from sparsebench.tasks.patterns import balanced
+from sparsebench.tasks.patterns import balanced_classes
 
 
 class Overfitting(Task):
@@ -73,7 +73,7 @@ class Overfitting(Task):
         def rng(what: str) -> np.random.Generator:
             return seeds.generator(self.name, *law, what)
 
-        labels = balanced(rng("labels"), n, 2)
+        labels = balanced_classes(rng("labels"), n, 2)
         roles = rng("places").permuted(np.tile(np.arange(self.tokens), (n, 1)), axis=1)  # 0 is signal, 1 strong noise
         inputs = rng("noise").standard_normal((n, self.tokens, self.d), dtype=np.float32)
         inputs *= np.where(roles == 1, self.strong * self.noise, self.noise).astype(np.float32)[:, :, None]

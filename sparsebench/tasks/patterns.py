@@ -27,7 +27,7 @@ def around(rng: np.random.Generator, mu: np.ndarray, size: int, diameter: float)
     return (mu.T[:, None] + diameter / 2 * u).astype(np.float32)
 
 
-def balanced(rng: np.random.Generator, n: int, classes: int) -> np.ndarray:
+def balanced_classes(rng: np.random.Generator, n: int, classes: int) -> np.ndarray:
     """Return (n,) class numbers in blocks with one of each class, in random order.
 
     There are as many of each class, and a sample's place does not give its class away.

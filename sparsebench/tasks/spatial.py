@@ -11,7 +11,7 @@ from pydantic import Field
 from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
-from sparsebench.tasks.patterns import balanced, orthonormal
+from sparsebench.tasks.patterns import balanced_classes, orthonormal
 
 PRETRAINED_ON = 2000
 """Samples behind a pre-trained attention."""
@@ -82,8 +82,8 @@ class Spatial(Task):
         """See `Task.initial`: the same structure with feature 0, in plain order."""
         if self.start == "random":
             return None
-        own = {"feature": 0, "permuted": False, "start": "random", "watch": 0}
-        return self.model_copy(update=own), PRETRAINED_ON
+        defaults = {"feature": 0, "permuted": False, "start": "random", "watch": 0}
+        return self.model_copy(update=defaults), PRETRAINED_ON
 
     def sets(self) -> np.ndarray:
         """Return (tokens,) which set each position is in, before any permutation."""
@@ -112,7 +112,7 @@ class Spatial(Task):
         def rng(what: str) -> np.random.Generator:
             return seeds.generator(self.name, *law, what)
 
-        labels = balanced(rng("labels"), n, 2)
+        labels = balanced_classes(rng("labels"), n, 2)
         signal = self.sets() == rng("set").integers(self.tokens // self.group, size=n)[:, None]
         q = math.log(self.d) / self.tokens if self.rate is None else self.rate
         u = rng("delta").random((n, self.tokens), dtype=np.float32)

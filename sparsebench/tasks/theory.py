@@ -12,7 +12,7 @@ from pydantic import Field
 from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
-from sparsebench.tasks.patterns import around, balanced, orthonormal, scales, spread
+from sparsebench.tasks.patterns import around, balanced_classes, orthonormal, scales, spread
 
 CONFUSION = 0.04
 """alpha_# where no rule is given."""
@@ -109,8 +109,8 @@ class Theory(Task):
 
     def successes(self, test_loss: float, accuracy: float) -> dict[str, bool]:
         """See `Task.successes`; beside the test error the paper's criterion, as `success_loss`."""
-        found = super().successes(test_loss, accuracy)
-        return found if self.criterion == "loss" else found | {"success_loss": test_loss < self.threshold}
+        successes = super().successes(test_loss, accuracy)
+        return successes if self.criterion == "loss" else successes | {"success_loss": test_loss < self.threshold}
 
     def counts(self) -> np.ndarray:
         """Return (M,) tokens of each pattern in a sample of class +1 or (+1,+1) that lacks the spurious pattern.
@@ -119,7 +119,7 @@ class Theory(Task):
         """
         return self._counts(0)[: self.patterns]
 
-    def realised(self) -> tuple[float, float, float]:
+    def realised_shares(self) -> tuple[float, float, float]:
         """Return alpha_*, alpha_# and alpha_nd, spurious tokens included, as whole tokens make them."""
         relevant, confusing, irrelevant = self._numbers()
         return relevant / self.tokens, confusing / self.tokens, irrelevant / self.tokens
@@ -191,8 +191,8 @@ class Theory(Task):
     def _layouts(self) -> np.ndarray:
         """Return (classes, 2, L), the pattern of each token by class and presence of mu_s, before any permutation."""
         roles = np.stack([np.repeat(np.arange(self.patterns + 1), self._counts(present)) for present in (0, 1)])
-        own = self.classes - 1 - np.arange(self.classes)[:, None, None]
-        return np.where(roles < self.classes, (roles + own) % self.classes, roles)
+        shifts = self.classes - 1 - np.arange(self.classes)[:, None, None]
+        return np.where(roles < self.classes, (roles + shifts) % self.classes, roles)
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`. A smaller training set is the beginning of a larger one.
@@ -218,7 +218,9 @@ class Theory(Task):
         `rate` is how often class +1 has the spurious pattern.
         """
         iid = self.labels == "iid"
-        labels = rng("labels").integers(self.classes, size=n) if iid else balanced(rng("labels"), n, self.classes)
+        labels = (
+            rng("labels").integers(self.classes, size=n) if iid else balanced_classes(rng("labels"), n, self.classes)
+        )
         present = np.zeros(n, dtype=np.int64)
         if self.spurious:
             present += rng("spurious").random(n) < np.where(labels == 1, rate, 1 - rate)

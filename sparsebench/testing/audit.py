@@ -40,7 +40,7 @@ _installed = False
 
 
 @contextmanager
-def watched() -> Iterator[list[Event]]:
+def watch() -> Iterator[list[Event]]:
     """Note what is done meanwhile, in any thread."""
     global _noted, _installed
     if not _installed:
@@ -77,14 +77,14 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _modules() -> tuple[str, ...]:
     """Return the modules of the functions that are running, without this one."""
-    found, frame = [], sys._getframe(2)
+    modules, frame = [], sys._getframe(2)
     while frame is not None:
-        found.append(str(frame.f_globals.get("__name__", "")))
+        modules.append(str(frame.f_globals.get("__name__", "")))
         frame = frame.f_back  # type: ignore[assignment]
-    return tuple(found)
+    return tuple(modules)
 
 
-def _own(strategy: Strategy) -> set[str]:
+def _packages_of(strategy: Strategy) -> set[str]:
     """Return the packages, or modules in none, that the strategy's code is in."""
     packages = {cls.__module__.partition(".")[0] for cls in type(strategy).__mro__}
     return packages - {"sparsebench", "pydantic", "builtins"}
@@ -92,28 +92,28 @@ def _own(strategy: Strategy) -> set[str]:
 
 def back_doors(strategy: Strategy, events: list[Event]) -> list[str]:
     """Return by which back doors the strategy's own code looked for what its view does not show."""
-    own, found = _own(strategy), set()
+    packages, names = _packages_of(strategy), set()
     for event in events:
         asking = next((name for name in event.modules if name not in _FOR_OTHERS), "")
-        if event.looks and asking.partition(".")[0] in own:
-            found.add(event.what)
-    return sorted(found)
+        if event.looks and asking.partition(".")[0] in packages:
+            names.add(event.what)
+    return sorted(names)
 
 
 def changes(strategy: Strategy, events: list[Event]) -> list[str]:
     """Return what the strategy did to files and processes, itself or through a library."""
-    own, found = _own(strategy), set()
+    packages, names = _packages_of(strategy), set()
     for event in events:
-        inner = [name.partition(".")[0] in own for name in event.modules]
+        inner = [name.partition(".")[0] in packages for name in event.modules]
         if event.looks or True not in inner:
             continue
         through = event.modules[: inner.index(True)]
         if not any(name == cache or name.startswith(f"{cache}.") for name in through for cache in _CACHES):
-            found.add(event.what)
-    return sorted(found)
+            names.add(event.what)
+    return sorted(names)
 
 
-def written() -> int:
+def written_bytes() -> int:
     """Return how many bytes this process has written so far, 0 where the system does not say."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()

@@ -36,7 +36,7 @@ def main() -> None:
     request = Request.model_validate_json(line.jobs.readline())
     processes = _Processes()
     try:
-        with audit.watched() as audit.AT_LOAD:
+        with audit.watch() as audit.AT_LOAD:
             strategies = resolve(request.target, Registry(), request.given)
         for strategy, origin in strategies[request.start :]:
             _check(strategy, origin, line, processes)

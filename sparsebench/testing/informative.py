@@ -62,7 +62,7 @@ def time_of_a_choice(strategy: Strategy) -> str:
     choices: list[float] = []
     blocks: list[float] = []
 
-    def timed(choice: Choice) -> Plan | None:
+    def time_choice(choice: Choice) -> Plan | None:
         begun = time.perf_counter()
         plan = choice()
         choices.append(time.perf_counter() - begun)
@@ -70,7 +70,7 @@ def time_of_a_choice(strategy: Strategy) -> str:
 
     block, x = deit_tiny().network.module.blocks[0], torch.rand(4, 197, 192)
     for _ in range(REPEATS):
-        _choose(strategy, timed)
+        _choose(strategy, time_choice)
         begun = time.perf_counter()
         with torch.no_grad():
             block(x)
@@ -109,11 +109,11 @@ def memory_of_a_choice(strategy: Strategy) -> str:
     """The most memory that the tensors of a choice, with what is computed only for it, take at a time."""
     counted = _Allocated()
 
-    def watched(choice: Choice) -> Plan | None:
+    def measure_choice(choice: Choice) -> Plan | None:
         with counted:
             return choice()
 
-    _choose(strategy, watched)
+    _choose(strategy, measure_choice)
     return f"{counted.peak / len(deit_tiny().inputs) / 1024:,.0f} KiB an image (196 patches, width 192)"
 
 
@@ -121,19 +121,19 @@ def compiles_whole(strategy: Strategy) -> str:
     """Whether torch.compile takes a choice without a graph break."""
     import torch._dynamo  # takes longer than all other checks together
 
-    found: list[str] = []
+    answers: list[str] = []
 
-    def compiled(choice: Choice) -> Plan | None:
+    def compile_choice(choice: Choice) -> Plan | None:
         torch._dynamo.reset()
         try:
             torch.compile(lambda: tensors(choice()), backend="eager", fullgraph=True)()
-            found.append("yes")
+            answers.append("yes")
         except Exception as error:
-            found.append(f"no: {str(error).strip().partition(chr(10))[0][:200]}")
+            answers.append(f"no: {str(error).strip().partition(chr(10))[0][:200]}")
         return choice()
 
-    _choose(strategy, compiled)
-    return found[0]
+    _choose(strategy, compile_choice)
+    return answers[0]
 
 
 def acts_in_float16(strategy: Strategy) -> str:

@@ -35,7 +35,7 @@ def parametrize_with_strategies(
     import pytest
 
     from sparsebench.plugin.registry import Registry
-    from sparsebench.testing.run import CHECKS, Check, expected
+    from sparsebench.testing.run import CHECKS, Check, expected_failures
 
     def runs(check: Check) -> Callable[[Strategy], None]:
         def run(strategy: Strategy) -> None:
@@ -50,7 +50,7 @@ def parametrize_with_strategies(
     registry, cases = Registry(), []
     for named in strategies:
         for strategy, _ in resolve(named, registry):
-            declared = expected(strategy)
+            declared = expected_failures(strategy)
             for check in CHECKS:
                 if check.group in groups:
                     reason = declared.get(check.name)
@@ -82,12 +82,12 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
         raise UserError(f"{spec.name} brings no strategy to check")
     made = []
     for name in names:
-        found = registry.strategy(name)
-        if found.failure:
-            raise PluginError(name, found.origin, found.failure)
+        registered = registry.strategy(name)
+        if registered.failure:
+            raise PluginError(name, registered.origin, registered.failure)
         what = f"strategy '{name}'"
         wanted = spec.combinations() if given is None else given.get(name, ())
-        made += [(fill(found.cls, params, what), found.origin) for params in wanted]
+        made += [(fill(registered.cls, params, what), registered.origin) for params in wanted]
     return made
 
 

@@ -126,14 +126,14 @@ class _Child:
         if message.report is not None:
             self.reports.append(message.report)
         elif message.outcome is not None:
-            self._found(message.outcome)
+            self._keep(message.outcome)
         elif message.begins:
             (self.running,) = (o for o in self.reports[-1].outcomes if o.check == message.begins)
         else:
             self.running = LOADS
             self.worker.ask(self.request.model_dump_json().encode())
 
-    def _found(self, outcome: Outcome) -> None:
+    def _keep(self, outcome: Outcome) -> None:
         self.reports[-1] = self.reports[-1].with_outcome(outcome)
         self.on_outcome(outcome)
 
@@ -145,7 +145,7 @@ class _Child:
             target = self.request.target
             source = content_hash(Path(parse(target).name))
             self.reports.append(of_loading(target, Origin(plugin=target, sha256=source)))
-        self._found(self.running.after(status, message))
+        self._keep(self.running.after(status, message))
         return self.running == LOADS
 
     def _how_it_ended(self) -> str:

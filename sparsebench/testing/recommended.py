@@ -107,7 +107,7 @@ def order_of_tokens_does_not_matter(strategy: Strategy) -> str:
         with torch.no_grad():
             shuffled.pos_embed[:, P:] = shuffled.pos_embed[:, P:][:, order]
         moved = images_for(case.name, shuffled)
-        outputs = Runner(fresh(strategy), moved)(inputs=_reordered(case, order)).outputs
+        outputs = Runner(fresh(strategy), moved)(inputs=_reorder(case, order)).outputs
         worst = float((outputs - trial.outputs).abs().max())
         if worst > 1e-3 * max(1.0, float(trial.outputs.abs().max())):
             raise RuleError(f"the logits differ by {worst:.1e}")
@@ -115,7 +115,7 @@ def order_of_tokens_does_not_matter(strategy: Strategy) -> str:
     return on_each(do, DEEP)
 
 
-def _reordered(case: Case, order: Tensor) -> Tensor:
+def _reorder(case: Case, order: Tensor) -> Tensor:
     """Return the images with their patches in another order."""
     network: Any = case.network
     (rows, columns), (height, width) = network.grid, network.patch

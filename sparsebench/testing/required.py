@@ -288,7 +288,7 @@ def random_state_is_left_alone(strategy: Strategy) -> str:
     def do(case: Case) -> None:
         before = process_state.values(process_state.RANDOM)
         _batches(strategy, case)
-        if changed := process_state.changed(before):
+        if changed := process_state.changes(before):
             raise RuleError(f"changed: the global random state of {', '.join(sorted(changed))}; use view.random()")
 
     torch.manual_seed(20_250_101)
@@ -346,12 +346,12 @@ def machine_is_left_alone(strategy: Strategy) -> str:
         acting = {change for asked in _batches(strategy, case) for change in asked.changes}
         if done := sorted({*acting, *audit.changes(strategy, audit.AT_LOAD)}):
             raise RuleError(f"it {'; '.join(done)}")
-        before = audit.written()
+        before = audit.written_bytes()
         act(strategy, case)
-        if audit.written() > before:
+        if audit.written_bytes() > before:
             wrote.append(case.name)
 
-    with state.captured() as texts:
+    with state.capture() as texts:
         note = on_each(do)
     if wrote and not texts[0]:
         raise RuleError(f"it wrote to a file [{wrote[0]}]")
@@ -360,7 +360,7 @@ def machine_is_left_alone(strategy: Strategy) -> str:
 
 def prints_nothing(strategy: Strategy) -> str:
     """It writes nothing to standard output or standard error."""
-    with state.captured() as texts:
+    with state.capture() as texts:
         note = on_each(lambda case: _batches(strategy, case))
     if texts[0]:
         first = texts[0].splitlines()[0]

@@ -40,12 +40,12 @@ def check(out: Path, target: str | None, limit: float, on_report: Callable[[Repo
             on_report(report)
 
     if target is not None:
-        keep(process.check(target, limit, given=_recorded(target, records.values())))
+        keep(process.check(target, limit, given=_recorded_params(target, records.values())))
         return []
     left_out = []
-    for name, found in sorted(_by_name(records.values()).items()):
+    for name, group in sorted(_by_name(records.values()).items()):
         try:
-            keep(process.check(_installed(name, found), limit, given=_params(found)))
+            keep(process.check(_installed_name(name, group), limit, given=_params(group)))
         except UserError as error:
             left_out.append(f"{name}: {error}")
     return left_out
@@ -58,29 +58,29 @@ def _by_name(records: Iterable[Record]) -> dict[str, list[Record]]:
     return names
 
 
-def _recorded(target: str, records: Iterable[Record]) -> Given | None:
+def _recorded_params(target: str, records: Iterable[Record]) -> Given | None:
     """Return what the records have of a target that names no parameters; None where they have nothing of it."""
     spec = parse(target)
     if spec.params:
         return None
     if spec.name.endswith(".py"):
         source = store.content_hash(Path(spec.name))
-        found = [record for record in records if record.origin.sha256 == source != ""]
+        matching = [record for record in records if record.origin.sha256 == source != ""]
     else:
-        found = [record for record in records if record.cell.strategy.name == spec.name]
-    return _params(found) or None
+        matching = [record for record in records if record.cell.strategy.name == spec.name]
+    return _params(matching) or None
 
 
 def _params(records: Iterable[Record]) -> Given:
     given: Given = {}
     for record in sorted(records, key=lambda record: record.label):
-        own = given.setdefault(record.cell.strategy.name, [])
-        if (params := dict(record.cell.strategy.params)) not in own:
-            own.append(params)
+        variants = given.setdefault(record.cell.strategy.name, [])
+        if (params := dict(record.cell.strategy.params)) not in variants:
+            variants.append(params)
     return given
 
 
-def _installed(name: str, records: Iterable[Record]) -> str:
+def _installed_name(name: str, records: Iterable[Record]) -> str:
     """Return the name; UserError if its newest records are of a file, of which they do not know where it lies."""
     origin = max(records, key=lambda record: record.started).origin
     if origin.plugin.startswith("file:"):

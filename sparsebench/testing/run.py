@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import timm
 import torch
 
-from sparsebench.contain.process_state import preserved
+from sparsebench.contain.process_state import preserve
 from sparsebench.engine.worker import one_thread
 from sparsebench.errors import UnsupportedError, unknown
 from sparsebench.records.origin import Origin
@@ -40,7 +40,7 @@ class Check:
 
     def __call__(self, strategy: Strategy) -> str:
         """Run it as a cell is run: on one thread, without warnings; what it changes of the process is put back."""
-        with preserved(), one_thread(), warnings.catch_warnings():
+        with preserve(), one_thread(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return self.function(strategy) or ""
 
@@ -52,7 +52,7 @@ CHECKS = (
 )
 
 
-def expected(strategy: Strategy | type[Strategy]) -> dict[str, str]:
+def expected_failures(strategy: Strategy | type[Strategy]) -> dict[str, str]:
     """Return the checks that the strategy declares to fail, with the reasons.
 
     Raises:
@@ -83,7 +83,7 @@ def outcomes(
 ) -> Iterator[Outcome]:
     """Run all checks and yield what each found; `begins` is told the name of each before it is run."""
     failed: set[str] = set()
-    declared = expected(strategy)
+    declared = expected_failures(strategy)
     for check, outcome in zip(CHECKS, report.outcomes, strict=True):
         begins(check.name)
         begun = time.perf_counter()

@@ -14,14 +14,14 @@ import timm.models.vision_transformer  # noqa: F401  # this and run_cell: what i
 from torch import nn
 
 import sparsebench.cells.run_cell  # noqa: F401
-from sparsebench.contain.process_state import FUNCTIONS, changed
+from sparsebench.contain.process_state import FUNCTIONS, changes
 
 _FIRST = FUNCTIONS.get()
 
 
 def replaced_functions() -> list[str]:
     """Return the functions that are other objects than when this module was imported, or that are gone."""
-    return changed({FUNCTIONS.name: _FIRST})
+    return changes({FUNCTIONS.name: _FIRST})
 
 
 def fingerprint(module: nn.Module) -> dict[str, Any]:
@@ -31,8 +31,8 @@ def fingerprint(module: nn.Module) -> dict[str, Any]:
         digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     parts: dict[str, Any] = {"weights": digest.hexdigest()}
     for name, part in module.named_modules():
-        own = {key: _mark(key, value) for key, value in vars(part).items()}
-        parts[f"attributes, hooks or forward of '{name}'"] = (id(part), type(part), type(part).forward, own)
+        attributes = {key: _mark(key, value) for key, value in vars(part).items()}
+        parts[f"attributes, hooks or forward of '{name}'"] = (id(part), type(part), type(part).forward, attributes)
     parts["requires_grad"] = {name: p.requires_grad for name, p in module.named_parameters()}
     return parts
 
@@ -49,7 +49,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 @contextmanager
-def captured() -> Iterator[list[str]]:
+def capture() -> Iterator[list[str]]:
     """Catch what is written to standard output and standard error, by Python or by the process; give it as one text."""
     texts: list[str] = []
     with ExitStack() as stack:

@@ -47,12 +47,12 @@ class _Watched(TokenView):
         self.__dict__["shown"] = {"index": view.index.clone(), "sizes": view.sizes.clone()}
 
     def __getattribute__(self, name: str) -> Any:
-        own = super().__getattribute__("__dict__")
+        attributes = super().__getattribute__("__dict__")
         if not name.startswith("_"):
-            own.get("read", set()).add(name)
+            attributes.get("read", set()).add(name)
         elif name == "__dict__" or not name.endswith("__"):
             asking = str(sys._getframe(1).f_globals.get("__name__"))
-            own.get("private", set()).update([f"view.{name}"] * (not asking.startswith("sparsebench.")))
+            attributes.get("private", set()).update([f"view.{name}"] * (not asking.startswith("sparsebench.")))
         return super().__getattribute__(name)
 
     def _get(self, name: str) -> Any:
@@ -61,7 +61,7 @@ class _Watched(TokenView):
             self.__dict__["shown"].setdefault(name, value.detach().clone())
         return value
 
-    def changed(self) -> list[str]:
+    def changed_fields(self) -> list[str]:
         """Return the names of what is no longer what was shown."""
         now = self.__dict__ | self._seen
         return [name for name, was in self.__dict__["shown"].items() if not same(now[name], was)]
@@ -107,12 +107,14 @@ class _Observed(StandIn):
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         watched, before = _Watched(view), process_state.values()
-        with audit.watched() as events:
+        with audit.watch() as events:
             plan = answer(lambda: self.strategy.plan(watched, keep), self.strategy, view, keep)
-        changed = process_state.changed(before)
+        changed = process_state.changes(before)
         doors = [*audit.back_doors(self.strategy, events), *sorted(watched.__dict__["private"])]
         done = audit.changes(self.strategy, events)
-        self.asked.append(Asked(plan, frozenset(watched.__dict__["read"]), watched.changed(), changed, doors, done))
+        self.asked.append(
+            Asked(plan, frozenset(watched.__dict__["read"]), watched.changed_fields(), changed, doors, done)
+        )
         return plan
 
 
@@ -123,13 +125,13 @@ def answer(choice: Choice, strategy: Strategy, view: TokenView, keep: int) -> Pl
     except UnsupportedError:
         raise
     except (Exception, SystemExit) as error:
-        raise _raised(error) from error
+        raise _error_text(error) from error
     if plan is not None:
         _judge(plan, strategy, view, keep)
     return plan
 
 
-def _raised(error: BaseException) -> RuleError:
+def _error_text(error: BaseException) -> RuleError:
     text = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, StrategyError) and "view.relevance" in text:
         return RuleError(text, "reads_no_relevance")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsebench import seeds
-from sparsebench.tasks.base import covered
+from sparsebench.tasks.base import coverage
 
 
 class Moves(NamedTuple):
@@ -69,7 +69,7 @@ def move_boxes(boxes: Tensor, moves: Moves, width: int) -> Tensor:
 def relevance(boxes: Tensor, height: int, width: int, grid: tuple[int, int]) -> Tensor:
     """Return (B, N) float32, the share of each patch that its box covers; `Split.relevance_on` for a batch."""
     parts = [torch.arange(count, device=boxes.device, dtype=torch.float64) for count in grid]
-    return covered(boxes.double(), height, width, parts).float()
+    return coverage(boxes.double(), height, width, parts).float()
 
 
 @dataclass(eq=False)

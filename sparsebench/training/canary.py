@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsebench.contain.process_state import RANDOM, preserved
+from sparsebench.contain.process_state import RANDOM, preserve
 from sparsebench.errors import StrategyError
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
@@ -62,7 +62,7 @@ def answers(
         truth = truth._replace(masks=[])
     few = copy.copy(samples)
     few.items = samples.items[: first_batch(network, samples)]
-    with preserved(RANDOM), permuted(truth):
+    with preserve(RANDOM), permuted(truth):
         return evaluate(network, actor, few, recipe)
 
 

@@ -48,7 +48,7 @@ class ClosedForm:
         self.signs = (2 * samples.labels.numpy() - 1).astype(dtype)
         squares = [np.zeros((self.D, self.D), dtype) for _ in range(3)]
         O, a = np.zeros(self.tiles * self.D * TILE, dtype), network.a[0].T.numpy()
-        self.weights = Weights(squares[0], squares[1], squares[2], O, self._tiled(a))
+        self.weights = Weights(squares[0], squares[1], squares[2], O, self._tile(a))
         self.work: tuple[int, Work] | None = None
         self.load()
         self.changing = not chooses_once(actor, recipe)
@@ -56,25 +56,25 @@ class ClosedForm:
 
     def load(self) -> None:
         """Take the weights from the network."""
-        for own, parameter in self._squares():
-            own[:] = parameter.detach()[0].numpy()
-        self.weights.O[:] = self._tiled(self.network.W_O.detach().numpy())
+        for square, parameter in self._squares():
+            square[:] = parameter.detach()[0].numpy()
+        self.weights.O[:] = self._tile(self.network.W_O.detach().numpy())
 
     @torch.no_grad()
     def store(self) -> None:
         """Put the weights into the network; see `Steps.store`."""
-        for own, parameter in self._squares():
-            parameter[0] = torch.from_numpy(own)
+        for square, parameter in self._squares():
+            parameter[0] = torch.from_numpy(square)
         rows = self.weights.O.reshape(self.tiles, self.D, TILE).transpose(0, 2, 1).reshape(-1, self.D)
         self.network.W_O[:] = torch.from_numpy(rows[: self.m, : self.d])
 
     def _squares(self) -> list[tuple[np.ndarray, Tensor]]:
         """Return each square matrix with the parameter that it is a copy of."""
-        network, own = self.network, self.weights
-        pairs = ((own.Q, network.W_Q), (own.K, network.W_K), (own.V, network.W_V))
+        network, weights = self.network, self.weights
+        pairs = ((weights.Q, network.W_Q), (weights.K, network.W_K), (weights.V, network.W_V))
         return [(matrix[: self.d, : self.d], parameter) for matrix, parameter in pairs]
 
-    def _tiled(self, neurons: np.ndarray) -> np.ndarray:
+    def _tile(self, neurons: np.ndarray) -> np.ndarray:
         """Return [tile][column][TILE] of a matrix with a row a neuron; its columns are padded as W_O's are."""
         m, columns = neurons.shape
         whole = np.zeros((self.tiles * TILE, columns + columns % 2), neurons.dtype)

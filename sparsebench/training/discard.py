@@ -49,7 +49,7 @@ def influences(network: Network, actor: Actor | None, samples: Samples, n: int) 
 def _all(network: Network, actor: Actor | None, samples: Samples, n: int, together: int) -> Influences | None:
     """Return what `influences` does, with at most `together` images in one forward pass."""
     network.module.eval()
-    found, predicted = [], []
+    influences, predicted = [], []
     for rows in samples.items[:n].split(min(BATCH, together)):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
         decisions = [] if acting is None else acting.decisions
@@ -57,9 +57,9 @@ def _all(network: Network, actor: Actor | None, samples: Samples, n: int, togeth
             return None
         site = "input" if acting is None else acting.site
         stays = [(decision.block, decision.after.sort(dim=1).values) for decision in decisions]  # as a Replay has them
-        found.append(_influences(network, samples, rows, outputs, site, stays, together))
+        influences.append(_influences(network, samples, rows, outputs, site, stays, together))
         predicted.append(outputs.argmax(dim=1))
-    return Influences(torch.cat(found).cpu().numpy(), torch.cat(predicted).cpu().numpy())
+    return Influences(torch.cat(influences).cpu().numpy(), torch.cat(predicted).cpu().numpy())
 
 
 _Stays = list[tuple[int, Tensor]]

@@ -127,13 +127,13 @@ def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: R
         scores.append(kept[-1].float() if acting.scores is None else acting.scores.float())
         steps.append([(len(rows), step) for step in acting.steps])
         macs.append(np.broadcast_to(network.cost.macs(acting.steps), len(rows)))
-        chosen.append(list(_chosen(acting, N)))
+        chosen.append(list(_choices(acting, N)))
     return Evaluation(
         torch.cat(predicted).cpu().numpy(),
         torch.cat(loss).cpu().numpy(),
         torch.cat(kept).cpu().numpy(),
         torch.cat(scores).cpu().numpy(),
-        [_joined(parts) for parts in zip(*chosen, strict=True) if any(part.made for part in parts)],
+        [_join(parts) for parts in zip(*chosen, strict=True) if any(part.made for part in parts)],
         [mean_step(block) for block in zip(*steps, strict=True)],
         np.concatenate(macs) if macs else np.empty(0),
         torch.cat(rank).cpu().numpy(),
@@ -148,9 +148,9 @@ def ranks(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
     """
     if recipe.loss != "cross-entropy":
         return (predictions(recipe, outputs) != labels).long()
-    own = outputs.gather(1, labels[:, None])
+    correct = outputs.gather(1, labels[:, None])
     before = torch.arange(outputs.shape[1], device=labels.device) < labels[:, None]
-    return ((outputs > own) | ((outputs == own) & before)).sum(dim=1)
+    return ((outputs > correct) | ((outputs == correct) & before)).sum(dim=1)
 
 
 def patches_in(index: Tensor, N: int) -> Tensor:
@@ -176,23 +176,23 @@ class _Chosen(NamedTuple):
     made: bool
 
 
-def _chosen(acting: Pass, N: int) -> Iterator[_Chosen]:
+def _choices(acting: Pass, N: int) -> Iterator[_Chosen]:
     """Yield what became of the patches in each block in which tokens were to leave."""
     decisions = {decision.block: decision for decision in acting.decisions}
     kept = torch.ones(len(acting.index), N, dtype=torch.bool, device=acting.index.device)
     for block in sorted(acting.actor.keep):
-        there, decision = kept, decisions.get(block)
+        present, decision = kept, decisions.get(block)
         if decision is not None:
             kept = patches_in(decision.after, N)
         given = None if decision is None else decision.plan.scores
         scores = kept.float()
         if decision is not None and given is not None:
             scores = _spread(decision.before, given.float(), N)
-        yield _Chosen(block, kept, scores.masked_fill(~there, torch.nan), given is not None, decision is not None)
+        yield _Chosen(block, kept, scores.masked_fill(~present, torch.nan), given is not None, decision is not None)
 
 
-def _joined(parts: tuple[_Chosen, ...]) -> Choice:
-    kept, scores = (torch.cat(some).cpu().numpy() for some in ([p.kept for p in parts], [p.scores for p in parts]))
+def _join(parts: tuple[_Chosen, ...]) -> Choice:
+    kept, scores = (torch.cat(arrays).cpu().numpy() for arrays in ([p.kept for p in parts], [p.scores for p in parts]))
     return Choice(parts[0].block, kept, scores, all(part.scored for part in parts))
 
 
@@ -207,7 +207,7 @@ def seconds_per_batch(
     """
     network.module.eval()
     rows = samples.items[: min(batch, TIMED_BATCH)]
-    there = Samples(
+    moved = Samples(
         samples.take(rows), samples.labels[rows], None if samples.relevance is None else samples.relevance[rows]
     )
     cuda = rows.device.type == "cuda"
@@ -216,7 +216,7 @@ def seconds_per_batch(
         if cuda:
             torch.cuda.synchronize(rows.device)
         start = time.perf_counter()
-        there.forward(network, actor, there.items, visit=0, training=False)
+        moved.forward(network, actor, moved.items, visit=0, training=False)
         if cuda:
             torch.cuda.synchronize(rows.device)
         if repeat:

@@ -48,7 +48,7 @@ def work_space(D: int, S: int, tiles: int, dtype: Any) -> Work:
     return Work(bits=np.zeros(S * LANES, np.int32), **{name: np.zeros(n, dtype) for name, n in sizes.items()})
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compile_kernel(function: Callable[..., Any]) -> Any:
     """Compile a function; the machine code is kept on the disk where there is a place for it.
 
     What it calls becomes part of it. A call into a function of its own would reach another copy of that function, with
@@ -61,7 +61,7 @@ def compiled(function: Callable[..., Any]) -> Any:
         return numba.njit(**options)(function)
 
 
-@compiled
+@compile_kernel
 def _row(flat: Any, start: int, zeros: Any) -> Any:
     """Return the len(zeros) numbers from `start` on, in registers."""
     out = zeros
@@ -70,7 +70,7 @@ def _row(flat: Any, start: int, zeros: Any) -> Any:
     return out
 
 
-@compiled
+@compile_kernel
 def _exp(x: Any, bits: Any, n: int) -> None:
     """Replace n numbers <= 0 by their exponentials.
 
@@ -97,7 +97,7 @@ def _exp(x: Any, bits: Any, n: int) -> None:
         x[i] *= powers[i]
 
 
-@compiled
+@compile_kernel
 def _project(x: Any, K: Any, S: int, P: Any, half: Any) -> None:
     """P = X K, (S, D)."""
     D = 2 * len(half)
@@ -109,7 +109,7 @@ def _project(x: Any, K: Any, S: int, P: Any, half: Any) -> None:
                 row[i] += x[s * D + k] * K[k * D + i]
 
 
-@compiled
+@compile_kernel
 def _scores(P: Any, xt: Any, S: int, E: Any, half: Any) -> None:
     """Fill E [S][LANES] with the scores x_s^T K x_l of one block of attending tokens xt [D][LANES]."""
     H, D, zero = len(half), 2 * len(half), half[0]
@@ -122,7 +122,7 @@ def _scores(P: Any, xt: Any, S: int, E: Any, half: Any) -> None:
             e[l] = score
 
 
-@compiled
+@compile_kernel
 def _softmax(S: int, E: Any, scale: Any, bits: Any, zero: Any) -> None:
     """Turn the scores in E into e^(score - largest), and fill scale with 1 / their sums."""
     scale[:] = E[:LANES]
@@ -144,7 +144,7 @@ def _softmax(S: int, E: Any, scale: Any, bits: Any, zero: Any) -> None:
         scale[l] = (zero + 1) / scale[l]
 
 
-@compiled
+@compile_kernel
 def _values(x: Any, E: Any, z: Any, half: Any) -> None:
     """z [D][LANES] = X^T E for one block, four tokens at a time."""
     zeros, D = half + half, 2 * len(half)
@@ -159,7 +159,7 @@ def _values(x: Any, E: Any, z: Any, half: Any) -> None:
                 z[k * LANES + l] += x0[k] * e0 + x1[k] * e1 + x2[k] * e2 + x3[k] * e3
 
 
-@compiled
+@compile_kernel
 def _attend(x: Any, S: int, K: Any, w: Work, half: Any) -> None:
     """From tokens x [rows][D], S of them real, fill w.Z with z_l, w.E and w.scale with the attention."""
     D, zero = 2 * len(half), half[0]
@@ -179,7 +179,7 @@ def _attend(x: Any, S: int, K: Any, w: Work, half: Any) -> None:
                 w.Z[(first + l) * D + k] = w.small[k * LANES + l] * scale[l] if first + l < S else zero
 
 
-@compiled
+@compile_kernel
 def _read_out(places: Any, a: Any, w: Work, half: Any) -> Any:
     """Return S * F, and leave v [tile][rows][TILE] in w.v; `places` are the tokens' positions."""
     H, D, zero = len(half), 2 * len(half), half[0]
@@ -208,7 +208,7 @@ def _read_out(places: Any, a: Any, w: Work, half: Any) -> Any:
     return total
 
 
-@compiled
+@compile_kernel
 def _back_to_neurons(c: Any, rows: int, w: Work, half: Any) -> None:
     """w.dC += c sum_l v_l z_l^T."""
     zeros, D = half + half, 2 * len(half)
@@ -226,7 +226,7 @@ def _back_to_neurons(c: Any, rows: int, w: Work, half: Any) -> None:
                     dC[k * TILE + j] += z0[k] * v0 + z1[k] * v1 + z2[k] * v2 + z3[k] * v3
 
 
-@compiled
+@compile_kernel
 def _back_to_values(rows: int, w: Work, half: Any) -> None:
     """w.G = C^T v, [rows][D]: four tokens and two columns at a time."""
     D, zero, G = 2 * len(half), half[0], w.G
@@ -259,7 +259,7 @@ def _back_to_values(rows: int, w: Work, half: Any) -> None:
                 G[at + 3 * D + 1] += g31
 
 
-@compiled
+@compile_kernel
 def _back_to_attention(c: Any, x: Any, S: int, w: Work, half: Any) -> None:
     """w.dK += sum_sl dS_sl x_s x_l^T, one block of attending tokens after the other; w.E becomes dS."""
     H, D, zero = len(half), 2 * len(half), half[0]
@@ -287,7 +287,7 @@ def _back_to_attention(c: Any, x: Any, S: int, w: Work, half: Any) -> None:
                     w.dK[i * D + k] += g[i * LANES + l] * x[(first + l) * D + k]
 
 
-@compiled
+@compile_kernel
 def _products(weights: Weights, K: Any, w: Work, half: Any) -> None:
     """K = W_K^T W_Q and w.C = W_O W_V."""
     D, zero = 2 * len(half), half[0]
@@ -307,7 +307,7 @@ def _products(weights: Weights, K: Any, w: Work, half: Any) -> None:
                     C[j] += value * O[j]
 
 
-@compiled
+@compile_kernel
 def _descend_values(weights: Weights, lr: Any, w: Work, half: Any) -> None:
     """W_O -= lr dC W_V^T and W_V -= lr W_O^T dC, both from the old ones."""
     D = 2 * len(half)
@@ -329,7 +329,7 @@ def _descend_values(weights: Weights, lr: Any, w: Work, half: Any) -> None:
             weights.V[q, k] -= lr * w.dV[q * D + k]
 
 
-@compiled
+@compile_kernel
 def _descend_attention(weights: Weights, lr: Any, w: Work, half: Any) -> None:
     """W_Q -= lr W_K dK and W_K -= lr W_Q dK^T, both from the old ones."""
     D = 2 * len(half)
@@ -345,7 +345,7 @@ def _descend_attention(weights: Weights, lr: Any, w: Work, half: Any) -> None:
             weights.K[q, k] -= lr * dK[q * D + k]
 
 
-@compiled
+@compile_kernel
 def outputs(X: Any, places: Any, S: int, weights: Weights, w: Work, half: Any, F: Any) -> None:
     """Fill F (n,) with the outputs for tokens X (n, rows * D) at places (n, rows), S of the rows real."""
     K = np.empty((2 * len(half)) ** 2, X.dtype)
@@ -355,7 +355,7 @@ def outputs(X: Any, places: Any, S: int, weights: Weights, w: Work, half: Any, F
         F[n] = _read_out(places[n], weights.a, w, half) / S
 
 
-@compiled
+@compile_kernel
 def step(
     X: Any, places: Any, signs: Any, rows: Any, S: int, weights: Weights, lr: Any, frozen: bool, w: Work, half: Any
 ) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsebench.models.actor import LEARNED, Actor, Pass
 from sparsebench.models.base import Network
-from sparsebench.strategy import Told
+from sparsebench.strategy import ModelOutputs
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.augment import Augmentation
 
@@ -69,8 +69,8 @@ def optimiser(recipe: Recipe, module: torch.nn.Module) -> torch.optim.Optimizer:
         groups.setdefault((learned[name], p.ndim <= 1), []).append(p)
     decays = {False: recipe.weight_decay, True: 0.0}
     ordered = [
-        {"params": groups[own, vectors], "weight_decay": decays[vectors], "learned": own}
-        for own, vectors in sorted(groups)
+        {"params": groups[is_learned, vectors], "weight_decay": decays[vectors], "learned": is_learned}
+        for is_learned, vectors in sorted(groups)
     ]
     return torch.optim.AdamW(ordered, lr=recipe.lr)
 
@@ -152,7 +152,7 @@ class Samples:
 class Teacher(Protocol):
     """What a strategy may learn from besides the network's loss."""
 
-    def tell(self, inputs: Tensor, /) -> Told:
+    def tell(self, inputs: Tensor, /) -> ModelOutputs:
         """Return what comes out of (B, ..) inputs, without gradients."""
 
 
@@ -235,8 +235,8 @@ class Autograd:
                 self.network, self.actor, rows, visit=visit, training=True, teacher=self.teacher, done=done
             )
             loss = losses(self.recipe, outputs, self.samples.labels[rows], training=True).sum()
-            own = acting.loss() * len(rows) if acting is not None and acting.learns else 0.0
-            ((loss + own) / len(chosen)).backward()
+            added = acting.loss() * len(rows) if acting is not None and acting.learns else 0.0
+            ((loss + added) / len(chosen)).backward()
             summed.append(loss.detach())
         return reduce(operator.add, summed)
 

@@ -65,8 +65,13 @@ class Trial:
         kept = None if self.actor is None else self.actor.keep.get(0)
         common = weights[0].dtype, weights[0].device, kept, self.network.W_Q.requires_grad, self.recipe.lr
         # A step too many changes a two-layer network, so that those which run together have the same end.
-        own = (self.samples.inputs.shape, self.recipe.steps, self.recipe.stop_below)
-        return (type(self.network), *(w.shape for w in weights), *common, *own * isinstance(self.network, TwoLayerViT))
+        dimensions = (self.samples.inputs.shape, self.recipe.steps, self.recipe.stop_below)
+        return (
+            type(self.network),
+            *(w.shape for w in weights),
+            *common,
+            *dimensions * isinstance(self.network, TwoLayerViT),
+        )
 
     def tell(self, batches: Sequence[Batch], losses: Sequence[float]) -> None:
         """Take note of the losses, until it is over."""
@@ -197,7 +202,7 @@ class _Stack:
         )
         self.O = torch.stack([net.W_O.detach() for net in networks])
         self.frozen, self.lr = not networks[0].W_Q.requires_grad, trials[0].recipe.lr
-        chosen = [_chosen(trial) for trial in trials]
+        chosen = [_choose(trial) for trial in trials]
         self.X = pad_sequence([X for X, _ in chosen], batch_first=True)
         self.places = None if chosen[0][1] is None else pad_sequence([p for _, p in chosen if p is not None], True)
         self.a = torch.stack([net.a[0] for net in networks])
@@ -205,7 +210,7 @@ class _Stack:
 
     def steps(self, active: Tensor, coming: Sequence[Sequence[Batch]]) -> Tensor:
         """Take the coming steps of the active trials; return their summed losses, (active, steps)."""
-        rows, weights = _padded(coming, self.y.device, self.y.dtype)
+        rows, weights = _pad(coming, self.y.device, self.y.dtype)
         X, y, a = self.X[active], self.y[active], self.a[active]
         places = None if self.places is None else self.places[active]
         W = [matrix[active] for matrix in (self.Q, self.K, self.V, self.O)]
@@ -274,7 +279,7 @@ def gradients_of(
     return summed, (dQ, dK, W_O.mT @ dC, dC @ V.mT)
 
 
-def _chosen(trial: Trial) -> tuple[Tensor, Tensor | None]:
+def _choose(trial: Trial) -> tuple[Tensor, Tensor | None]:
     """Return the (n, S, d) tokens of a trial that stay, and where they are read out, (n, S), None where all do."""
     X, samples = trial.samples.inputs.to(_shallow(trial).W_O.dtype), trial.samples
     if trial.actor is None:
@@ -285,7 +290,7 @@ def _chosen(trial: Trial) -> tuple[Tensor, Tensor | None]:
     return (X, None) if index is None else (gather(X, index), network.places(index))
 
 
-def _padded(coming: Sequence[Sequence[Batch]], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _pad(coming: Sequence[Sequence[Batch]], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the rows (T, steps, B) of each trial's batches, and what each counts; what is missing counts 0."""
     steps = max(map(len, coming))
     widest = max(len(batch.rows) for batches in coming for batch in batches)

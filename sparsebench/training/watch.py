@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.actor import Actor, Look
+from sparsebench.models.actor import Actor, SplitPass
 from sparsebench.models.base import Network, Watchable
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.tasks.base import Recipe
@@ -55,7 +55,7 @@ class Watch:
         self.seen: dict[str, list[float]] = {}
 
     def __call__(self, step: int) -> None:
-        """Look, if it is time to."""
+        """SplitPass, if it is time to."""
         if step % self.recipe.watch == 0:
             self.look(step)
 
@@ -66,17 +66,17 @@ class Watch:
             return
         self.steps.store()
         self.at.append(step)
-        loss, accuracy = self._tested()
+        loss, accuracy = self._test()
         shown = cast(Watchable, self.network).observe(_look(*self.train, training=True), _look(*self.test))
         for name, value in {"test_loss": loss, "test_accuracy": accuracy, **shown}.items():
             self.seen.setdefault(name, []).append(value)
 
     @torch.no_grad()
-    def portrait(self) -> dict[str, tuple[float, ...]]:
+    def trained_values(self) -> dict[str, tuple[float, ...]]:
         """Return what the network keeps of its trained weights."""
-        return cast(Watchable, self.network).portrait(self.first, _look(self.test[0], None))
+        return cast(Watchable, self.network).trained_values(self.first, _look(self.test[0], None))
 
-    def _tested(self) -> tuple[float, float]:
+    def _test(self) -> tuple[float, float]:
         """Return mean loss and accuracy over the test split."""
         if self.tester is not None:
             self.tester.load()
@@ -103,7 +103,7 @@ def _tester(network: Network, test: tuple[Samples, Actor | None], recipe: Recipe
     return None
 
 
-def _look(samples: Samples, actor: Actor | None, training: bool = False) -> Look:
+def _look(samples: Samples, actor: Actor | None, training: bool = False) -> SplitPass:
     acting = None if actor is None else samples.begin(actor, samples.items, visit=0, training=training)
     relevance = samples.items.new_empty(len(samples.items), 0) if samples.relevance is None else samples.relevance
-    return Look(samples.inputs, samples.labels, relevance, acting)
+    return SplitPass(samples.inputs, samples.labels, relevance, acting)

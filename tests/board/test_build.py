@@ -518,7 +518,7 @@ def test_rows_are_marked_against_dense_and_against_random_tokens_at_their_budget
     found = {row["strategy"]: (row["versus_dense"], row["versus_random_inside"]) for row in rows}
     assert found == {
         "dense": (None, None), "random_inside": ("worse", None), "mine": ("better", "better"),
-        "input": ("worse", "worse"), "same": ("worse", "not told"), "other": ("better", None),
+        "input": ("worse", "worse"), "same": ("worse", "not significant"), "other": ("better", None),
         "oracle": ("better", "better"),
     }  # fmt: skip
     mine, random_inside = row_of(rows, "mine"), row_of(rows, "random_inside")

@@ -90,8 +90,8 @@ def test_a_real_difference_is_told_on_the_area_and_equals_are_not() -> None:
     dense = next(row for row in judge(equal).rows if row["strategy"] == "dense")["accuracy"]
     assert board.told[0].startswith(f"dense: accuracy {dense:.3f} [")
     assert board.told[0].endswith("] on composite, track scratch")
-    assert board.told[1] == "told apart: 5 of 6 pairs of ranked strategies on the area, 5 of 6 at .5"
-    assert "in the area 4 of 5 are told apart, 3 seeds each, among the 6 pairs" in board.told[2]
+    assert board.told[1] == "5 of 6 pairs of ranked strategies differ significantly on the area, 5 of 6 at .5"
+    assert "in the area 4 of 5 are expected to differ significantly, 3 seeds each, among the 6 pairs" in board.told[2]
 
 
 def test_equal_curves_are_rarely_told_apart() -> None:
@@ -205,7 +205,9 @@ def test_gaps_and_trials_are_tables_of_their_own(form: str) -> None:
     made = budget_table.text(judged.rows, judged.budgets, form, ["a note"])
     main, rest = made.split("Spurious correlations", 1)
     gaps, trials = rest.split("Sample complexity", 1)
-    assert "kept accuracy" in main and "worst group" not in main and "N50" not in main and "told apart" in main
+    assert (
+        "kept accuracy" in main and "worst group" not in main and "N50" not in main and "differ significantly" in main
+    )
     assert "worst group" in gaps and "N50" not in gaps and "accuracy" in gaps
     assert "N50 / dense" in trials and "a note" in trials
     assert budget_table.text(judged.rows, judged.budgets, "latex").count(r"\begin{table*}") == 3

@@ -103,7 +103,7 @@ def test_a_set_in_its_own_layout_is_there_when_all_its_pictures_are(
 
 def test_the_cache_is_shown_and_emptied(place: Path) -> None:
     pixels = np.zeros((2, 3, 3, 3), dtype=np.uint8)
-    cache.kept("a", pixels.shape, lambda: iter(pixels))
+    cache.keep_pixels("a", pixels.shape, lambda: iter(pixels))
     size = sum(path.stat().st_size for path in place.iterdir())
     assert json.loads(call("--json").stdout)["cache"] == {"place": str(place), "files": 1, "bytes": size}
     assert f"cache of decoded pictures: {place} (1 files, 0.0 MB)" in call().stdout
@@ -115,7 +115,7 @@ def test_the_cache_is_shown_and_emptied(place: Path) -> None:
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may remove anything")
 def test_a_cache_that_cannot_be_emptied_leaves_with_2(place: Path) -> None:
     pixels = np.zeros((1, 3, 3, 3), dtype=np.uint8)
-    cache.kept("a", pixels.shape, lambda: iter(pixels))
+    cache.keep_pixels("a", pixels.shape, lambda: iter(pixels))
     place.chmod(0o500)
     try:
         result = call("--clear-cache")

@@ -19,7 +19,7 @@ from torchvision import transforms
 
 from sparsebench import seeds
 from sparsebench.contain import process_state
-from sparsebench.contain.process_state import FUNCTIONS, RANDOM, STATE, changed, preserved, put, values
+from sparsebench.contain.process_state import FUNCTIONS, RANDOM, STATE, changes, preserve, put, values
 from sparsebench.view import TokenView
 
 CHANGES: dict[str, Callable[[], Any]] = {
@@ -56,39 +56,39 @@ def test_every_row_that_can_be_set_is_tried() -> None:
 def test_a_change_is_seen_and_put_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     before = values((*STATE, *RANDOM))
-    with preserved():
+    with preserve():
         CHANGES[name]()
-        assert changed(before) == [name]
-    assert changed(before) == []
+        assert changes(before) == [name]
+    assert changes(before) == []
     assert values((*STATE, *RANDOM)) == before
 
 
 def test_a_variable_that_is_added_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     before = values()
     monkeypatch.setenv("ADDED_BY_AN_IMPORT", "1")
-    assert changed(before) == []
+    assert changes(before) == []
 
 
 def test_a_variable_that_is_gone_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "1")
-    with preserved():
+    with preserve():
         del os.environ["MINE"]
     assert os.environ["MINE"] == "1"
 
 
 def test_a_precision_of_one_backend_is_a_change_too() -> None:
     before = values()
-    with preserved():
+    with preserve():
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        assert changed(before) == ["torch's matmul precision"]
+        assert changes(before) == ["torch's matmul precision"]
         put({"torch's matmul precision": "differs"})
-    assert changed(before) == []
+    assert changes(before) == []
 
 
 def test_inference_mode_is_seen() -> None:
     before = values()
     with torch.inference_mode():
-        assert "torch's inference mode" in changed(before)
+        assert "torch's inference mode" in changes(before)
 
 
 def test_modes_and_limits_are_seen() -> None:
@@ -98,12 +98,12 @@ def test_modes_and_limits_are_seen() -> None:
         pass
 
     with Open():
-        assert changed(before) == ["torch's modes"]
+        assert changes(before) == ["torch's modes"]
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (1 if soft == 0 else 0, hard))
-    assert changed(before) == ["the limits of the process"]
+    assert changes(before) == ["the limits of the process"]
     resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
-    assert changed(before) == []
+    assert changes(before) == []
 
 
 FUNCTION: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
@@ -129,12 +129,12 @@ def test_a_function_that_is_replaced_is_seen_by_its_name(name: str, monkeypatch:
     before = values([FUNCTIONS])
     with monkeypatch.context() as patch:
         FUNCTION[name](patch)
-        names = changed(before)
+        names = changes(before)
     assert name in names
-    assert changed(before) == []
+    assert changes(before) == []
 
 
 def test_what_torch_wraps_of_its_own_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     before = values([FUNCTIONS])
     monkeypatch.setattr(torch, "manual_seed", torch._disable_dynamo(torch.manual_seed))
-    assert changed(before) == []
+    assert changes(before) == []

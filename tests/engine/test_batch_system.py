@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
+from sparsebench_dask import batch_system
+from sparsebench_dask import cluster as clusters
 
 from sparsebench import engine
-from sparsebench.engine import batch_system
-from sparsebench.engine import dask as clusters
 from sparsebench.errors import UserError
 from sparsebench.planning.expand import expand
 from sparsebench.planning.request import Request
@@ -44,7 +44,7 @@ def test_the_job_script_is_what_the_file_says(tmp_path: Path, monkeypatch: pytes
 
     asked: list[tuple[int, int, str]] = []
     monkeypatch.setattr(SLURMCluster, "scale", lambda self, n=0, jobs=0: asked.append((n, jobs, self.job_script())))
-    with batch_system.started(written(tmp_path, SLURM), None):
+    with batch_system.start(written(tmp_path, SLURM), None):
         pass
     workers, jobs, script = asked[0]
     assert (workers, jobs) == (0, 1)
@@ -68,7 +68,7 @@ def test_the_job_script_is_what_the_file_says(tmp_path: Path, monkeypatch: pytes
 )
 @pytest.mark.filterwarnings("ignore:unclosed cluster:ResourceWarning")  # dask's, of what was never begun
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(UserError, match=says), batch_system.started(written(tmp_path, text), 1):
+    with pytest.raises(UserError, match=says), batch_system.start(written(tmp_path, text), 1):
         pass
 
 
@@ -82,6 +82,6 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_cells_run_on_workers_that_a_job_script_starts(tmp_path: Path) -> None:
     request = Request(suite="quick-scratch", tasks=("theory:steps=40,test=20,tokens=20",), n_train=(4,), seeds=1)
     jobs = expand(request, Registry())
-    with clusters.connected(None, written(tmp_path, LOCAL), 2, "cpu") as connection:
+    with clusters.connect(None, written(tmp_path, LOCAL), 2, "cpu") as connection:
         found = list(connection.records(jobs, engine.Setting(out=tmp_path / "out", device="cpu"), engine.Stop()))
     assert {record.status for record in found} == {"ok"} and len(found) == len(jobs)

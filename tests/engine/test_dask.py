@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from processes import processes_of
+from sparsebench_dask import cluster as clusters
 
 from sparsebench import engine
 from sparsebench.cli import main
-from sparsebench.engine import dask as clusters
 from sparsebench.errors import UserError
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
@@ -68,7 +68,7 @@ def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def cluster(dask: Any) -> Iterator[clusters.Cluster]:
     dask.sync(dask._correct_state)
-    with clusters.connected(dask.scheduler_address, None, None, "cpu") as connection:
+    with clusters.connect(dask.scheduler_address, None, None, "cpu") as connection:
         connection.client.wait_for_workers(2, timeout=60)
         yield connection
 
@@ -226,7 +226,7 @@ def test_a_worker_of_another_version_is_refused_by_name(
 def test_a_scheduler_that_goes_away_is_told_in_one_line(tmp_path: Path) -> None:
     with (
         distributed.LocalCluster(n_workers=1, local_directory=str(tmp_path / "dask"), **QUIET) as started,
-        clusters.connected(started.scheduler_address, None, None, "cpu") as connection,
+        clusters.connect(started.scheduler_address, None, None, "cpu") as connection,
     ):
         records = records_of(connection, theory_jobs(seeds=20), tmp_path)
         next(records)
@@ -239,7 +239,7 @@ def test_a_scheduler_that_is_not_there_is_told_within_seconds() -> None:
     start = time.monotonic()
     with (
         pytest.raises(UserError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"),
-        clusters.connected("tcp://127.0.0.1:9", None, None, "cpu"),
+        clusters.connect("tcp://127.0.0.1:9", None, None, "cpu"),
     ):
         pass
     assert time.monotonic() - start < 4 * clusters.CONNECT

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sparsebench_dask import worker as dask_worker
 
-from sparsebench.engine import Limits, Setting, dask_worker
+from sparsebench.engine import Limits, Setting
 from sparsebench.errors import UserError
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job

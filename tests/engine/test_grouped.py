@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -179,10 +180,17 @@ def test_drawing_leaves_torchs_generator_as_it_was() -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_pictures_are_drawn_anew() -> None:
+def test_pictures_are_kept_unless_they_are_mapped_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, registry = Drawn(), Registry()
     request = Request(suite="quick-scratch", tasks=("composite:test=20,pretrain_epochs=0",), n_train=(20,), seeds=1)
     cell = expand(request, registry)[0].cell
     task = registry.task("composite").model_validate(cell.task.params)
-    first, again = kept.of(task, cell, {}), kept.of(task, cell, {})
-    assert kept.data is None and np.array_equal(first.train.inputs, again.train.inputs)
+    data = kept.of(task, cell, {})
+    assert kept.data is not None and kept.data.test.inputs is not data.test.inputs
+    assert np.array_equal(kept.data.test.inputs, data.test.inputs)
+    mapped = np.memmap(tmp_path / "inputs", np.uint8, "w+", shape=data.test.inputs.shape)
+    mapped[:] = data.test.inputs
+    data = replace(data, test=replace(data.test, inputs=mapped))
+    monkeypatch.setattr(type(task), "draw", lambda *_: data)
+    another = Drawn()
+    assert another.of(task, cell, {}) is data and another.data is None

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsebench.contain.memory import held, held_over
+from sparsebench.contain.memory import held_bytes, held_over
 from sparsebench.engine.limits import TIMEOUT, Limits
 from sparsebench.errors import UserError
 
@@ -18,7 +18,7 @@ MIB = 2**20
      ("0", 0), (None, TIMEOUT)],
 )  # fmt: skip
 def test_a_time_limit_is_a_number_with_or_without_a_unit(given: Any, seconds: float) -> None:
-    assert Limits.given(given, None, 1).timeout == seconds
+    assert Limits.parse(given, None, 1).timeout == seconds
 
 
 @pytest.mark.parametrize(
@@ -26,32 +26,32 @@ def test_a_time_limit_is_a_number_with_or_without_a_unit(given: Any, seconds: fl
     [("4GiB", 4 * 2**30), ("4g", 4 * 2**30), ("900MB", 9 * 10**8), (2**31, 2**31), ("0", 0), (None, 0)],
 )
 def test_a_memory_limit_is_a_number_of_bytes_with_or_without_a_unit(given: Any, size: int) -> None:
-    assert Limits.given(None, given, 1).memory == size
+    assert Limits.parse(None, given, 1).memory == size
 
 
 @pytest.mark.parametrize("given", ["", "-1", "soon", "1e3", "10x", "nan", "inf", "1 h 2", "١", -1, float("nan")])
 def test_another_time_limit_is_refused(given: Any) -> None:
     with pytest.raises(UserError, match=r"--timeout; got.*allowed: 30, 10m"):
-        Limits.given(given, None, 1)
+        Limits.parse(given, None, 1)
 
 
 @pytest.mark.parametrize("given", ["4Gib2", "-4GiB", "lots", "1s", "100MiB", 1000])
 def test_another_memory_limit_is_refused(given: Any) -> None:
     with pytest.raises(UserError, match=r"--memory-limit; got.*allowed: "):
-        Limits.given(None, given, 1)
+        Limits.parse(None, given, 1)
 
 
 @pytest.mark.parametrize(("option", "given"), [("--timeout", ("1h", None)), ("--memory-limit", (None, "4GiB"))])
 def test_without_a_worker_process_no_limit_can_be_held(option: str, given: tuple[Any, Any]) -> None:
     with pytest.raises(UserError, match=f"{option} needs a worker process.*--jobs 1"):
-        Limits.given(*given, 0)
-    assert Limits.given(None, None, 0) == Limits()
+        Limits.parse(*given, 0)
+    assert Limits.parse(None, None, 0) == Limits()
 
 
 def test_memory_is_counted_when_it_is_used() -> None:
-    before = held([os.getpid()])
+    before = held_bytes([os.getpid()])
     array = np.ones(50 * MIB, dtype=np.uint8)
-    assert 40 * MIB < held([os.getpid()]) - before < 80 * MIB
+    assert 40 * MIB < held_bytes([os.getpid()]) - before < 80 * MIB
     assert held_over([os.getpid()], before + 30 * MIB) >= before + 30 * MIB
     assert held_over([os.getpid()], before + 300 * MIB) == 0
     del array
@@ -60,13 +60,13 @@ def test_memory_is_counted_when_it_is_used() -> None:
 def test_memory_that_two_processes_share_is_counted_once() -> None:
     with mmap.mmap(-1, 100 * MIB) as shared:
         shared.write(b"1" * (100 * MIB))
-        alone = held([os.getpid()])
+        alone = held_bytes([os.getpid()])
         told, tell = os.pipe()
         if (child := os.fork()) == 0:
             sum(shared[k] for k in range(0, 100 * MIB, 4096))
             os.read(told, 1)
             os._exit(0)
-        together = held([os.getpid(), child])
+        together = held_bytes([os.getpid(), child])
         os.write(tell, b"1")
         os.waitpid(child, 0)
         os.close(told)
@@ -75,4 +75,4 @@ def test_memory_that_two_processes_share_is_counted_once() -> None:
 
 
 def test_a_process_that_is_gone_holds_nothing() -> None:
-    assert held([2**22 + 1]) == 0 == held_over([2**22 + 1], 0)
+    assert held_bytes([2**22 + 1]) == 0 == held_over([2**22 + 1], 0)

@@ -13,7 +13,7 @@ from sparsebench.cells.prepare import Context
 from sparsebench.engine.run import Callbacks
 from sparsebench.errors import UserError
 from sparsebench.look.compare import Comparison, compare
-from sparsebench.look.training import Trainer, trained
+from sparsebench.look.training import Trainer, trained_cell
 from sparsebench.models.actor import Actor
 from sparsebench.planning.request import Files, How, Request
 from sparsebench.plugin.registry import Registry
@@ -103,7 +103,7 @@ def test_agreement_is_that_of_what_each_strategy_keeps_alone(compared: Compare) 
         ),
         registry,
     )
-    cell = trained(plan.jobs[-1], registry, Context(compared.out, "cpu", {}))
+    cell = trained_cell(plan.jobs[-1], registry, Context(compared.out, "cpu", {}))
     assert cell.cell == found.cell
     shares = cell.test.relevance.numpy()
     matter, by_oracle = relevant(shares, cell.data.test.mask), found.stages[0].kept[1]

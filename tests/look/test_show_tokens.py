@@ -9,8 +9,8 @@ from sparsebench.engine import run as runs
 from sparsebench.errors import UserError
 from sparsebench.look.pictures import check_pictures, matters, spread
 from sparsebench.look.show_tokens import look
-from sparsebench.look.training import narrowed
-from sparsebench.look.training import trained as prepared
+from sparsebench.look.training import narrow
+from sparsebench.look.training import trained_cell as prepared
 from sparsebench.planning import planner
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
@@ -30,7 +30,7 @@ def plan(out: Path, *plugins: str, rerun: Any = "missing", **options: Any) -> tu
     planned = planner.plan(
         Request(plugins=plugins, **({"suite": "quick-scratch"} | options)), planner.Files(), registry, out, rerun
     )
-    return narrowed(planned, planner.Files(), out), registry
+    return narrow(planned, planner.Files(), out), registry
 
 
 @pytest.fixture(scope="module")

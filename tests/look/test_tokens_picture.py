@@ -7,7 +7,7 @@ from PIL import Image
 
 from sparsebench.look.canvas import GONE, MATTERS
 from sparsebench.look.show_tokens import Pictures, Shown, Stage
-from sparsebench.look.tokens_picture import RIGHT, WRONG, draw, figure, painted
+from sparsebench.look.tokens_picture import RIGHT, WRONG, draw, figure, paint
 
 RNG = np.random.default_rng(0)
 N, GRID = 4, (4, 4)
@@ -29,7 +29,7 @@ def pixels(large: np.ndarray, patch: int, inset: int = 5) -> np.ndarray:
 def test_patches_that_are_gone_are_greyed_and_others_are_as_they_were() -> None:
     small, token = picture(), np.full(16, -1)
     token[[0, 5, 15]] = [0, 1, 2]
-    plain, large = painted(small, NOTHING), painted(small, NOTHING, token, GRID)
+    plain, large = paint(small, NOTHING), paint(small, NOTHING, token, GRID)
     assert (plain[::SCALE, ::SCALE] == small).all() and plain.shape == (256, 256, 3)
     for patch in range(16):
         now, before = pixels(large, patch, inset=0), pixels(plain, patch, inset=0)
@@ -42,7 +42,7 @@ def test_patches_that_are_gone_are_greyed_and_others_are_as_they_were() -> None:
 def test_patches_that_share_a_token_are_tinted_and_outlined_in_its_colour() -> None:
     small, token = picture(), np.arange(16)
     token[[1, 2, 9]], token[[4, 8]] = 1, 4
-    plain, large = painted(small, NOTHING), painted(small, NOTHING, token, GRID)
+    plain, large = paint(small, NOTHING), paint(small, NOTHING, token, GRID)
     for patch in set(range(16)) - {1, 2, 9, 4, 8}:
         assert (pixels(large, patch, inset=0) == pixels(plain, patch, inset=0)).all()
     first, other = ({tuple(pixels(large, patch, 0)[0, 30]) for patch in group} for group in ((1, 2, 9), (4,)))
@@ -57,7 +57,7 @@ def test_patches_that_share_a_token_are_tinted_and_outlined_in_its_colour() -> N
 def test_what_matters_is_outlined() -> None:
     small, box = picture(), NOTHING.copy()
     box[3:9, 2:12] = True
-    large, plain = painted(small, box, np.full(16, -1), GRID), painted(small, NOTHING, np.full(16, -1), GRID)
+    large, plain = paint(small, box, np.full(16, -1), GRID), paint(small, NOTHING, np.full(16, -1), GRID)
     top, bottom, left, right = (SCALE * x for x in (3, 9, 2, 12))
     line = (large != plain).any(axis=2)
     assert (large[line] == MATTERS).all()

@@ -15,10 +15,10 @@ from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import BlockCost, PositionalCost, ShallowCost, Step, TwoLayerCost, VitCost, scoring_of
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.shallow import FirstWeights, ShallowViT
 from sparsebench.models.timm_parts import vit_cost
 from sparsebench.plans import Keep
-from sparsebench.strategy import Habits
+from sparsebench.strategy import Traits
 
 STAGES = (3, 6, 9)
 
@@ -36,7 +36,7 @@ def deit_small() -> VitCost:
 @pytest.mark.parametrize(("size", "gmacs"), [("tiny", 1.254), ("small", 4.599), ("base", 17.564)])
 def test_the_dense_macs_of_deit_are_the_published_ones(size, gmacs):
     cost = deit(size)
-    steps = cost.steps(Habits("attention", {"tokens"}), STAGES, [196] * 3)
+    steps = cost.steps(Traits("attention", {"tokens"}), STAGES, [196] * 3)
     assert steps == [Step(196, 196)] * 12
     assert cost.macs(steps) / 1e9 == pytest.approx(gmacs, abs=5e-4)
 
@@ -61,21 +61,21 @@ def test_the_dense_macs_of_deit_are_the_published_ones(size, gmacs):
     ],
 )
 def test_dropping_from_deit_small_costs_what_is_published(deit_small, site, counts, gmacs):
-    steps = deit_small.steps(Habits(site, {"tokens"}), STAGES, counts)
+    steps = deit_small.steps(Traits(site, {"tokens"}), STAGES, counts)
     assert deit_small.macs(steps) / 1e9 == pytest.approx(gmacs, abs=6e-4)
 
 
 def test_steps_name_what_enters_and_leaves_each_block():
     cost = VitCost(16, 1, 1, 0, 0, (BlockCost(0, 0, 0, 0),) * 4)
-    mid = cost.steps(Habits("attention", {"tokens"}), (1, 3), (8, 4))
+    mid = cost.steps(Traits("attention", {"tokens"}), (1, 3), (8, 4))
     assert [(s.tokens_in, s.tokens_out) for s in mid] == [(16, 16), (16, 8), (8, 8), (8, 4)]
     assert not any(s.early or s.scoring for s in mid)
-    early = cost.steps(Habits("attention", {"class_attention"}), (1, 3), (8, 4))
+    early = cost.steps(Traits("attention", {"class_attention"}), (1, 3), (8, 4))
     assert [(s.early, s.scoring) for s in early] == [(False, ""), (True, "class"), (False, ""), (True, "class")]
-    before = cost.steps(Habits("block", {"tokens"}), (1, 3), (8, 4))
+    before = cost.steps(Traits("block", {"tokens"}), (1, 3), (8, 4))
     assert [(s.tokens_in, s.tokens_out) for s in before] == [(16, 16), (8, 8), (8, 8), (4, 4)]
-    assert cost.steps(Habits("input", {"pixels"}), (0,), (5,)) == [Step(5, 5)] * 4
-    assert cost.steps(Habits("attention", {"class_attention"}), (1,), (16,)) == [Step(16, 16)] * 4
+    assert cost.steps(Traits("input", {"pixels"}), (0,), (5,)) == [Step(5, 5)] * 4
+    assert cost.steps(Traits("attention", {"class_attention"}), (1,), (16,)) == [Step(16, 16)] * 4
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,9 @@ def test_the_closed_form_of_the_shallow_model_is_what_the_counter_counts(scripte
         return first_tokens(view, keep)
 
     L, m = 20, 32
-    network = ShallowViT(np.random.default_rng(0), np.eye(8)[:, :4], L, m=m, sigma=0.1, delta=0.2, xi=0.1, **variant)
+    network = ShallowViT(
+        np.random.default_rng(0), np.eye(8)[:, :4], L, m=m, first=FirstWeights(0.1, 0.2, 0.1), **variant
+    )
     actor = Actor(scripted(decide, needs=needs), Budget(keep_rate=rate), network.cost, None, 0)
     acting = actor.begin(torch.arange(1), 0, None, tokens=L, training=False)
     # The read-out is a sum of products by element, which the counter does not see.
@@ -215,11 +217,11 @@ def test_what_is_projected_only_to_score_is_counted_once(needs: set[str], scorin
         (ShallowCost(L, d, d, d, m), {"q": d, "k": d, "v": d}),
         (TwoLayerCost(L, d, d_h, d_v), {"q": d_h, "k": d_h, "v": d_v}),
     ):
-        (step,) = cost.steps(Habits("input", needs), (0,), (8,))
+        (step,) = cost.steps(Traits("input", needs), (0,), (8,))
         assert (step.scoring, step.projected) == (scoring, letters)
         bare = cost.macs([replace(step, projected="")])
         assert cost.macs([step]) - bare == L * d * sum(widths[letter] for letter in letters)
-        (whole,) = cost.steps(Habits("input", needs), (0,), (L,))
+        (whole,) = cost.steps(Traits("input", needs), (0,), (L,))
         assert (whole.scoring, whole.projected) == ("", "")
     values = PositionalCost(L, d)
-    assert values.macs(values.steps(Habits("input", {"values"}), (0,), (8,))) == 8 * (d + 8) + L * d
+    assert values.macs(values.steps(Traits("input", {"values"}), (0,), (8,))) == 8 * (d + 8) + L * d

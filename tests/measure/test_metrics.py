@@ -63,13 +63,13 @@ def test_metrics_of_groups_are_known_by_what_they_begin_with() -> None:
 
 def test_what_is_made_again_is_what_the_table_says() -> None:
     assert recount.COUNTED == ("macs", "macs_dense", "macs_ratio", "macs_ratio_planned")
-    outcomes = {name for name in NAMES if rescore.decided(name)}
+    outcomes = {name for name in NAMES if rescore.is_decided(name)}
     assert outcomes == {
         "accuracy", "accuracy_top5", "accuracy: GROUP", "test_loss", "p_label", "success", "success_loss",
         "average_test", "average_train", "worst_group_accuracy", "spurious_gap",
     }  # fmt: skip
-    assert rescore.decided("accuracy: 3 on china") and not rescore.decided("train_samples: 3 on china")
-    assert decided_by("hesitation") is None and not rescore.decided("hesitation")
+    assert rescore.is_decided("accuracy: 3 on china") and not rescore.is_decided("train_samples: 3 on china")
+    assert decided_by("hesitation") is None and not rescore.is_decided("hesitation")
 
 
 def test_boards_read_what_the_table_says() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import betainc
 
 from sparsebench.measure import theory
-from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.shallow import FirstWeights, ShallowViT
 from sparsebench.tasks.theory import Theory
 
 FIGURE_4 = np.array([0.5, 0.05, 0.15, 0.15, 0.15])
@@ -27,12 +27,12 @@ def test_the_first_attention_mass_is_that_of_a_network_on_noiseless_tokens(kap, 
     task = Theory(tokens=40, noise=0, **shares)
     data = task.draw(6, 0, {})
     rng = np.random.default_rng(0)
-    net = ShallowViT(rng, data.patterns, 40, m=4, sigma=0.1, delta=1 - kap**0.5, xi=0.01, init="scale")
+    net = ShallowViT(rng, data.patterns, 40, m=4, first=FirstWeights(0.1, 1 - kap**0.5, 0.01, "scale"))
     relevant = torch.from_numpy(data.train.relevance)[:, None, None]
     measured = (net.attention(torch.from_numpy(data.train.inputs)) * relevant).sum(dim=3).mean()
     assert theory.attention_mass(task.counts(), kap) == pytest.approx(float(measured), abs=1e-5)
     if kap == 0:
-        assert float(measured) == pytest.approx(task.realised()[0], abs=1e-5)
+        assert float(measured) == pytest.approx(task.realised_shares()[0], abs=1e-5)
 
 
 def test_the_attention_mass_of_any_pattern_may_be_asked_for_and_all_sum_to_one():

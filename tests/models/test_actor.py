@@ -328,6 +328,6 @@ def test_a_choice_cannot_cost_less_than_nothing(scripted, monkeypatch, own):
     strategy = scripted(lambda view, keep: Keep(GOOD))
     acting = begin(strategy)
     monkeypatch.setattr(type(strategy), "own_macs", lambda self, place: own)
-    acting.actor.habits = strategy.habits()
+    acting.actor.traits = strategy.traits()
     with pytest.raises(StrategyError, match="own_macs must be numbers of 0 or more"):
         acting.decide(0, GIVEN)

@@ -61,7 +61,7 @@ def test_attention_received_is_that_of_whole_maps_however_few_images_are_made_at
     q, k = (torch.randn(shape, generator=rng).transpose(1, 2).contiguous().transpose(1, 2) for _ in "qk")
     bias = torch.rand(5, 1, 1, 130, generator=rng) if weighed else None
     attn = SimpleNamespace(scale=8**-0.5)
-    fields = fields_of.given(attn, q.requires_grad_(), k.requires_grad_(), None, P, 1, bias)
+    fields = fields_of.fields_of(attn, q.requires_grad_(), k.requires_grad_(), None, P, 1, bias)
     expected = torch.einsum("bhqc,bhkc->bhqk", q.double(), k.double()) * attn.scale + (bias if weighed else 0.0)
     expected = torch.softmax(expected, dim=-1)
     received, maps = fields["received_attention"](), fields["attention_maps"]()

@@ -117,7 +117,7 @@ def test_outside_training_nothing_is_learned(network):
 
 def test_a_teacher_tells_what_the_bare_network_says_without_gradients(network):
     told = network.tell(images(network))
-    x = network.module.forward_features(network.normed(images(network)))
+    x = network.module.forward_features(network.normalise(images(network)))
     assert torch.equal(told.logits, network(images(network))) and torch.equal(told.tokens, x[:, network.prefix :])
     assert not told.logits.requires_grad and not told.tokens.requires_grad
 

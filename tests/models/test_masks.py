@@ -9,7 +9,7 @@ from timm.models.deit import VisionTransformerDistilled
 from vits import ARCHITECTURES, B, N, begin, close, images, vit
 
 from sparsebench.errors import StrategyError
-from sparsebench.measure.cost import Habits
+from sparsebench.measure.cost import Traits
 from sparsebench.models.attention import masked_softmax
 from sparsebench.models.deep import DeepViT
 from sparsebench.plans import Keep, Mask, Merge, Mix, Shift
@@ -330,5 +330,5 @@ def test_own_macs_are_part_of_the_step_they_are_spent_in(scripted):
         network(images(network), acting)
     assert [step.own for step in acting.steps] == [0.0, 16_008.0, 0.0, 8_004.0]
     assert acting.steps == acting.actor.planned
-    free = network.cost.steps(Habits("block", {"tokens"}), (1, 3), (8, 4))
+    free = network.cost.steps(Traits("block", {"tokens"}), (1, 3), (8, 4))
     assert network.cost.macs(acting.steps) == network.cost.macs(free) + 24_012

@@ -11,11 +11,11 @@ from sparsebench_plugins.random import Random
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
-from sparsebench.models.actor import Actor, Look
+from sparsebench.models.actor import Actor, SplitPass
 from sparsebench.models.positional import association
 from sparsebench.models.shipped import Positional
 from sparsebench.plans import Keep, Merge, Mix
-from sparsebench.strategy import Habits
+from sparsebench.strategy import Traits
 from sparsebench.tasks.spatial import Spatial
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.loop import train
@@ -33,7 +33,7 @@ def network(repetition=0, data=DATA, first=0.5, precision=torch.float64, **optio
 
 
 def look(split=DATA.test):
-    return Look(*(torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance)), None)
+    return SplitPass(*(torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance)), None)
 
 
 def begin(net, strategy, rate=0.5, split=DATA.train):
@@ -246,10 +246,10 @@ def test_data_without_a_feature_are_a_user_error(data):
 
 def test_macs_are_a_value_a_token_and_a_product_a_pair_and_scores_are_free():
     net = network()
-    by_count = [net.cost.macs(net.cost.steps(Habits("input", {"tokens"}), (0,), (n,))) for n in range(1, D + 1)]
+    by_count = [net.cost.macs(net.cost.steps(Traits("input", {"tokens"}), (0,), (n,))) for n in range(1, D + 1)]
     assert by_count == [n * 20 + n * n for n in range(1, D + 1)] == sorted(set(by_count))
     assert [
-        net.cost.macs(net.cost.steps(Habits("attention", {"attention"}), (0,), (n,))) for n in range(1, D + 1)
+        net.cost.macs(net.cost.steps(Traits("attention", {"attention"}), (0,), (n,))) for n in range(1, D + 1)
     ] == by_count
 
 
@@ -284,9 +284,9 @@ def test_it_shows_association_mass_lead_and_alignment():
     assert shown["in_group_mass"] == pytest.approx(np.mean(mass), rel=1e-9)
     assert shown["in_group_lead"] == pytest.approx(np.mean(inside) - np.mean(outside), rel=1e-9)
     assert shown["alignment"] == pytest.approx(v @ w / np.linalg.norm(v) / np.linalg.norm(w), rel=1e-6)
-    portrait = net.portrait({}, look())
-    assert set(portrait) == {"scores"}
-    np.testing.assert_allclose(np.reshape(portrait["scores"], (D, D)), A, rtol=1e-6)
+    trained_values = net.trained_values({}, look())
+    assert set(trained_values) == {"scores"}
+    np.testing.assert_allclose(np.reshape(trained_values["scores"], (D, D)), A, rtol=1e-6)
 
 
 @torch.no_grad()

@@ -458,8 +458,8 @@ def test_a_network_shows_the_agreement_of_its_first_block():
     assert seen["neighbour_agreement"] == neighbour_agreement(network.similarity(), (4, 4), order)
     assert seen["neighbour_agreement_shuffled"] == pytest.approx(3 / 15, abs=0.06)
     assert seen == network.observe(None, None)
-    portrait = network.portrait({}, None)
-    np.testing.assert_allclose(np.reshape(portrait["similarity"], (N, N)), network.similarity())
+    trained_values = network.trained_values({}, None)
+    np.testing.assert_allclose(np.reshape(trained_values["similarity"], (N, N)), network.similarity())
 
 
 @pytest.mark.parametrize("model", [Vit(patch=8), Timm(arch="vit_tiny_patch16_224")])

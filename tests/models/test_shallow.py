@@ -9,7 +9,7 @@ from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
 from sparsebench.models.actor import Actor
-from sparsebench.models.shallow import ShallowViT, complete
+from sparsebench.models.shallow import FirstWeights, ShallowViT, complete
 from sparsebench.models.shipped import Shallow
 from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.tasks.base import Data, Split
@@ -25,8 +25,9 @@ MU = BASIS[:, :M]
 VARIANTS = [{}, {"heads": 3}, {"skip": True}, {"outputs": 2}, {"heads": 2, "skip": True, "outputs": 2}]
 
 
-def network(sigma=0.1, delta=0.2, xi=0.5, m=16, seed=0, tokens=L, **variant):
-    return ShallowViT(np.random.default_rng(seed), MU, tokens, m=m, sigma=sigma, delta=delta, xi=xi, **variant)
+def network(sigma=0.1, delta=0.2, xi=0.5, init="assumption", *, m=16, seed=0, tokens=L, **variant):
+    first = FirstWeights(sigma, delta, xi, init)
+    return ShallowViT(np.random.default_rng(seed), MU, tokens, m=m, first=first, **variant)
 
 
 def samples(seed=1):
@@ -185,7 +186,7 @@ def test_there_is_no_class_attention(scripted):
 def test_the_first_attention_mass_on_relevant_tokens_is_that_of_the_closed_form():
     task = Theory(tokens=50, d=10, patterns=5, relevant=0.5, confusion=0.05, noise=0.01)
     data = task.draw(20, 0, {})
-    net = ShallowViT(np.random.default_rng(0), data.patterns, 50, m=8, sigma=0.1, delta=0.2, xi=0.01)
+    net = ShallowViT(np.random.default_rng(0), data.patterns, 50, m=8, first=FirstWeights(0.1, 0.2, 0.01))
     net.W_Q.copy_(0.5**0.5 * torch.eye(10))
     net.W_K.copy_(0.5**0.5 * torch.eye(10))
     attention = net.attention(torch.from_numpy(data.train.inputs))

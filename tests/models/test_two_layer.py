@@ -12,10 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
-from sparsebench.models.actor import Actor, Look
+from sparsebench.models.actor import Actor, SplitPass
 from sparsebench.models.shipped import TwoLayer
 from sparsebench.plans import Keep, Merge, Mix
-from sparsebench.strategy import Habits
+from sparsebench.strategy import Traits
 from sparsebench.tasks.overfitting import Overfitting
 from sparsebench.training.loop import train
 from sparsebench.training.steps import Autograd, Samples
@@ -32,7 +32,7 @@ def network(repetition=0, data=DATA, precision="float64", shrink=0.3, **options)
 
 
 def look(split=DATA.train, acting=None):
-    return Look(*(torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance)), acting)
+    return SplitPass(*(torch.from_numpy(x) for x in (split.inputs, split.labels, split.relevance)), acting)
 
 
 def begin(net, strategy, rate=0.5, split=DATA.train):
@@ -219,10 +219,10 @@ def test_dense_macs_are_half_of_the_counted_operations():
 
 def test_macs_fall_with_the_tokens_and_scoring_by_attention_is_paid_for():
     net = TwoLayer(d_h=32, d_v=16).build(DATA, 0)
-    by_count = [net.cost.macs(net.cost.steps(Habits("input", {"tokens"}), (0,), (n,))) for n in range(1, L + 1)]
+    by_count = [net.cost.macs(net.cost.steps(Traits("input", {"tokens"}), (0,), (n,))) for n in range(1, L + 1)]
     assert by_count == [2 * n * 24 * 32 + n * n * 32 + n * 25 for n in range(1, L + 1)] == sorted(set(by_count))
     for n, plain in zip(range(1, L + 1), by_count, strict=True):
-        scored = net.cost.macs(net.cost.steps(Habits("attention", {"attention"}), (0,), (n,)))
+        scored = net.cost.macs(net.cost.steps(Traits("attention", {"attention"}), (0,), (n,)))
         assert scored - plain == (0 if n == L else 2 * L * 24 * 32 + L * L * 32)
 
 
@@ -256,4 +256,4 @@ def test_what_it_shows_is_of_the_training_samples_with_all_tokens_there():
     shown = net.observe(look(), look(DATA.test))
     assert net.observe(look(acting=begin(net, Random())), look(DATA.train)) == shown
     assert net.observe(look(DATA.test), look()) != shown
-    assert net.portrait({}, look()) == {}
+    assert net.trained_values({}, look()) == {}

@@ -114,3 +114,21 @@ def test_what_would_be_changed_or_passed_over_in_silence_is_refused(labels: Any,
 
 def test_a_number_may_begin_with_its_point() -> None:
     assert parse("pitome:ratio=.9,margin=-.5").params == {"ratio": [0.9], "margin": [-0.5]}
+
+
+@pytest.mark.parametrize(
+    "given", [{"macs": (0.5, 0.7, 0.5)}, {"keep": (0.5, 0.5)}, {"plugins": ("attn_topk:macs=0.4,0.4",)}], ids=str
+)
+def test_a_budget_that_is_named_twice_is_refused(given: dict[str, Any]) -> None:
+    request = Request(**{"suite": "quick", "plugins": ("attn_topk",), "tasks": ("composite",), "seeds": 1} | given)
+    with pytest.raises(UserError, match=r"budgets; got .*0\.[45].* more than once; allowed: each once, in any order"):
+        expand(request, Registry())
+
+
+def test_a_suite_that_names_a_budget_twice_is_refused(tmp_path: Path) -> None:
+    from sparsebench.planning import suite
+
+    own = tmp_path / "own.toml"
+    own.write_text(suite.text("quick").replace("{macs = 0.85}", "{macs = 0.5}"))
+    with pytest.raises(UserError, match=r"macs 0\.5 more than once"):
+        expand(Request(suite=str(own), tasks=("composite",), seeds=1), Registry())

@@ -220,7 +220,7 @@ def test_the_networks_that_come_with_sparsebench_are_those_of_their_suite(tmp_pa
     networks = Networks(tmp_path, {})
     jobs = expand(Request(suite="networks"), Registry())
     found = [job.cell.task.name for job in jobs if networks.elsewhere(job.cell.id) is not None]
-    assert sorted(found) == ["composite"] * 3 + ["spurious"] * 3
+    assert sorted(found) == ["composite"] * 24 + ["spurious"] * 6
 
 
 def test_what_a_training_decided_is_not_asked_of_its_test(suites: tuple[Path, Path]) -> None:

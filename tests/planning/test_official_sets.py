@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sparsebench.errors import UserError
-from sparsebench.look.training import narrowed
+from sparsebench.look.training import narrow
 from sparsebench.planning import planner
 from sparsebench.planning.files import LOCATED, places_of
 from sparsebench.planning.request import Request
@@ -67,5 +67,5 @@ def test_what_is_drawn_needs_its_pictures_though_nothing_is_to_be_trained(
     monkeypatch.setitem(LOCATED, "images", lambda name, root, download: (name, root))
     files = planner.Files(data_root=tmp_path)
     done = replace(plan(tmp_path, files), todo=[], locations={})
-    shown = narrowed(done, files, tmp_path / "out")
+    shown = narrow(done, files, tmp_path / "out")
     assert shown.todo == [] and shown.locations == {"cifar10": tmp_path}

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from sparsebench import engine
 from sparsebench.cli import main
-from sparsebench.look.training import trained
+from sparsebench.look.training import trained_cell
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
 from sparsebench.planning.request import Request
@@ -116,7 +116,7 @@ def test_the_network_that_is_looked_at_is_the_one_that_is_tested(run) -> None:
     from sparsebench.cells.prepare import Context
 
     weights = load_file(store.weights_path(out, jobs[-1].network))
-    network = trained(jobs[-1], Registry(), Context(out, "cpu", {})).network
+    network = trained_cell(jobs[-1], Registry(), Context(out, "cpu", {})).network
     assert all(torch.equal(value, weights[name]) for name, value in network.module.state_dict().items())
 
 

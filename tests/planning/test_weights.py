@@ -10,7 +10,7 @@ from vits import ARCHITECTURES, begin, close, images, vit
 
 from sparsebench.errors import UserError
 from sparsebench.models.deep import DeepViT
-from sparsebench.models.timm_models import load_weights, matched, named_vit
+from sparsebench.models.timm_models import load_weights, match_weights, named_vit
 from sparsebench.models.vits import Timm
 from sparsebench.planning import weights
 from sparsebench.tasks.images import Composite
@@ -119,7 +119,7 @@ def test_a_file_without_a_head_is_for_training_only(saved):
 )
 def test_the_weights_of_another_architecture_are_refused_by_name(saved, make, says):
     with pytest.raises(UserError, match=says) as refusal:
-        matched(vit(), saved(make()), fresh_head=True)
+        match_weights(vit(), saved(make()), fresh_head=True)
     assert "own.safetensors holds the weights of another architecture" in str(refusal.value)
 
 

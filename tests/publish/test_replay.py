@@ -44,9 +44,9 @@ def test_cells_that_are_run_again_here_have_the_same_outcomes_to_the_bit(few: Pa
 
 
 def test_cells_that_start_from_others_are_run_with_these(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = module._drawn
+    drawn = module._draw
     monkeypatch.setattr(
-        module, "_drawn", lambda *a: [r for r in drawn(*a) if r.cell.init and r.label == "norm"][:1]
+        module, "_draw", lambda *a: [r for r in drawn(*a) if r.cell.init and r.label == "norm"][:1]
     )  # fmt: skip
     verdict = replayed(sound)
     assert verdict.badge == "replayed" and "replayed 1 cells" in verdict.notes[0]
@@ -71,12 +71,12 @@ def test_what_a_cell_starts_from_is_run_first_through_two_levels(monkeypatch: py
 
 def test_so_many_are_drawn_and_always_the_same(few: Path) -> None:
     manifest = module.folders.manifest_of(few)
-    every = [r.cell_id for r in module._drawn(few, manifest, 100)]
-    assert [r.cell_id for r in module._drawn(few, manifest, 2)] == every[:2] and len(every) == 4
+    every = [r.cell_id for r in module._draw(few, manifest, 100)]
+    assert [r.cell_id for r in module._draw(few, manifest, 2)] == every[:2] and len(every) == 4
     orders = set()
     for k in range(10):  # records of other bytes are drawn in another order
         other = manifest.model_copy(update={"files": manifest.files | {RECORDS: f"{k:064x}"}})
-        orders.add(tuple(r.cell_id for r in module._drawn(few, other, 100)))
+        orders.add(tuple(r.cell_id for r in module._draw(few, other, 100)))
     assert len(orders) > 1
 
 
@@ -157,7 +157,7 @@ def test_other_machines_may_differ_by_noise_alone(old: int, new: int, trained: b
 
 
 def test_records_of_another_machine_need_not_be_the_same_to_the_bit(few: Path) -> None:
-    (record, *_) = module._drawn(few, module.folders.manifest_of(few), 1)
+    (record, *_) = module._draw(few, module.folders.manifest_of(few), 1)
     assert record.outcomes is not None
     losses = unpack_reals(record.outcomes.loss, record.outcomes.n) * np.float32(1.0001)
     other = record.model_copy(

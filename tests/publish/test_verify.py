@@ -275,9 +275,9 @@ def test_tasks_of_plugins_are_not_wholly_rescored_and_nothing_of_them_is_importe
     from sparsebench.publish import verify as module
 
     monkeypatch.setattr(module, "TASKS", ())  # as if the tasks were somebody else's
-    module._made.cache_clear()
+    module._make.cache_clear()
     verdict = verify(sound)
-    module._made.cache_clear()
+    module._make.cache_clear()
     assert (verdict.badge, verdict.wrong) == ("reported", False)
     assert "does not come with sparsebench" in verdict.why[0]
 

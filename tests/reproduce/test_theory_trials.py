@@ -20,15 +20,15 @@ from sparsebench.reproduce.trials import (
     Grid,
     Trial,
     compete,
-    grouped,
+    differences,
+    group_by,
     has_no_answer,
     line,
     mean,
-    measured,
-    paired,
     resamples_of,
     slopes,
     trials_of,
+    values_of,
 )
 from sparsebench.reproduce.verdicts import as_csv
 from sparsebench.stats.intervals import RESAMPLES
@@ -96,7 +96,7 @@ def test_success_is_the_metric(make_trial: Any, value: float | None, success: fl
 
 
 def test_groups_are_in_rising_order_of_their_key(make_trial: Any) -> None:
-    groups = grouped([make_trial(n) for n in (8, 2, 8, 4)], lambda t: t.n)
+    groups = group_by([make_trial(n) for n in (8, 2, 8, 4)], lambda t: t.n)
     assert [(n, len(some)) for n, some in groups.items()] == [(2, 1), (4, 1), (8, 2)]
 
 
@@ -315,21 +315,21 @@ def test_a_constant_neither_rises_nor_falls_by_rounding(points: int) -> None:
 def test_differences_pair_by_repetition_and_not_by_order(make_trial: Any) -> None:
     mine = [make_trial(repetition=r, test_loss=r + 0.5) for r in (2, 0, 1)]
     other = [make_trial(repetition=r, test_loss=float(r)) for r in (0, 1, 2)]
-    assert paired(mine, other, "test_loss") == [0.5, 0.5, 0.5]
-    assert paired(other, mine, "test_loss") == [-0.5, -0.5, -0.5]
+    assert differences(mine, other, "test_loss") == [0.5, 0.5, 0.5]
+    assert differences(other, mine, "test_loss") == [-0.5, -0.5, -0.5]
 
 
 def test_what_has_no_partner_or_no_value_makes_no_pair(make_trial: Any) -> None:
     mine = [make_trial(repetition=0, test_loss=3.0), make_trial(repetition=1, diverged=True),
             make_trial(repetition=2, test_loss=None), make_trial(repetition=3, test_loss=9.0)]  # fmt: skip
     other = [make_trial(repetition=r, test_loss=1.0) for r in range(3)]
-    assert paired(mine, other, "test_loss") == [2.0] and paired(mine, [], "test_loss") == []
+    assert differences(mine, other, "test_loss") == [2.0] and differences(mine, [], "test_loss") == []
 
 
 def test_a_metric_is_that_of_the_trials_that_have_it(make_trial: Callable[..., Trial]) -> None:
     trials = [make_trial(repetition=2, test_loss=0.0), make_trial(repetition=1, diverged=True),
               make_trial(repetition=0, test_loss=0.5), make_trial(repetition=3, test_loss=None)]  # fmt: skip
-    assert measured(trials, "test_loss") == [0.5, 0.0]
+    assert values_of(trials, "test_loss") == [0.5, 0.0]
 
 
 def test_the_mean_of_no_values_is_no_number_and_warns_of_nothing() -> None:

@@ -60,7 +60,9 @@ def test_rows_are_marked_where_their_difference_is_told_and_always_alike() -> No
     pairs = compare(contenders(hits))
     found = marks(pairs, dict.fromkeys(range(1, 5), 0))
     assert (
-        found == {1: "not told", 2: "better", 3: "worse", 4: "not told"} == marks(pairs, dict.fromkeys(range(1, 5), 0))
+        found
+        == {1: "not significant", 2: "better", 3: "worse", 4: "not significant"}
+        == marks(pairs, dict.fromkeys(range(1, 5), 0))
     )
     assert marks(pairs, {}) == {}
 
@@ -68,7 +70,7 @@ def test_rows_are_marked_where_their_difference_is_told_and_always_alike() -> No
 def test_what_cannot_be_compared_is_not_told() -> None:
     some = contenders(RNG(0).random((3, 3, 40)) < 0.5)
     other = Contender({9: 0.9}, {})
-    assert marks(compare([*some, other]), {1: 0, 2: 0, 3: 0})[3] == "not told"
+    assert marks(compare([*some, other]), {1: 0, 2: 0, 3: 0})[3] == "not significant"
 
 
 @pytest.mark.slow
@@ -78,5 +80,5 @@ def test_of_strategies_that_are_as_good_as_their_reference_none_is_marked_in_95_
         rng = RNG([seed, 1])
         hard = rng.normal(0, 1, (1, 3, 400)) + rng.normal(0, 0.5, (20, 3, 400)) + rng.normal(0, 0.1, (20, 3, 1))
         pairs = compare(contenders(rng.random((20, 3, 400)) < 1 / (1 + np.exp(-hard))))
-        marked += set(marks(pairs, dict.fromkeys(range(1, 20), 0)).values()) != {"not told"}
+        marked += set(marks(pairs, dict.fromkeys(range(1, 20), 0)).values()) != {"not significant"}
     assert marked <= stats.binom.ppf(0.975, 300, 0.05)

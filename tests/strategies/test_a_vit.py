@@ -14,7 +14,7 @@ from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.counts import solve
 from sparsebench.models.actor import Actor
 from sparsebench.spec import fill
-from sparsebench.strategy import Lesson
+from sparsebench.strategy import LossInputs
 from sparsebench.testing.networks import build
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.steps import Autograd, Samples
@@ -123,7 +123,7 @@ def test_the_prior_is_centred_at_three_quarters_of_the_layers():
 
 def test_with_the_budgets_target_the_prior_is_centred_where_tokens_spend_it():
     network = vit()
-    counts = solve(Budget(keep_rate=0.3), network.cost, AViT().habits())
+    counts = solve(Budget(keep_rate=0.3), network.cost, AViT().traits())
     whole = sum(counts) / N
     assert counts[-1] < counts[0] and 1 < whole < L
     losses = [loss_of(target, network, keep_rate=0.3) for target in ("budget", whole, whole + 0.5)]
@@ -137,7 +137,7 @@ def test_the_distribution_is_that_of_the_whole_batch():
     losses = []
     for h in (uneven, torch.full((2, 2), 0.5).double()):
         memory = {"scores": {1: h[:, :1].expand(2, 3), 2: h[:, 1:].expand(2, 3)}, "cost": cost, "depth": 2}
-        lesson = Lesson(None, None, memory, torch.ones(2, 2), {1: 1.0}, 1.0, sum)
+        lesson = LossInputs(None, None, memory, torch.ones(2, 2), {1: 1.0}, 1.0, sum)
         losses.append(float(AViT(target=1.5, ponder=0.0, distribution=1.0).loss(lesson)))
     p = math.exp(-1 / 8) / math.sqrt(2 * math.pi)
     assert losses == pytest.approx([p * (math.log(p) - math.log(0.5))] * 2, abs=1e-12)

@@ -132,10 +132,10 @@ def test_with_all_tokens_as_upper_bounds_it_acts_as_published_and_at_a_full_budg
     ("depth", "blocks"), [(12, tuple(range(3, 12))), (24, tuple(range(6, 24))), (3, (1, 2)), (2, (0, 1))]
 )
 def test_it_acts_from_a_quarter_of_the_depth_on_unless_blocks_are_named(depth, blocks):
-    habits = ATS().habits()
-    assert stages(Budget(macs=0.5), habits, depth) == blocks
-    assert stages(Budget(macs=0.5, blocks=(0, 1)), habits, depth) == (0, 1)
-    assert stages(Budget(counts=(4,) * depth), habits, depth) == tuple(range(depth))
+    traits = ATS().traits()
+    assert stages(Budget(macs=0.5), traits, depth) == blocks
+    assert stages(Budget(macs=0.5, blocks=(0, 1)), traits, depth) == (0, 1)
+    assert stages(Budget(counts=(4,) * depth), traits, depth) == tuple(range(depth))
 
 
 def test_asked_for_more_than_it_spends_it_is_given_all_tokens():

@@ -10,11 +10,11 @@ from sparsebench_plugins.dynamic_vit import DynamicViT
 from tiny import B, N, act, images, vit
 
 from sparsebench.budget import Budget
-from sparsebench.disposal import dispose, squeezed
+from sparsebench.disposal import dispose, squeeze
 from sparsebench.errors import UserError
 from sparsebench.models.actor import Actor
 from sparsebench.plans import Keep
-from sparsebench.strategy import Lesson, Told
+from sparsebench.strategy import LossInputs, ModelOutputs
 
 PLACE = place(N, 8, 8)
 
@@ -122,7 +122,8 @@ def told():
     D1 = (torch.rand(B, N, generator=rng) > 0.4).double()
     D2 = D1 * (torch.rand(B, N, generator=rng) > 0.4)
     both = (
-        Told(torch.randn(B, 5, generator=rng).double(), torch.randn(B, N, 6, generator=rng).double()) for _ in range(2)
+        ModelOutputs(torch.randn(B, 5, generator=rng).double(), torch.randn(B, N, 6, generator=rng).double())
+        for _ in range(2)
     )
     return D1, D2, *both
 
@@ -133,7 +134,7 @@ def test_the_loss_is_the_sum_of_its_terms(told, divergence):
     shares = {1: 0.5, 2: 0.25}
     memory = {"kept": {1: D1, 2: D2}}
     strategy = DynamicViT(share=2, kl=0.5, distillation=0.25, divergence=divergence)
-    alone = float(strategy.loss(Lesson(student, None, memory, D2, shares, 0.6, sum)))
+    alone = float(strategy.loss(LossInputs(student, None, memory, D2, shares, 0.6, sum)))
     ratio = sum(
         sum((sum(D[b].tolist()) / N - shares[s]) ** 2 for b in range(B)) / B for s, D in memory["kept"].items()
     ) / len(shares)
@@ -148,7 +149,7 @@ def test_the_loss_is_the_sum_of_its_terms(told, divergence):
         for b in range(B)
         for i in range(N)
     ) / float(D2.sum())
-    taught = float(strategy.loss(Lesson(student, teacher, memory, D2, shares, 0.6, sum)))
+    taught = float(strategy.loss(LossInputs(student, teacher, memory, D2, shares, 0.6, sum)))
     assert taught == pytest.approx(2 * ratio + 0.5 * apart + 0.25 * float(away))
 
 
@@ -156,7 +157,9 @@ def test_the_term_of_the_tokens_moves_the_tokens_and_not_the_mask(told):
     D1, D2, student, teacher = told
     D, tokens = D2.clone().requires_grad_(), student.tokens.clone().requires_grad_()
     strategy = DynamicViT(share=0, kl=0, distillation=1)
-    lesson = Lesson(Told(student.logits, tokens), teacher, {"kept": {1: D1, 2: D2}}, D, {1: 0.5, 2: 0.25}, 0.6, sum)
+    lesson = LossInputs(
+        ModelOutputs(student.logits, tokens), teacher, {"kept": {1: D1, 2: D2}}, D, {1: 0.5, 2: 0.25}, 0.6, sum
+    )
     strategy.loss(lesson).backward()
     assert D.grad is None and bool((tokens.grad.any(dim=2) == (D2 > 0)).all())
 
@@ -214,7 +217,7 @@ def test_in_training_and_in_the_test_the_same_tokens_are_squeezed_alike():
     scores = torch.rand(3, 9, generator=rng)
     plan = dispose("squeeze", scores, 4, seen)
     hosts = torch.zeros(3, 9, dtype=torch.bool).scatter(1, Keep.top(scores, 4).index, True)
-    soft = squeezed(seen.tokens, hosts, ~hosts)
+    soft = squeeze(seen.tokens, hosts, ~hosts)
     torch.testing.assert_close(soft[hosts], merged(plan, seen).flatten(0, 1), atol=1e-5, rtol=1e-5)
     assert torch.equal(soft[~hosts], seen.tokens[~hosts])
 
@@ -222,7 +225,7 @@ def test_in_training_and_in_the_test_the_same_tokens_are_squeezed_alike():
 def test_of_an_image_without_hosts_tokens_are_as_they_were_with_finite_gradients():
     x = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     hosts = torch.tensor([[True, False, False, True, False], [False] * 5])
-    out = squeezed(x, hosts, ~hosts)
+    out = squeeze(x, hosts, ~hosts)
     assert torch.equal(out[1], x[1])
     out.sum().backward()
     assert bool(x.grad.isfinite().all())

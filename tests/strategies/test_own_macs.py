@@ -23,7 +23,7 @@ from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.counts import solve
 from sparsebench.models.actor import Actor
-from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.shallow import FirstWeights, ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.plans import Mix
 from sparsebench.strategy import Strategy
@@ -82,7 +82,7 @@ def test_own_macs_are_what_the_counter_counts(strategy, rate, prefix):
 @pytest.mark.parametrize("strategy", [ToFu(merge_from=1.0), ZeroTPrune(iterations=(7, 3, 2))], ids=lambda s: s.name)
 def test_keys_of_theory_models_have_their_own_width(strategy):
     rng = np.random.default_rng(0)
-    sizes = {"m": 5, "sigma": 0.1, "delta": 0.2, "xi": 0.1, "heads": 3}
+    sizes = {"m": 5, "first": FirstWeights(0.1, 0.2, 0.1), "heads": 3}
     shallow, two_layer = ShallowViT(rng, np.eye(8)[:, :4], 11, **sizes), TwoLayerViT(rng, 11, 8, d_h=6, d_v=5, shrink=1)
     for network in (shallow, two_layer):
         try:
@@ -119,11 +119,11 @@ def test_what_multiplies_nothing_has_no_macs_of_its_own(name):
 
 def test_a_budget_includes_them():
     network = vit()
-    habits = KMedoids(iterations=100).habits()
-    free = habits._replace(own_macs=lambda place: 0.0)
-    dear, cheap = (solve(Budget(macs=0.7), network.cost, h) for h in (habits, free))
+    traits = KMedoids(iterations=100).traits()
+    free = traits._replace(own_macs=lambda place: 0.0)
+    dear, cheap = (solve(Budget(macs=0.7), network.cost, h) for h in (traits, free))
     assert sum(dear) < sum(cheap)
-    steps, dense = network.cost.steps(habits, (1, 2, 3), dear), network.cost.dense()
+    steps, dense = network.cost.steps(traits, (1, 2, 3), dear), network.cost.dense()
     assert network.cost.macs(steps) / network.cost.macs(dense) == pytest.approx(0.7, abs=0.04)
 
 

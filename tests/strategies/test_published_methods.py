@@ -48,16 +48,16 @@ def typed(words: str, model: str = "timm:deit_small_patch16_224"):
 
 def counts_of(words: str) -> dict[int, int]:
     strategy, budget = typed(words)
-    habits = strategy.habits()
-    blocks = stages(budget, habits, 12)
-    return dict(zip(blocks, solve(budget, deit_small(), habits), strict=True))
+    traits = strategy.traits()
+    blocks = stages(budget, traits, 12)
+    return dict(zip(blocks, solve(budget, deit_small(), traits), strict=True))
 
 
 def gmacs_of(words: str) -> list[float]:
     """Return the GMACs with the strategy's own products and without: authors count them, or do not."""
     strategy, _ = typed(words)
     counts = counts_of(words)
-    steps = deit_small().steps(strategy.habits(), tuple(counts), tuple(counts.values()))
+    steps = deit_small().steps(strategy.traits(), tuple(counts), tuple(counts.values()))
     # Here tokens that leave make no query where attention is not needed to choose them; published networks make all.
     every = [replace(step, early=False) for step in steps]
     return [deit_small().macs(some) / 1e9 for some in (every, [replace(step, own=0.0) for step in every])]
@@ -105,6 +105,8 @@ def test_the_words_of_a_published_method_can_be_typed_and_cost_what_its_authors_
         ("evit:counts=9+8,blocks=3", "2 counts for 1 blocks"),
         ("evit:counts=197+8,blocks=3+6", "got 197; allowed: 196 at most"),
         ("evit:counts=9+x,blocks=3+6", "counts"),
+        ("diffrate:keep_rate=0.7,undropped=9+8", "got 2 of them; allowed: 12, one for each block of this model"),
+        ("diffrate:keep_rate=0.7,undropped=8+9", "undropped: numbers must never be more than before"),
         ("pitome:ratio=1.2", "got 1.2; allowed: (0, 1]"),
         ("pitome:ratio=0", "got 0; allowed: (0, 1]"),
         ("tome:per_block=26..", "26..0"),
@@ -143,7 +145,9 @@ def test_show_begins_with_the_published_words_and_says_what_differs(name):
     ]
     (differs,) = [line for line in lines if line.startswith("differs from the published method: ")]
     assert differs.partition(": ")[2] == (cls.differs or ("nothing known" if cls.citation else "none is published"))
-    assert any(line.startswith("  disposal = ") for line in lines) == (len(cls.allowed_disposals()) > 1)
+    shown = [line for line in lines if line.startswith("  disposal = ")]
+    takes = cls.allowed_disposals()
+    assert shown == [f"  disposal = {cls.model_fields['disposal'].default!r}  (Literal{[*takes]})"] * (len(takes) > 1)
 
 
 def test_show_says_what_a_disposal_does_and_that_fusing_is_not_evit():

@@ -93,7 +93,7 @@ def test_scores_are_the_equations_and_the_largest_stay(strategy, make, score, bl
     if strategy.name == "tps":
         assert (decision.plan.weight > 0).sum(dim=(1, 2)).tolist() == [N] * B
     else:
-        stay = N // 2 - strategy.habits().fuses
+        stay = N // 2 - strategy.traits().fuses
         assert decision.plan.index.tolist() == [chosen(row, stay) for row in expected]
 
 

@@ -12,7 +12,7 @@ from sparsebench.budget import FULL, Budget
 from sparsebench.disposal import DISPOSALS
 from sparsebench.errors import UnsupportedError
 from sparsebench.measure.cost import VitCost
-from sparsebench.measure.counts import counted, schedule_of, solve, stages
+from sparsebench.measure.counts import schedule_of, solve, stages, traits_as_counted
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.models.timm_parts import vit_cost
@@ -65,13 +65,13 @@ def relevance():
 def test_it_runs_keeps_to_the_counts_and_chooses_alike_alone_in_a_batch_and_again(network, cls, disposal, schedule):
     strategy, mask = cls(disposal=disposal), relevance()
     budget = Budget(keep_rate=0.4, schedule=schedule)
-    counts = solve(budget, network.cost, strategy.habits())
+    counts = solve(budget, network.cost, strategy.traits())
     if cls.name in NO_PLACE and disposal == "squeeze":
         with pytest.raises(UnsupportedError, match="no place"):
             act(strategy, network, images(), mask, 0.4, schedule=schedule)
         return
     acting, out = act(strategy, network, images(), mask, 0.4, schedule=schedule)
-    at = dict(zip(stages(budget, strategy.habits(), 4), counts, strict=True))
+    at = dict(zip(stages(budget, strategy.traits(), 4), counts, strict=True))
     realised = {d.block: d.after.shape[1] for d in acting.decisions}
     assert counts[-1] < N
     if not strategy.adaptive:
@@ -91,14 +91,14 @@ def test_it_runs_keeps_to_the_counts_and_chooses_alike_alone_in_a_batch_and_agai
 def test_on_deit_small_it_costs_what_was_asked_for_or_the_nearest_that_it_can(
     deit_small, cls, disposal, schedule, target
 ):
-    habits = cls(disposal=disposal).habits()
+    traits = cls(disposal=disposal).traits()
     dense = deit_small.macs(deit_small.dense())
 
     def share(amount):
-        budget = Budget(macs=amount, schedule=None if habits.site == "input" else schedule)
-        assert schedule_of(budget, habits) == (habits.schedule if habits.site == "input" else schedule)
-        counts, own = solve(budget, deit_small, habits), counted(budget, deit_small, habits)
-        return deit_small.macs(deit_small.steps(own, stages(budget, habits, 12), counts)) / dense
+        budget = Budget(macs=amount, schedule=None if traits.site == "input" else schedule)
+        assert schedule_of(budget, traits) == (traits.schedule if traits.site == "input" else schedule)
+        counts, own = solve(budget, deit_small, traits), traits_as_counted(budget, deit_small, traits)
+        return deit_small.macs(deit_small.steps(own, stages(budget, traits, 12), counts)) / dense
 
     if (cls.name, schedule, target) in OUT_OF_REACH:
         nearest = OUT_OF_REACH[cls.name, schedule, target]
@@ -157,7 +157,7 @@ def test_gradients_flow_through_what_stays(network, name):
     ],
 )
 def test_evit_has_its_published_counts_and_cost(deit_small, rate, counts, gmacs):
-    habits = SHIPPED["evit"]().habits()
-    assert solve(Budget(keep_rate=rate, convention="compound-ceil"), deit_small, habits) == counts
-    steps = deit_small.steps(habits, (3, 6, 9), counts)
+    traits = SHIPPED["evit"]().traits()
+    assert solve(Budget(keep_rate=rate, convention="compound-ceil"), deit_small, traits) == counts
+    steps = deit_small.steps(traits, (3, 6, 9), counts)
     assert deit_small.macs(steps) / 1e9 == pytest.approx(gmacs, abs=8e-4)

@@ -80,10 +80,10 @@ def deit_small():
 def test_the_counts_and_macs_of_deit_small_are_the_published_ones_but_for_the_similarities(
     deit_small, budget, left, gmacs, pairs
 ):
-    habits = ToMe().habits()
-    blocks, counts = stages(budget, habits, 12), solve(budget, deit_small, habits)
+    traits = ToMe().traits()
+    blocks, counts = stages(budget, traits, 12), solve(budget, deit_small, traits)
     assert left in (counts, counts[-1])
-    steps = deit_small.steps(habits, blocks, counts)
+    steps = deit_small.steps(traits, blocks, counts)
     published = deit_small.macs([replace(step, own=0) for step in steps])
     assert published / 1e9 == pytest.approx(gmacs, abs=6e-4)
     assert deit_small.macs(steps) == published + 64 * pairs

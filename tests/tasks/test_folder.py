@@ -7,7 +7,7 @@ from PIL import Image
 from timm.data import ImageNetInfo, create_transform
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.folder import Folder, decoded, locate, read_cropped
+from sparsebench.tasks.folder import Folder, decode, locate, read_cropped
 from sparsebench.tasks.sources.imagenet import classes, numbers_of
 
 
@@ -80,7 +80,7 @@ def test_val_is_taken_before_test_and_the_training_pictures_do_not_name_the_fold
 def test_some_pictures_are_drawn_anew_in_each_repetition_and_are_those_of_all(folder):
     task, locations = task_on(folder(each=20), test=10)
     root = locations[task.images]
-    every = decoded(task.images.partition("-")[2], root, sorted(root.rglob("*.png")), 16, 0.9)
+    every = decode(task.images.partition("-")[2], root, sorted(root.rglob("*.png")), 16, 0.9)
     drawn = [task.draw(0, repetition, locations).test for repetition in (0, 1, 0)]
     rows = [[int((every == x).all(axis=(1, 2, 3)).argmax()) for x in split.inputs] for split in drawn]
     assert rows[0] == rows[2] != rows[1] and all(row == sorted(set(row)) and len(row) == 10 for row in rows)

@@ -36,7 +36,7 @@ def test_the_counts_are_the_rounded_shares_and_the_rest_is_spread_evenly():
 def test_the_share_of_confusing_tokens_is_given_by_one_of_three_rules(rule, counts):
     task = Theory(tokens=50, relevant=0.29 if "irrelevant" in rule else 0.28, **rule)
     assert task.counts().tolist() == counts
-    assert task.realised() == (counts[0] / 50, counts[1] / 50, sum(counts[2:]) / 50)
+    assert task.realised_shares() == (counts[0] / 50, counts[1] / 50, sum(counts[2:]) / 50)
 
 
 def test_the_same_counts_are_the_same_data_whatever_rule_gave_them():
@@ -66,12 +66,12 @@ def test_counts_are_whole_tokens_of_the_shares_asked_for_or_a_user_error(
     try:
         task.check()
     except UserError as error:
-        for asked in (task.counts, task.realised):
+        for asked in (task.counts, task.realised_shares):
             with pytest.raises(UserError, match="cannot have shares"):
                 asked()
         assert "allowed: " in str(error)
         return
-    counts, realised = task.counts(), task.realised()
+    counts, realised = task.counts(), task.realised_shares()
     assert counts.shape == (M,) and counts.sum() == L
     assert counts[0] > counts[1:classes].max() and counts[classes:].min() >= 1
     assert np.ptp(counts[1:classes]) <= 1 and np.ptp(counts[classes:]) <= 1
@@ -189,7 +189,7 @@ def test_the_spurious_pattern_goes_with_the_label_in_training_and_not_in_the_tes
                 mine = counts[(split.labels == label) & (there == present)]
                 assert (mine == discriminative + others).all()
         np.testing.assert_array_equal(split.relevance, which == 1 - split.labels[:, None])
-    assert task.counts().tolist() == [10, 2, 13, 13, 12] and task.realised() == (0.2, 0.04, 0.76)
+    assert task.counts().tolist() == [10, 2, 13, 13, 12] and task.realised_shares() == (0.2, 0.04, 0.76)
 
 
 @pytest.mark.parametrize("rate", [0, 1])

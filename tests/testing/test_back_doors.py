@@ -68,7 +68,7 @@ def test_one_that_writes_to_the_records_is_named_by_the_file(tmp_path, monkeypat
         CHECKS["machine_is_left_alone"](strategy_of("writes_records"))
 
 
-@pytest.mark.skipif(not audit.written(), reason="this system does not say what a process has written")
+@pytest.mark.skipif(not audit.written_bytes(), reason="this system does not say what a process has written")
 def test_one_that_writes_by_a_library_which_opens_files_itself_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("SAVES_TENSORS_IN", str(tmp_path))
     with pytest.raises(RuleError, match="it wrote to a file"):
@@ -79,7 +79,7 @@ def test_one_that_writes_while_it_is_loaded_is_named(tmp_path, monkeypatch):
     path = tmp_path / "writes.py"
     note = f"open({str(tmp_path / 'note')!r}, 'w').close()\n"
     path.write_text((SAMPLES / "good.py").read_text() + note)
-    with audit.watched() as events:
+    with audit.watch() as events:
         ((strategy, _),) = resolve(str(path), Registry())
     monkeypatch.setattr(audit, "AT_LOAD", events)
     with pytest.raises(RuleError, match="it opens note to write"):
@@ -120,7 +120,7 @@ def test_other_changes_to_files_are_seen(act, tmp_path):
         "rename": lambda: (tmp_path / "a").replace(tmp_path / "b"),
         "mkdir": lambda: (tmp_path / "c").mkdir(),
     }[act]
-    with audit.watched() as events:
+    with audit.watch() as events:
         do()
     (tmp_path / "afterwards").write_text("")
     assert audit.changes(Busy(), events) == [f"os.{act}"]

@@ -23,7 +23,7 @@ from sparsebench.budget import FULL, Budget
 from sparsebench.engine import inline, local
 from sparsebench.errors import DivergedError
 from sparsebench.models.actor import Actor
-from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.shallow import FirstWeights, ShallowViT
 from sparsebench.models.shipped import Shallow
 from sparsebench.planning.job import Job
 from sparsebench.plans import Keep
@@ -47,7 +47,7 @@ def problem(d, tokens, m, n, *, hinge="some", seed=0, dtype=torch.float64, **var
     """Return a network and n samples of which all, some (of a single one, none) or none have a loss."""
     rng = np.random.default_rng((d, tokens, m, n, seed))
     patterns = np.linalg.qr(rng.standard_normal((d, d)))[0][:, :3]
-    network = ShallowViT(rng, patterns, tokens, m=m, sigma=0.3, delta=0.5, xi=0.5, **variant).to(dtype)
+    network = ShallowViT(rng, patterns, tokens, m=m, first=FirstWeights(0.3, 0.5, 0.5), **variant).to(dtype)
     X = torch.from_numpy(rng.standard_normal((n, tokens, d))).to(dtype)
     relevance = torch.from_numpy((rng.random((n, tokens)) < 0.4).astype(np.float32))
     with torch.no_grad():
@@ -492,7 +492,7 @@ def test_stopping_at_zero_loss_changes_no_bit(strategy):
 def test_variants_of_the_equation_are_left_to_autograd(variant):
     network, samples = problem(5, 7, 3, 2)
     assert isinstance(steps_for(network, None, samples, SGD), ClosedForm)
-    other = ShallowViT(np.random.default_rng(0), np.eye(5)[:, :4], 7, m=3, sigma=0.1, delta=0.1, xi=0.1, **variant)
+    other = ShallowViT(np.random.default_rng(0), np.eye(5)[:, :4], 7, m=3, first=FirstWeights(0.1, 0.1, 0.1), **variant)
     assert isinstance(steps_for(other, None, samples, SGD), Autograd)
 
 
@@ -515,7 +515,7 @@ def nowhere_to_cache(njit):
 
 def test_functions_are_compiled_where_they_cannot_be_kept(monkeypatch):
     monkeypatch.setattr(numba, "njit", nowhere_to_cache(numba.njit))
-    assert kernels.compiled(lambda x: x + 1)(2.5) == 3.5
+    assert kernels.compile_kernel(lambda x: x + 1)(2.5) == 3.5
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def _plain(rows: Sequence[Row], columns: Sequence[Column]) -> list[list[str]]:
 
 
 def _over_budgets(board: BudgetBoard) -> dict[str, Any]:
-    """Return the table of one board of curves, with what can be told apart."""
+    """Return the table of one board of curves, with what differs significantly."""
     columns, title = budget_table.columns_of(board), f"{board.task}, {board.model}, N {board.n_train}"
     body = [[text_of(row, column) for column in columns] for row in board.rows]
     return {"title": title, "headings": [column.heading for column in columns], "body": body, "told": board.told}

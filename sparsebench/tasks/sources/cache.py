@@ -50,7 +50,7 @@ def folder() -> Path | None:
         return None
 
 
-def kept(name: str, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
+def keep_pixels(name: str, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
     """Return the uint8 array of that name, from its file if there is a whole one, else made and kept for the next.
 
     Args:
@@ -70,13 +70,13 @@ def kept(name: str, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarr
         _warn("there is no home directory")
         return _in_memory(shape, rows)
     path = where / f"{name}-v{VERSION}-pillow{_pillow()}{SUFFIX}"
-    if (found := _mapped(path, shape)) is not None:
-        return found
-    with _alone(path):
-        found = _mapped(path, shape)  # by who was before
-        if found is None and _write(path, shape, rows):
-            found = _mapped(path, shape)
-    return _in_memory(shape, rows) if found is None else found
+    if (pixels := _map(path, shape)) is not None:
+        return pixels
+    with _lock(path):
+        pixels = _map(path, shape)  # by who was before
+        if pixels is None and _write(path, shape, rows):
+            pixels = _map(path, shape)
+    return _in_memory(shape, rows) if pixels is None else pixels
 
 
 def _pillow() -> str:
@@ -93,7 +93,7 @@ def _in_memory(shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]])
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     """Wait until no other process makes this file; where there are no locks, go on.
 
     The lock's file goes with the lock. Who waited for it then looks for the array first, so nothing is made twice.
@@ -117,7 +117,7 @@ def _header(shape: tuple[int, ...]) -> bytes:
     return head.getvalue()
 
 
-def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+def _map(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     """Return the array of a file, or None unless the file is exactly as long and begins as it should."""
     header = _header(shape)
     try:
@@ -206,7 +206,7 @@ def clear() -> tuple[int, int]:
     Raises:
         OSError: one cannot be removed.
     """
-    found = size()
+    bytes_ = size()
     for path in _files():
         path.unlink(missing_ok=True)
-    return found
+    return bytes_

@@ -15,7 +15,7 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.base import Locations
 from sparsebench.tasks.sources import cache, official
 from sparsebench.tasks.sources.files import squares_in
-from sparsebench.tasks.sources.known import DIGITS, SVHN, named
+from sparsebench.tasks.sources.known import DIGITS, SVHN, names_for
 
 HELD_OUT = {DIGITS: ("3", "8"), SVHN: ("3", "8")}
 FOLDER = "folder"
@@ -46,7 +46,7 @@ def _foregrounds(name: str, size: int, root: Path | None) -> Foregrounds:
         return _digits(size)
     if root is None:
         raise UserError(f"the images '{name}' of this cell are not on this machine", next_step="give --images")
-    if name in named("foregrounds"):
+    if name in names_for("foregrounds"):
         return _official(name, root, size)
     kind, _, content = name.partition("-")
     if kind != FOLDER:
@@ -72,9 +72,9 @@ def _digits(size: int) -> Foregrounds:
     coloured = np.ascontiguousarray(coloured.transpose(0, 3, 1, 2))
     train, test = {}, {}
     for digit in range(10):
-        mine = coloured[bunch.target == digit]
-        cut = len(mine) * 2 // 3
-        train[str(digit)], test[str(digit)] = mine[:cut], mine[cut:]
+        group = coloured[bunch.target == digit]
+        cut = len(group) * 2 // 3
+        train[str(digit)], test[str(digit)] = group[:cut], group[cut:]
     return Foregrounds(tuple(train), train, test)
 
 
@@ -83,7 +83,7 @@ def _official(name: str, root: Path, size: int) -> Foregrounds:
     for split in ("train", "test"):
         pixels, labels, classes = official.pixels_and_labels(official.dataset(name, root, split))
         shape = len(pixels), 3, size, size
-        squares = cache.kept(f"{name}-{split}-{size}-first", shape, partial(_resized, pixels, size))
+        squares = cache.keep_pixels(f"{name}-{split}-{size}-first", shape, partial(_resize, pixels, size))
         splits.append({label: squares[labels == k] for k, label in enumerate(classes)})
     return Foregrounds(classes, *splits)
 
@@ -102,7 +102,7 @@ def _from_folder(root: Path, size: int, content: str) -> Foregrounds:
     return Foregrounds(classes, *({name: splits[split][name] for name in classes} for split in ("train", "test")))
 
 
-def _resized(pixels: np.ndarray, size: int) -> Iterator[np.ndarray]:
+def _resize(pixels: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """Yield (3, size, size) of each of the (n, height, width, 3) uint8 pictures."""
     from PIL import Image
 

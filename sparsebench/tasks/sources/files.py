@@ -44,21 +44,21 @@ def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
 
 def names_in(root: Path) -> list[str]:
     """Return the paths in a folder, "/" between their parts, of the pictures below it, sorted."""
-    found = []
+    paths = []
     for folder, names in walk(root):
         within = os.path.relpath(folder, root).replace(os.sep, "/")
         prefix = "" if within == "." else f"{within}/"
         for name in names:
             if os.path.splitext(name)[1].lower() in PICTURES and os.path.isfile(os.path.join(folder, name)):
-                found.append(prefix + name)
-    return sorted(found)
+                paths.append(prefix + name)
+    return sorted(paths)
 
 
 def _some_names(root: Path) -> list[str]:
-    found = names_in(root)
-    if not found:
+    names = names_in(root)
+    if not names:
         raise UserError(f"{root} holds no pictures", allowed=sorted(PICTURES))
-    return found
+    return names
 
 
 def fingerprint(root: Path, also: Sequence[str] = ()) -> str:
@@ -74,10 +74,10 @@ def contents(root: Path, also: Sequence[str] = ()) -> dict[str, str]:
     return {name: hashlib.sha256(read_bytes(root / name)).hexdigest() for name in [*also, *_some_names(root)]}
 
 
-def short(found: Mapping[str, str]) -> str:
+def short(hashes: Mapping[str, str]) -> str:
     """Return the fingerprint of such contents."""
     digest = hashlib.sha256()
-    for name, sha256 in found.items():
+    for name, sha256 in hashes.items():
         digest.update(os.fsencode(f"{name}\0{sha256}\n"))
     return digest.hexdigest()[:DIGITS]
 
@@ -89,13 +89,13 @@ def contents_of(content: str, root: Path, also: tuple[str, ...] = ()) -> Mapping
     Raises:
         UserError: the folder has others now.
     """
-    found = contents(root, also)
-    if short(found) != content:
-        raise _changed(f"the pictures in {root}")
-    return found
+    hashes = contents(root, also)
+    if short(hashes) != content:
+        raise _change_error(f"the pictures in {root}")
+    return hashes
 
 
-def _changed(what: str) -> UserError:
+def _change_error(what: str) -> UserError:
     return UserError(f"{what} changed while the run was under way", next_step="run it again")
 
 
@@ -127,16 +127,16 @@ def squares_in(
     which = hashlib.sha256(os.fsencode("\n".join(names))).hexdigest()[:DIGITS]
 
     def rows() -> Iterator[np.ndarray]:
-        found = {}
+        hashes = {}
         for name in every:
             data = read_bytes(root / name)
-            found[name] = hashlib.sha256(data).hexdigest()
+            hashes[name] = hashlib.sha256(data).hexdigest()
             if wanted(name):
                 yield decode_square(data, size, root / name).transpose(2, 0, 1)
-        if short(found) != content:
-            raise _changed(f"the pictures in {root}")
+        if short(hashes) != content:
+            raise _change_error(f"the pictures in {root}")
 
-    return names, cache.kept(f"{content}-{which}-{size}-first", (len(names), 3, size, size), rows)
+    return names, cache.keep_pixels(f"{content}-{which}-{size}-first", (len(names), 3, size, size), rows)
 
 
 def read_bytes(path: Path, sha256: str | None = None) -> bytes:
@@ -150,7 +150,7 @@ def read_bytes(path: Path, sha256: str | None = None) -> bytes:
     except OSError as error:
         raise _unreadable(path, error) from error
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-        raise _changed(str(path))
+        raise _change_error(str(path))
     return data
 
 

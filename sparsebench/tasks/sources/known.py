@@ -98,8 +98,8 @@ class Known:
         for names in self.needs:
             if not any((root / self.folder / name).is_file() for name in names):
                 return "missing", f"{self.folder}/{' or '.join(names)} is not there"
-        if self.folder and (found := _count(root / self.folder)) < self.pictures:
-            return ("corrupt" if found else "missing"), f"{self.folder} holds {found} of {self.pictures} pictures"
+        if self.folder and (count := _count(root / self.folder)) < self.pictures:
+            return ("corrupt" if count else "missing"), f"{self.folder} holds {count} of {self.pictures} pictures"
         return "there", ""
 
 
@@ -187,6 +187,6 @@ OWN_TASK = frozenset(known.name for known in _ALL if "task" in known.uses)
 """Sets with a published layout, each for the task of its name."""
 
 
-def named(use: Use) -> tuple[str, ...]:
+def names_for(use: Use) -> tuple[str, ...]:
     """Return the names of the sets for that use."""
     return tuple(known.name for known in _ALL if use in known.uses)

@@ -95,21 +95,21 @@ def read(root: Path, kind: str, columns: tuple[str, str], content: str = "") -> 
     if kind == WATERBIRDS:
         table, below = root / METADATA, root
         values: Mapping[str, Mapping[str, int]] = {columns[0]: BITS, columns[1]: BITS, "split": SPLITS}
-        found = list(_rows(table, "img_filename", values))
+        rows = list(_rows(table, "img_filename", values))
     else:
         table, partition, below = _table(root, ATTRIBUTES), _table(root, PARTITION), _faces(root)
         split_of = {name: split for _, name, (split,) in _rows(partition, "image_id", {"partition": SPLITS})}
-        found = []
+        rows = []
         for line, name, bits in _rows(table, "image_id", {columns[0]: SIGNS, columns[1]: SIGNS}):
             if name not in split_of:
                 raise UserError(f"{table}, line {line}: {name} is not in {partition.name}")
-            found.append((line, name, [*bits, split_of[name]]))
-    _check_files(table, below, found)
-    numbers = np.array([bits for _, _, bits in found], dtype=np.int64)
-    lines = np.array([line for line, _, _ in found])
-    paths = [below / name for _, name, _ in found]
-    own = tuple(tables(root, kind))
-    return Labelled(content, root, own, table, paths, lines, numbers[:, 2], numbers[:, 0], numbers[:, 1])
+            rows.append((line, name, [*bits, split_of[name]]))
+    _check_files(table, below, rows)
+    numbers = np.array([bits for _, _, bits in rows], dtype=np.int64)
+    lines = np.array([line for line, _, _ in rows])
+    paths = [below / name for _, name, _ in rows]
+    names = tuple(tables(root, kind))
+    return Labelled(content, root, names, table, paths, lines, numbers[:, 2], numbers[:, 0], numbers[:, 1])
 
 
 def _table(root: Path, name: str) -> Path:
@@ -123,14 +123,14 @@ def _faces(root: Path) -> Path:
     return inner if inner.is_dir() else root / FACES
 
 
-def _check_files(table: Path, below: Path, found: list[tuple[int, str, list[int]]]) -> None:
+def _check_files(table: Path, below: Path, rows: list[tuple[int, str, list[int]]]) -> None:
     """Raise UserError for a table without rows, a row without its picture, and a picture with two rows."""
-    if not found:
+    if not rows:
         raise UserError(f"{table} has no rows")
-    there = set(names_in(below))
+    names = set(names_in(below))
     seen: dict[str, int] = {}
-    for line, name, _ in found:
-        if name not in there:
+    for line, name, _ in rows:
+        if name not in names:
             raise UserError(f"{table}, line {line}: {below / name} is not there")
         if seen.setdefault(name, line) != line:
             raise UserError(f"{table}, line {line}: {name} is in line {seen[name]}, too")
@@ -187,13 +187,13 @@ def _txt(lines: Iterator[str], path: Path) -> tuple[list[str], Iterator[tuple[in
     return header, rows()
 
 
-def squares_of(found: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
+def squares_of(labelled: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
     """Return (n, 3, size, size) uint8, the middle squares of the pictures in those rows, resized (bilinear).
 
     The array is mapped from a file, so that a set may be larger than the memory.
 
     Args:
-        found: the set.
+        labelled: the set.
         rows: (n,) some of one split, in rising order. A split is decoded as a whole, once for all that is chosen of
             it; one that would take more than `cache.LARGE` bytes has a file for each choice.
         size: side of the squares in pixels.
@@ -201,28 +201,28 @@ def squares_of(found: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
     Raises:
         UserError: a picture cannot be read, with its file and the line of the table, or the set changed.
     """
-    split = np.flatnonzero(found.splits == found.splits[rows[0]])
+    split = np.flatnonzero(labelled.splits == labelled.splits[rows[0]])
     if len(rows) < len(split) and len(split) * 3 * size**2 <= cache.LARGE:
-        return _decoded(found, split, size)[np.searchsorted(split, rows)]
-    return _decoded(found, rows, size)
+        return _decode(labelled, split, size)[np.searchsorted(split, rows)]
+    return _decode(labelled, rows, size)
 
 
-def _decoded(found: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
+def _decode(labelled: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
     """Return the squares of exactly those rows, from one file."""
 
     def pictures() -> Iterator[np.ndarray]:
-        known = contents_of(found.content, found.root, found.tables)
-        for name in found.tables:
-            read_bytes(found.root / name, known[name])
+        known = contents_of(labelled.content, labelled.root, labelled.tables)
+        for name in labelled.tables:
+            read_bytes(labelled.root / name, known[name])
         for row in rows:
-            path = found.paths[row]
+            path = labelled.paths[row]
             try:
-                sha256 = known.get(path.relative_to(found.root).as_posix(), "")
+                sha256 = known.get(path.relative_to(labelled.root).as_posix(), "")
                 yield read_square(path, size, sha256).transpose(2, 0, 1)
             except UserError as error:
-                raise UserError(f"{found.table}, line {found.lines[row]}: {error}") from error
+                raise UserError(f"{labelled.table}, line {labelled.lines[row]}: {error}") from error
 
     # With the tables in the name, one that changed under a run is found out before its labels meet kept pixels.
-    tables = "".join(fingerprint_of(found.root / name) for name in found.tables)
-    which = hashlib.sha256(tables.encode() + found.lines[rows].astype("<i8").tobytes()).hexdigest()[:12]
-    return cache.kept(f"{found.content}-{which}-{size}-first", (len(rows), 3, size, size), pictures)
+    tables = "".join(fingerprint_of(labelled.root / name) for name in labelled.tables)
+    which = hashlib.sha256(tables.encode() + labelled.lines[rows].astype("<i8").tobytes()).hexdigest()[:12]
+    return cache.keep_pixels(f"{labelled.content}-{which}-{size}-first", (len(rows), 3, size, size), pictures)

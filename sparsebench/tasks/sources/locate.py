@@ -8,7 +8,7 @@ from sparsebench.errors import UserError
 from sparsebench.tasks.sources import official
 from sparsebench.tasks.sources.classes import FOLDER
 from sparsebench.tasks.sources.files import fingerprint, fingerprint_of, names_in
-from sparsebench.tasks.sources.known import DIGITS, KNOWN, PHOTOS, named
+from sparsebench.tasks.sources.known import DIGITS, KNOWN, PHOTOS, names_for
 from sparsebench.tasks.sources.labelled import DEFAULTS, layout_of, read, tables
 from sparsebench.tasks.sources.scenes import ARRAY, read_array
 from sparsebench.tasks.sources.scenes import FOLDER as SCENES
@@ -31,16 +31,18 @@ def locate_images(spec: str, data_root: Path | None = None, download: bool = Fal
     root, (kind, _, path) = data_root or DATA_ROOT, spec.partition(":")
     if spec == DIGITS:
         return spec, None
-    if spec in named("foregrounds"):
+    if spec in names_for("foregrounds"):
         official.check(spec, root, download=download)
         return spec, root
-    if spec in named("task"):
+    if spec in names_for("task"):
         return _locate_labelled(root / KNOWN[spec].folder, spec)
     if kind == FOLDER and path:
         folder = Path(path).expanduser()
         layout = layout_of(folder)
         return _locate_classes(folder) if layout is None else _locate_labelled(folder, layout)
-    allowed = f"{', '.join(named('foregrounds'))}, folder:DIR; for tasks of their own {', '.join(named('task'))}"
+    allowed = (
+        f"{', '.join(names_for('foregrounds'))}, folder:DIR; for tasks of their own {', '.join(names_for('task'))}"
+    )
     raise UserError("--images", got=f"'{spec}'", allowed=allowed)
 
 
@@ -53,7 +55,7 @@ def locate_backgrounds(spec: str, data_root: Path | None = None, download: bool 
     """
     if spec == PHOTOS:
         return spec, None
-    if spec in named("backgrounds"):
+    if spec in names_for("backgrounds"):
         root = data_root or DATA_ROOT
         official.check(spec, root, download=download)
         return spec, root
@@ -62,7 +64,7 @@ def locate_backgrounds(spec: str, data_root: Path | None = None, download: bool 
         read_array(path)
         return f"{ARRAY}-{fingerprint_of(path)}", path
     if not path.is_dir():
-        allowed = f"{', '.join(named('backgrounds'))}, a folder of pictures or an .npz file"
+        allowed = f"{', '.join(names_for('backgrounds'))}, a folder of pictures or an .npz file"
         raise UserError(f"--backgrounds: {path} is not a folder", allowed=allowed)
     return f"{SCENES}-{fingerprint(path)}", path
 

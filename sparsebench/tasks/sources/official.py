@@ -54,12 +54,12 @@ def dataset(name: str, root: Path, split: str, *, download: bool = False, **opti
         raise UserError(f"{name} cannot be read or fetched into {root} ({error})") from error
 
 
-def pixels_and_labels(found: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def pixels_and_labels(data: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Return the (n, height, width, 3) uint8 pictures of a dataset in memory, their (n,) labels, and the classes.
 
     SVHN has channels first, calls its targets labels, and has no names for them.
     """
-    if hasattr(found, "targets"):
-        return found.data, np.array(found.targets), tuple(found.classes)
-    labels = np.asarray(found.labels)
-    return found.data.transpose(0, 2, 3, 1), labels, tuple(map(str, range(10)))
+    if hasattr(data, "targets"):
+        return data.data, np.array(data.targets), tuple(data.classes)
+    labels = np.asarray(data.labels)
+    return data.data.transpose(0, 2, 3, 1), labels, tuple(map(str, range(10)))

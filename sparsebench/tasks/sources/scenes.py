@@ -136,10 +136,10 @@ class Flowers(Pool):
             return read_square(Path(path), size, known.get(Path(path).relative_to(folder).as_posix(), ""))
 
         def squares(split: str) -> np.ndarray:
-            found = official.dataset(FLOWERS102, root, split, loader=read)
-            rows = lambda: (found[i][0].transpose(2, 0, 1) for i in range(len(found)))  # noqa: E731
+            data = official.dataset(FLOWERS102, root, split, loader=read)
+            rows = lambda: (data[i][0].transpose(2, 0, 1) for i in range(len(data)))  # noqa: E731
             name = f"{FLOWERS102}-{short(known)}-{split}-{size}-first"
-            return cache.kept(name, (len(found), 3, size, size), rows)
+            return cache.keep_pixels(name, (len(data), 3, size, size), rows)
 
         self.pools = np.concatenate([squares("train"), squares("val")]), squares("test")
 
@@ -155,7 +155,7 @@ class Array(Pool):
         if fingerprint_of(path) != content:
             raise UserError(f"{path} changed while the run was under way", next_step="run it again")
         rows = lambda: _squares(pixels, size)  # noqa: E731
-        self.split(cache.kept(f"{ARRAY}-{content}-{size}-first", (len(pixels), 3, size, size), rows), path)
+        self.split(cache.keep_pixels(f"{ARRAY}-{content}-{size}-first", (len(pixels), 3, size, size), rows), path)
 
 
 def read_array(path: Path) -> np.ndarray:

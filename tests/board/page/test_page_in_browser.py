@@ -368,7 +368,9 @@ def over_budgets(task: str = "composite") -> BudgetBoard:
          "kept_accuracy_high": 0.6, "accuracy_at_0.5": one.accuracy[0], "accuracy_at_0.5_spent": 0.31}
         for one in curves
     ]  # fmt: skip
-    return BudgetBoard(task, "vit", 600, "scratch", (0.5, 0.3), 0.5, rows, curves, ["told apart: 1 of 3 pairs"])
+    return BudgetBoard(
+        task, "vit", 600, "scratch", (0.5, 0.3), 0.5, rows, curves, ["1 of 3 pairs differ significantly"]
+    )
 
 
 def chip(page: Any, name: str) -> Any:
@@ -384,7 +386,7 @@ def test_a_board_of_curves_opens_with_them(opened: Open, board: Board) -> None:
     table = page.locator("#budgets table").first
     assert table.locator("tbody tr").count() == 13
     assert "0.500 [0.400, 0.600]" in table.inner_text() and "(0.31)" in table.inner_text()
-    assert page.locator("#budgets").get_by_text("told apart: 1 of 3 pairs").count() == 2
+    assert page.locator("#budgets").get_by_text("1 of 3 pairs differ significantly").count() == 2
 
 
 def test_the_readers_choice_of_curves_is_drawn(opened: Open, board: Board) -> None:

@@ -41,7 +41,7 @@ def rows():
 
 def test_what_was_made_once_is_read_the_next_time(place, rows):
     for _ in range(3):
-        found = cache.kept("a", SHAPE, rows)
+        found = cache.keep_pixels("a", SHAPE, rows)
         np.testing.assert_array_equal(found, PIXELS)
         assert found.dtype == np.uint8
     assert rows.made == 1
@@ -50,20 +50,20 @@ def test_what_was_made_once_is_read_the_next_time(place, rows):
 
 
 def test_writing_to_the_array_does_not_change_the_file(place, rows):
-    cache.kept("a", SHAPE, rows)[:] = 7
-    np.testing.assert_array_equal(cache.kept("a", SHAPE, rows), PIXELS)
+    cache.keep_pixels("a", SHAPE, rows)[:] = 7
+    np.testing.assert_array_equal(cache.keep_pixels("a", SHAPE, rows), PIXELS)
     assert rows.made == 1
 
 
 def test_another_name_shape_or_version_is_another_file(place, rows, monkeypatch):
-    cache.kept("a", SHAPE, rows)
-    cache.kept("b", SHAPE, rows)
+    cache.keep_pixels("a", SHAPE, rows)
+    cache.keep_pixels("b", SHAPE, rows)
     assert rows.made == 2
     monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
-    cache.kept("a", SHAPE, rows)
+    cache.keep_pixels("a", SHAPE, rows)
     assert rows.made == 3
     monkeypatch.setattr("PIL.__version__", "1.2.3")
-    cache.kept("a", SHAPE, rows)
+    cache.keep_pixels("a", SHAPE, rows)
     assert rows.made == 4
 
 
@@ -79,10 +79,10 @@ def test_another_name_shape_or_version_is_another_file(place, rows, monkeypatch)
     ids=["cut off", "too long", "empty", "no array", "another shape"],
 )
 def test_a_damaged_file_is_made_again(place, rows, damage):
-    cache.kept("a", SHAPE, rows)
+    cache.keep_pixels("a", SHAPE, rows)
     (file,) = place.iterdir()
     damage(file)
-    np.testing.assert_array_equal(cache.kept("a", SHAPE, rows), PIXELS)
+    np.testing.assert_array_equal(cache.keep_pixels("a", SHAPE, rows), PIXELS)
     np.testing.assert_array_equal(np.load(file), PIXELS)
     assert rows.made == 2 and list(place.iterdir()) == [file]
 
@@ -93,7 +93,7 @@ def test_what_fails_while_it_is_made_leaves_nothing(place):
         raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError):
-        cache.kept("a", SHAPE, rows)
+        cache.keep_pixels("a", SHAPE, rows)
     assert list(place.iterdir()) == []
 
 
@@ -104,7 +104,7 @@ def test_without_a_place_to_write_it_goes_on_with_one_warning(tmp_path, monkeypa
     with caplog.at_level(logging.WARNING):
         cache.check()
         for _ in range(2):
-            np.testing.assert_array_equal(cache.kept("a", SHAPE, rows), PIXELS)
+            np.testing.assert_array_equal(cache.keep_pixels("a", SHAPE, rows), PIXELS)
     assert rows.made == 2
     (record,) = caplog.records
     assert "not kept" in record.getMessage() and "SPARSEBENCH_CACHE" in record.getMessage()
@@ -118,7 +118,7 @@ def test_a_full_disk_goes_on_with_a_warning_and_leaves_no_torn_file(place, rows,
     place.mkdir()
     real, full = cache.Path.open, cache.Path("/dev/full")
     monkeypatch.setattr(cache.Path, "open", lambda path, mode: real(full, "wb") if mode == "xb" else real(path, mode))
-    np.testing.assert_array_equal(cache.kept("a", SHAPE, rows), PIXELS)
+    np.testing.assert_array_equal(cache.keep_pixels("a", SHAPE, rows), PIXELS)
     assert not replaced and list(place.iterdir()) == []
     assert "No space left" in caplog.text
 
@@ -159,25 +159,25 @@ def test_without_locks_it_goes_on(place, rows, monkeypatch):
         raise OSError("no locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    np.testing.assert_array_equal(cache.kept("a", SHAPE, rows), PIXELS)
+    np.testing.assert_array_equal(cache.keep_pixels("a", SHAPE, rows), PIXELS)
     monkeypatch.setitem(sys.modules, "fcntl", None)  # as where there is no such module
-    np.testing.assert_array_equal(cache.kept("b", SHAPE, rows), PIXELS)
+    np.testing.assert_array_equal(cache.keep_pixels("b", SHAPE, rows), PIXELS)
     assert rows.made == 2 and cache.size()[0] == 2
 
 
 def test_a_disk_without_room_for_many_pictures_is_a_user_error_before_one_is_decoded(place, rows, monkeypatch, caplog):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=PIXELS.nbytes - 1))
-    np.testing.assert_array_equal(cache.kept("a", SHAPE, rows), PIXELS)
+    np.testing.assert_array_equal(cache.keep_pixels("a", SHAPE, rows), PIXELS)
     assert rows.made == 1 and "No space left" in caplog.text
     monkeypatch.setattr(cache, "LARGE", PIXELS.nbytes - 1)
     with pytest.raises(UserError, match=r"pictures has no room for the decoded pictures, 0\.0 GB; .*SPARSEBENCH_CACHE"):
-        cache.kept("a", SHAPE, rows)
+        cache.keep_pixels("a", SHAPE, rows)
     assert rows.made == 1 and list(place.iterdir()) == []
 
 
 def test_it_is_emptied_of_its_own_files_only(place, rows):
-    cache.kept("a", SHAPE, rows)
-    cache.kept("b", SHAPE, rows)
+    cache.keep_pixels("a", SHAPE, rows)
+    cache.keep_pixels("b", SHAPE, rows)
     (place / f".c{cache.SUFFIX}.1.0.part").write_bytes(b"half")
     (place / "mine.npy").write_bytes(b"mine")
     (place / "notes").mkdir()

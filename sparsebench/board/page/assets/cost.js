@@ -53,7 +53,7 @@ function pointOf({ value, text }, { key, front }) {
   };
 }
 
-/** Return of the points that nothing is told to beat those that none of them is above for less, by what they cost. */
+/** Return the points that nothing significantly beats and none of the others is above for less, by what they cost. */
 function frontOf(points, { curve }) {
   const dear = curve === "step-after" ? d3.ascending : d3.descending; // MACs, or images a second
   const able = points.filter((point) => point.front);

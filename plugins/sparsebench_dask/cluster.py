@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparsebench.engine import batch_system, dask_worker
-from sparsebench.engine.batch_system import TRIES
 from sparsebench.engine.queue import Queue, Seconds, most_together, unknown
 from sparsebench.engine.setting import OnBegin, Setting, nobody
 from sparsebench.engine.stop import Stop
@@ -25,6 +23,8 @@ from sparsebench.planning.job import Job
 from sparsebench.records import environment, store
 from sparsebench.records.record import Failure, Record
 from sparsebench.version import __version__
+from sparsebench_dask import batch_system, worker
+from sparsebench_dask.batch_system import TRIES
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +56,12 @@ class Cluster:
 
         With `exclusive` a machine has one, unless it is for its GPUs.
         """
-        found = self.client.scheduler_info()["workers"].values()
+        workers = self.client.scheduler_info()["workers"].values()
         if self.device == "cpu" and exclusive:
-            return len({worker["host"] for worker in found})
+            return len({each["host"] for each in workers})
         if self.device == "cpu":
-            return sum(worker["nthreads"] for worker in found)
-        return int(sum(worker["resources"].get(dask_worker.GPU, 0) for worker in found))
+            return sum(each["nthreads"] for each in workers)
+        return int(sum(each["resources"].get(worker.GPU, 0) for each in workers))
 
     def records(
         self, jobs: Sequence[Job], setting: Setting, stop: Stop, on_begin: OnBegin = nobody
@@ -77,7 +77,7 @@ class Cluster:
         """
         places = {name: path.resolve() for name, path in setting.locations.items()}
         with _proof(setting.out) as proof:
-            sent = dask_worker.Sent(
+            sent = worker.Sent(
                 setting=setting.model_copy(update={"out": setting.out.resolve(), "locations": places}),
                 version=__version__, proof=proof, must_share=any(job.after or job.keep_weights for job in jobs),
                 files={path: _source(Path(path)) for path in sorted({path for job in jobs for path in job.files})},
@@ -114,7 +114,7 @@ class _Run:
 
     def records(self) -> Iterator[Record]:
         """Yield the record of each job as it comes."""
-        topic = dask_worker.topic(self.setting)
+        topic = worker.topic(self.setting)
         self.client.subscribe_topic(topic, self._hear)
         try:
             self._top_up()
@@ -130,7 +130,7 @@ class _Run:
     def _top_up(self) -> None:
         """Give the scheduler as many cells as it should have."""
         if time.monotonic() > self.counted + COUNT:
-            slots = self._asked(self.cluster.slots)
+            slots = self._ask(self.cluster.slots)
             self.most, self.counted = max(LEAST, EACH * slots), time.monotonic()
             if not slots:
                 self._say(f"no worker{' with a GPU' if self.cluster.device != 'cpu' else ''} is there yet; waiting")
@@ -140,12 +140,10 @@ class _Run:
     def _submit(self, jobs: list[Job]) -> None:
         key = f"sparsebench-{secrets.token_hex(8)}"
         self.open[key] = jobs
-        resources = {} if self.cluster.device == "cpu" else {"resources": {dask_worker.GPU: 1}}
-        question = dask_worker.Question(jobs=tuple(jobs)).model_dump_json()
-        submit = partial(
-            self.client.submit, dask_worker.answer, self.setting, question, key=key, pure=False, **resources
-        )
-        self.futures[key] = future = self._asked(submit)
+        resources = {} if self.cluster.device == "cpu" else {"resources": {worker.GPU: 1}}
+        question = worker.Question(jobs=tuple(jobs)).model_dump_json()
+        submit = partial(self.client.submit, worker.answer, self.setting, question, key=key, pure=False, **resources)
+        self.futures[key] = future = self._ask(submit)
         self.coming.add(future)
 
     def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
@@ -186,7 +184,7 @@ class _Run:
         if key in self.dropped and status != "finished":
             return
         if status == "finished":
-            answer = dask_worker.Answer.model_validate_json(result)
+            answer = worker.Answer.model_validate_json(result)
             if answer.refused:
                 raise UserError(f"the cluster is not fit for this run: {answer.refused}")
             if answer.note:
@@ -194,7 +192,7 @@ class _Run:
             store.keep(self.out / environment.FOLDER, answer.environment)
             records = list(answer.records)
         elif status == "error" and not self._was_lost(result):
-            raise UserError(f"a worker of the cluster cannot run cells: {_told(result)}")
+            raise UserError(f"a worker of the cluster cannot run cells: {_error_text(result)}")
         elif status != "error" and len(begun) <= TRIES:
             raise UserError("the scheduler is lost, or has dropped a cell", next_step="the same command goes on")
         else:
@@ -224,7 +222,7 @@ class _Run:
         seconds = now[1] - clock
         return [job.record_of_failure("crashed", failure, since.isoformat(), seconds) for job in jobs]
 
-    def _asked(self, question: Callable[[], Any]) -> Any:
+    def _ask(self, question: Callable[[], Any]) -> Any:
         """Return what the scheduler answers."""
         try:
             return question()
@@ -238,14 +236,14 @@ class _Run:
 
 
 @contextmanager
-def connected(
+def connect(
     address: str | None, file: Path | None, workers: int | None, device: str, seconds: Seconds = unknown
 ) -> Iterator[Cluster]:
     """Connect to the scheduler at an address, or start one that submits jobs as a file says.
 
     Args:
         address: "tcp://host:port".
-        file: see `batch_system.started`.
+        file: see `batch_system.start`.
         workers: how many Dask workers are submitted; with an address they are there already.
         device: "cpu", or "cuda" for workers with GPUs.
         seconds: what each job is expected to take.
@@ -259,7 +257,7 @@ def connected(
         raise UserError("Dask is not installed", next_step="pip install 'sparsebench[cluster]'") from error
     logging.getLogger("distributed").setLevel(logging.WARNING)  # its import has set it to tell each connection
     with ExitStack() as stack:
-        where: Any = address if file is None else stack.enter_context(batch_system.started(file, workers))
+        where: Any = address if file is None else stack.enter_context(batch_system.start(file, workers))
         try:
             client = stack.enter_context(Client(where, timeout=CONNECT, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as error:
@@ -280,12 +278,12 @@ def _proof(out: Path) -> Iterator[str]:
             (out / name).unlink()
 
 
-def _source(path: Path) -> dask_worker.Source:
+def _source(path: Path) -> worker.Source:
     content = path.read_bytes()
-    return dask_worker.Source(sha256=hashlib.sha256(content).hexdigest(), text=content.decode())
+    return worker.Source(sha256=hashlib.sha256(content).hexdigest(), text=content.decode())
 
 
-def _told(result: Any) -> str:
+def _error_text(result: Any) -> str:
     error = result[1] if isinstance(result, tuple) else result
     cause = getattr(error, "__cause__", None)
     text = f"{error}" if cause is None else f"{error} ({cause})"

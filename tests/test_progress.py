@@ -4,13 +4,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sparsebench.cli import main, progress
-from sparsebench.cli.progress import Progress, time_of
+from sparsebench import progress
+from sparsebench.cli import main
 from sparsebench.engine import underway
 from sparsebench.planning import planner
 from sparsebench.planning.remaining import Estimate
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
+from sparsebench.progress import Progress, time_of
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Record
 

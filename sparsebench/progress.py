@@ -1,4 +1,4 @@
-"""The progress of a run in the terminal."""
+"""The progress of a run, in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ LINE = 10.0
 class Progress:
     """A bar with the time left as the run says it of itself, see `engine.underway`; it moves also between records.
 
-    As a context it ends the bar, and the command if the user stops it.
+    As a context it ends the bar, and the program if the user stops it.
 
     Args:
         out: the run's folder.
+        exits: whether a stop ends the program; else it is a KeyboardInterrupt.
     """
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
+    def __init__(self, out: Path, exits: bool = True) -> None:
+        self.out, self.exits = out, exits
         self.bar: Any = None
         self.left = self.last = ""
         self.over = threading.Event()
@@ -95,8 +96,13 @@ class Progress:
             self.thread.join()
         if self.bar is not None:
             self.bar.close()
-        if stopped:
+        if stopped and self.exits:
             sys.exit(130)
+
+
+def in_a_notebook() -> bool:
+    """Say whether the program is a notebook's."""
+    return "ipykernel" in sys.modules
 
 
 def time_of(estimate: Estimate, about: str = "") -> str:

@@ -19,7 +19,7 @@ SYSTEMS = {
 
 
 @contextmanager
-def started(file: Path, workers: int | None) -> Iterator[Any]:
+def start(file: Path, workers: int | None) -> Iterator[Any]:
     """Start a scheduler here that has jobs submitted; they are ended with it.
 
     Args:
@@ -57,10 +57,10 @@ def read(file: Path) -> tuple[str, dict[str, Any]]:
     except ImportError as error:
         raise UserError("Dask is not installed", next_step="pip install 'sparsebench[cluster]'") from error
     try:
-        found = yaml.safe_load(file.read_text())
+        settings = yaml.safe_load(file.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"cluster file {file} cannot be read: {' '.join(str(error).split())}") from error
-    systems = found.get("jobqueue") if isinstance(found, dict) and len(found) == 1 else None
+    systems = settings.get("jobqueue") if isinstance(settings, dict) and len(settings) == 1 else None
     if not isinstance(systems, dict) or len(systems) != 1:
         raise UserError(f"cluster file {file}", allowed="dask-jobqueue's: jobqueue: SYSTEM: OPTION: VALUE, one system")
     ((name, options),) = systems.items()

@@ -97,7 +97,7 @@ def answer(setting: str, question: str) -> str:
     dask = get_worker()
     task = dask.get_current_task()
 
-    def wanted() -> bool:
+    def is_wanted() -> bool:
         state = dask.state.tasks.get(task)
         return state is not None and state.state == "executing"
 
@@ -112,7 +112,7 @@ def answer(setting: str, question: str) -> str:
             gpus = int(dask.state.total_resources.get(GPU, 0))
             place = _place(setting, dask.local_directory, dask.state.nthreads, gpus)
         place.check(jobs)
-        return place.answer(jobs, wanted, begins).model_dump_json()
+        return place.answer(jobs, is_wanted, begins).model_dump_json()
     except UserError as error:
         return Answer(refused=f"worker {dask.address} on {socket.gethostname()}: {error}").model_dump_json()
 
@@ -167,14 +167,14 @@ class _Place:
                 raise UserError(problem)
 
     def answer(
-        self, jobs: Sequence[Job], wanted: Callable[[], bool], begins: Callable[[Sequence[str]], None]
+        self, jobs: Sequence[Job], is_wanted: Callable[[], bool], begins: Callable[[Sequence[str]], None]
     ) -> Answer:
         """Return the records."""
         supervisor = self._take(jobs[0].cell.draw)
         supervisor.on_begin = begins
-        with _ended_when(lambda: not wanted(), supervisor):
+        with _ended_when(lambda: not is_wanted(), supervisor):
             try:
-                records = tuple(record for _, record in supervisor.records([self._here(job) for job in jobs]))
+                records = tuple(record for _, record in supervisor.records([self._local(job) for job in jobs]))
             except BaseException:
                 supervisor.kill()
                 raise
@@ -183,7 +183,7 @@ class _Place:
         note = "" if self.shared else f"{socket.gethostname()} does not see {self.run}: checkpoints stay there"
         return Answer(records=records, note=note, environment=environment.describe())
 
-    def _here(self, job: Job) -> Job:
+    def _local(self, job: Job) -> Job:
         return job.model_copy(update={"files": tuple(str(self.files[path]) for path in job.files)})
 
     def _take(self, draw: str) -> Supervisor:
@@ -267,7 +267,11 @@ def _differs(origin: Origin) -> str:
     if version != origin.version:
         return f"another {origin.distribution}: got {version}; allowed: {origin.version}"
     (entry, *_) = (*metadata.entry_points(group=PROJECT, name=origin.plugin), None)
-    found = None if entry is None else importlib.util.find_spec(entry.module)
-    if found is None or found.origin is None or store.content_hash(Path(found.origin)) != origin.sha256:
+    module_spec = None if entry is None else importlib.util.find_spec(entry.module)
+    if (
+        module_spec is None
+        or module_spec.origin is None
+        or store.content_hash(Path(module_spec.origin)) != origin.sha256
+    ):
         return f"plugin '{origin.plugin}' of {origin.distribution} {version} has another source"
     return ""

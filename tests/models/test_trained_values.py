@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from sparsebench.models.actor import Look
+from sparsebench.models.actor import SplitPass
 from sparsebench.models.base import PRUNED
-from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.shallow import FirstWeights, ShallowViT
 from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.loop import train
@@ -30,37 +30,37 @@ def trained(task, shape):
     )
     with torch.enable_grad():
         train(Autograd(net, None, train_, task.recipe()), 24, task.recipe(), ("order",))
-    return net, first, Look(test.inputs, test.labels, test.relevance, None), data
+    return net, first, SplitPass(test.inputs, test.labels, test.relevance, None), data
 
 
 @cases
 @torch.no_grad()
 def test_it_keeps_the_singular_values_of_what_training_added(task, shape):
     net, first, test, _ = trained(task, shape)
-    portrait = net.portrait(first, test)
+    trained_values = net.trained_values(first, test)
     for name in ("W_Q", "W_K", "W_V"):
         added = (getattr(net, name) - first[name]).numpy().astype(float)
         expected = np.linalg.svd(np.concatenate(list(added), axis=0), compute_uv=False)
         assert expected[0] > 1e-3 and len(expected) == 6
-        np.testing.assert_allclose(portrait[f"singular_{name}"], expected, rtol=1e-5, atol=1e-7 * expected[0])
+        np.testing.assert_allclose(trained_values[f"singular_{name}"], expected, rtol=1e-5, atol=1e-7 * expected[0])
 
 
 @cases
 @torch.no_grad()
 def test_it_keeps_the_losses_of_networks_built_without_the_shortest_and_the_longest_rows(task, shape):
     net, first, test, data = trained(task, shape)
-    portrait = net.portrait(first, test)
-    assert set(portrait) == {f"singular_{name}" for name in ("W_Q", "W_K", "W_V")} | {
+    trained_values = net.trained_values(first, test)
+    assert set(trained_values) == {f"singular_{name}" for name in ("W_Q", "W_K", "W_V")} | {
         "loss_without_short", "loss_without_long",
     }  # fmt: skip
     norms = np.linalg.norm(net.W_O.numpy().astype(float), axis=1)
     found = {}
     for what, ranked in (("short", np.argsort(norms)), ("long", np.argsort(-norms))):
-        for share, loss in zip(PRUNED, portrait[f"loss_without_{what}"], strict=True):
+        for share, loss in zip(PRUNED, trained_values[f"loss_without_{what}"], strict=True):
             left = sorted(ranked[round(share * M) :])
             outputs = len(net.a)
             small = ShallowViT(
-                np.random.default_rng(0), data.patterns, 12, m=len(left), sigma=0, delta=0, xi=1, outputs=outputs,
+                np.random.default_rng(0), data.patterns, 12, m=len(left), first=FirstWeights(0, 0, 1), outputs=outputs,
                 heads=net.heads, skip=net.skip,
             )  # fmt: skip
             for name in ("W_Q", "W_K", "W_V"):
@@ -80,13 +80,16 @@ def test_it_keeps_the_losses_of_networks_built_without_the_shortest_and_the_long
 def test_looking_changes_no_weight(task, shape):
     net, first, test, _ = trained(task, shape)
     before = copy.deepcopy(net.state_dict())
-    portrait = net.portrait(first, test)
+    trained_values = net.trained_values(first, test)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    assert net.portrait(first, test) == portrait
+    assert net.trained_values(first, test) == trained_values
 
 
 @torch.no_grad()
 def test_frozen_attention_has_no_update():
     net, first, test, _ = trained(TASK, {"attention": "frozen"})
-    portrait = net.portrait(first, test)
-    assert portrait["singular_W_Q"] == portrait["singular_W_K"] == (0.0,) * 6 and portrait["singular_W_V"][0] > 0
+    trained_values = net.trained_values(first, test)
+    assert (
+        trained_values["singular_W_Q"] == trained_values["singular_W_K"] == (0.0,) * 6
+        and trained_values["singular_W_V"][0] > 0
+    )

@@ -1,0 +1,335 @@
+"""A whole network by hand: float64, one image, tokens one by one, with rules for what happens to its patch tokens."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from merging import cosine, mean
+
+
+class Token(NamedTuple):
+    """A token: its numbers, how many patches it stands for, and which these are; a made one stands for none."""
+
+    row: list[float]
+    size: float = 1.0
+    patches: tuple[int, ...] = ()
+
+
+class Seen(NamedTuple):
+    """What a rule reads of a block's attention, with P prefix tokens first.
+
+    Attributes:
+        block: which it is, of `depth`.
+        prefix: P.
+        A: (H, T, T) attention.
+        keys: T lists, mean over heads.
+        values: T lists, heads concatenated.
+    """
+
+    block: int
+    depth: int
+    prefix: int
+    A: Any
+    keys: list[list[float]]
+    values: list[list[float]]
+
+    def of_class(self):
+        """Return the class token's attention to each patch, mean over heads."""
+        return [sum(head[0][j] for head in self.A) / len(self.A) for j in range(self.prefix, len(self.keys))]
+
+    def received(self):
+        """Return the attention that each patch receives, mean over heads and queries."""
+        count = len(self.A) * len(self.keys)
+        return [sum(row[j] for head in self.A for row in head) / count for j in range(self.prefix, len(self.keys))]
+
+
+Rule = Callable[[Seen, list[Token]], list[Token]]
+
+
+def attended(block, x, sizes, proportional):
+    """Return x + Attn(x) of one image (T, C), with (H, T, T) attention, and (H, T, d) keys and values."""
+    H = block.attn.num_heads
+    q, k, v = block.attn.qkv(block.norm1(x)).unflatten(1, (3, H, -1)).permute(1, 2, 0, 3)
+    logits = q @ k.mT / k.shape[2] ** 0.5 + (torch.tensor(sizes, dtype=x.dtype).log() if proportional else 0)
+    A = logits.softmax(dim=2)
+    return x + block.attn.proj((A @ v).transpose(0, 1).flatten(1)), A, k, v
+
+
+def rows_of(tokens):
+    return torch.tensor([token.row for token in tokens], dtype=torch.float64)
+
+
+@torch.no_grad()
+def by_hand(network, image, rule: Rule, *, site="attention", prefix=1, proportional=False):
+    """Return the logits of one image and the patch tokens at the end.
+
+    Args:
+        network: a network of `tiny.vit`.
+        image: (3, height, width) in [0, 1].
+        rule: what becomes of the patch tokens in each block, between attention and MLP or before the block (`site`).
+        prefix: how many class and distillation tokens the network has.
+        proportional: whether attention weighs tokens by their sizes.
+    """
+    model = copy.deepcopy(network.module).double()
+    x = model._pos_embed(model.patch_embed((image[None].double() - 0.5) / 0.5))[0]
+    first, tokens = x[:prefix], [Token(row, 1.0, (i,)) for i, row in enumerate(x[prefix:].tolist())]
+    for number, block in enumerate(model.blocks):
+        if site == "block":
+            tokens = rule(Seen(number, len(model.blocks), prefix, None, [], []), tokens)
+        sizes = [1.0] * prefix + [token.size for token in tokens]
+        x, A, k, v = attended(block, torch.cat([first, rows_of(tokens)]), sizes, proportional)
+        first, tokens = x[:prefix], [t._replace(row=row) for t, row in zip(tokens, x[prefix:].tolist(), strict=True)]
+        if site == "attention":
+            values = v.transpose(0, 1).flatten(1).tolist()
+            seen = Seen(number, len(model.blocks), prefix, A.tolist(), k.mean(dim=0).tolist(), values)
+            tokens = rule(seen, tokens)
+        x = torch.cat([first, rows_of(tokens)])
+        x = x + block.mlp(block.norm2(x))
+        first, tokens = x[:prefix], [t._replace(row=row) for t, row in zip(tokens, x[prefix:].tolist(), strict=True)]
+    x = model.norm(torch.cat([first, rows_of(tokens)]))
+    if prefix:
+        return model.forward_head(x[None])[0], tokens
+    pooled = mean(x.tolist(), [token.size for token in tokens])
+    return model.head(model.fc_norm(torch.tensor(pooled, dtype=torch.float64))), tokens
+
+
+def joined(group, weights=None, sizes=None):
+    """Return one token of some, their sizes or weights its weights."""
+    own = [token.size for token in group]
+    row = mean([token.row for token in group], own if weights is None else weights)
+    return Token(row, sum(own if sizes is None else sizes), tuple(p for token in group for p in token.patches))
+
+
+def order_of(scores):
+    """Return the positions from the largest score down."""
+    return sorted(range(len(scores)), key=lambda i: -scores[i])
+
+
+def at(counts, act) -> Rule:
+    """Return the rule act(seen, tokens, K) in the blocks of {block: K}."""
+    return lambda seen, tokens: act(seen, tokens, counts[seen.block]) if seen.block in counts else tokens
+
+
+def bipartite(keys, r, prefix):
+    """Return the order in which all tokens go on, the prefix first, and where each of the r that leave goes (ToMe)."""
+    A, B = range(0, len(keys), 2), range(1, len(keys), 2)
+
+    def score(i, j):
+        return -math.inf if (i < prefix or j < prefix) else cosine(keys[i], keys[j])
+
+    best = {i: max(B, key=lambda j: score(i, j)) for i in A}
+    ranked = sorted(A, key=lambda i: -score(i, best[i]))
+    unmerged = sorted(ranked[r:]) if prefix else ranked[r:]
+    order = [*range(prefix), *(i for i in [*unmerged, *B] if i >= prefix)]
+    return order, {i: best[i] for i in ranked[:r]}
+
+
+def tome(seen, tokens, K):
+    P = seen.prefix
+    order, goes = bipartite(seen.keys, len(tokens) - K, P)
+    return [joined([tokens[i - P] for i in [j, *(i for i in goes if goes[i] == j)]]) for j in order[P:]]
+
+
+def mlerp(group):
+    """Return the direction of the plain mean, as long as the longest member."""
+    token = joined(group, weights=[1.0] * len(group))
+    longest = max(math.hypot(*member.row) for member in group)
+    return token._replace(row=[c * longest / math.hypot(*token.row) for c in token.row])
+
+
+def tofu(seen, tokens, K):
+    P = seen.prefix
+    order, goes = bipartite(seen.keys, len(tokens) - K, P)
+    if seen.block < round(7 / 12 * seen.depth):
+        return [tokens[j - P] for j in order[P:]]
+    return [mlerp([tokens[i - P] for i in [j, *(i for i in goes if goes[i] == j)]]) for j in order[P:]]
+
+
+def top_k(seen, tokens, K):
+    return [tokens[i] for i in sorted(order_of(seen.of_class())[:K])]
+
+
+def evit(seen, tokens, K):
+    """K tokens stay, and the others are one more."""
+    a = seen.of_class()
+    kept, left = order_of(a)[:K], order_of(a)[K:]
+    fused = [sum(a[i] * tokens[i].row[c] for i in left) for c in range(len(tokens[0].row))]
+    return [*(tokens[i] for i in sorted(kept)), Token(fused)] if left else tokens
+
+
+def diffrate(undropped):
+    def act(seen, tokens, K):
+        ranked = order_of(seen.of_class())
+        stay, goes = ranked[:K], ranked[K : undropped[seen.block]]
+        like = {i: {j: cosine(tokens[i].row, tokens[j].row) for j in stay} for i in goes}
+        host = {i: max(stay, key=like[i].get) for i in goes}
+        out = []
+        for j in sorted(stay):
+            into = [i for i in goes if host[i] == j]
+            sizes = [tokens[j].size, *(tokens[i].size * max(0.0, like[i][j]) for i in into)]
+            out.append(joined([tokens[i] for i in [j, *into]], [1.0] * len(sizes), sizes))
+        return out
+
+    return act
+
+
+def dpc_knn(seen, tokens, K, k=5):
+    rows = [token.row for token in tokens]
+    d = [[math.dist(p, q) / len(p) ** 0.5 for q in rows] for p in rows]
+    rho = [math.exp(-sum(e * e for e in sorted(row)[:k]) / k) for row in d]
+    every = range(len(rows))
+    delta = [min([d[i][j] for j in every if rho[j] > rho[i]] or [max(d[i])]) for i in every]
+    centres = sorted(order_of([rho[i] * delta[i] for i in every])[:K])
+    join = [i if i in centres else min(centres, key=lambda c: d[i][c]) for i in every]
+    groups = [[tokens[i] for i in every if join[i] == centre] for centre in centres]
+    return [joined(group, [1.0] * len(group)) for group in groups]
+
+
+def atc(seen, tokens, K):
+    keys, clusters = seen.keys[seen.prefix :], [[i] for i in range(len(tokens))]
+    apart = [[1 - cosine(k, l) for l in keys] for k in keys]
+
+    def between(one, other):
+        return sum(apart[i][j] for i in one for j in other) / len(one) / len(other)
+
+    while len(clusters) > K:
+        pairs = [(p, q) for p in range(len(clusters)) for q in range(p)]
+        p, q = min(pairs, key=lambda pq: between(clusters[pq[0]], clusters[pq[1]]))
+        clusters[q] += clusters.pop(p)
+    return [joined([tokens[i] for i in cluster]) for cluster in sorted(map(sorted, clusters))]
+
+
+def squeezed(tokens, scores, K):
+    """Each token without a place among the K best scores is added to the kept one of the largest cosine (TPS)."""
+    kept = sorted(order_of(scores)[:K])
+    like = {q: {h: cosine(tokens[q].row, tokens[h].row) for h in kept} for q in range(len(tokens)) if q not in kept}
+    out = []
+    for h in kept:
+        into = [q for q in like if max(kept, key=like[q].get) == h]
+        weights = [math.e, *(math.exp(like[q][h]) for q in into)]
+        out.append(Token(mean([tokens[i].row for i in [h, *into]], weights)))
+    return out
+
+
+def tps(seen, tokens, K):
+    return squeezed(tokens, seen.of_class(), K)
+
+
+def pitome(seen, tokens, K):
+    keys, r = seen.keys[seen.prefix :], len(tokens) - K
+    margin, every = 0.75 * (1 - seen.block / seen.depth), range(len(tokens))
+    like = [[cosine(k, l) for l in keys] for k in keys]
+    energy = [sum(c - margin if c > margin else math.expm1(c - margin) for c in row) / len(row) for row in like]
+    ranked = order_of(energy)
+    ranked = ranked if 2 * seen.block < seen.depth else ranked[: 2 * r]
+    A, B = ranked[::2], ranked[1::2]
+    host = {i: max(B, key=like[i].__getitem__) for i in A}
+    goes = sorted(A, key=lambda i: -like[i][host[i]])[:r]
+    groups = [[i, *(a for a in goes if host[a] == i)] for i in every if i not in goes]
+    return [joined([tokens[i] for i in group]) for group in groups]
+
+
+def mctf(seen, tokens, K):
+    N, received, r = len(tokens), seen.received(), len(tokens) - K
+    rarely, small = [1 / a for a in received], [1 / token.size for token in tokens]
+    # Where a class token is first, the first patch has the second place of the sequence, which is in B.
+    A, B = ([i for i in range(N) if (i + seen.prefix) % 2 == side] for side in (0, 1))
+
+    def weight(i, j):
+        like = (cosine(tokens[i].row, tokens[j].row) + 1) / 2
+        rare = rarely[i] * rarely[j] / max(rarely) ** 2
+        return like * rare ** (1 / 20) * (small[i] * small[j] / max(small) ** 2) ** (1 / 40)
+
+    def step(sources, hosts, count):
+        best = {i: max(hosts, key=lambda j: weight(i, j)) for i in sources}
+        return {i: best[i] for i in sorted(sources, key=lambda i: -weight(i, best[i]))[:count]}
+
+    first = step(A, B, r // 2)
+    then = step(B, [i for i in A if i not in first], r - r // 2)
+    end = [then.get(first.get(i, i), first.get(i, i)) for i in range(N)]
+    groups = [[i for i in range(N) if end[i] == j] for j in range(N) if end[j] == j]
+    share = [received[i] * tokens[i].size for i in range(N)]
+    return [joined([tokens[i] for i in group], [share[i] for i in group]) for group in groups]
+
+
+def ats(seen, tokens, M):
+    P, a = seen.prefix, seen.of_class()
+    S = [a[j] * math.hypot(*seen.values[P + j]) for j in range(len(tokens))]
+    order = order_of([-s for s in S])
+    c = [sum(S[i] for i in order[: n + 1]) / sum(S) for n in range(len(order))]
+    c = [(x - c[0]) / (c[-1] - c[0]) for x in c]
+    s = min(x for x in c if x > 0)
+    points = [s + m * (1 - s) / (M - 1) for m in range(M)]
+    taken = {order[min(range(len(c)), key=lambda i: abs(c[i] - y))] for y in points}
+    return [tokens[i] for i in sorted(taken)]
+
+
+def mixing(weights):
+    """Return the rule of a strategy whose weights(learned, x) give (K, N) weights and (N, C) values."""
+
+    def of(learned) -> Rule:
+        def rule(seen, tokens):
+            if seen.block not in learned:
+                return tokens
+            W, values = weights(copy.deepcopy(learned[seen.block]).double(), rows_of(tokens))
+            return [Token(row) for row in (W @ values).tolist()]
+
+        return rule
+
+    return of
+
+
+@mixing
+def patch_merger(learned, x):
+    values = learned["norm"](x)
+    return (learned["queries"].weight @ values.T).softmax(dim=1), values
+
+
+@mixing
+def sit(learned, x):
+    return (learned.scale * learned(x)).softmax(dim=0).T, x
+
+
+@mixing
+def sinkhorn(learned, x):
+    unit = torch.stack([row / row.norm() for row in x])
+    T = (unit @ torch.stack([c / c.norm() for c in learned.weight]).T).exp()
+    N, K = T.shape
+    for _ in range(3):  # the share of each centre first, of each token last
+        T = torch.stack([T[:, j] / T[:, j].sum() / (K + N) for j in range(K)], dim=1)
+        T = torch.stack([T[i] / T[i].sum() / (K + N) for i in range(N)])
+    return (K + N) * T.T, unit
+
+
+def kept_probability(learned, rows):
+    """Return the log-probability of each token to be kept, all there (DynamicViT)."""
+    learned = copy.deepcopy(learned).double()
+    z = learned["own"](rows)
+    half = z.shape[1] // 2
+    both = torch.cat([z[:, :half], z[:, half:].mean(dim=0).expand(len(z), -1)], dim=1)
+    return F.log_softmax(learned["both"](both), dim=1)[:, 0].tolist()
+
+
+def dynamic_vit(counts, squeeze):
+    def of(learned) -> Rule:
+        def act(seen, tokens, K):
+            p = kept_probability(learned[seen.block], rows_of(tokens))
+            return squeezed(tokens, p, K) if squeeze else [tokens[i] for i in sorted(order_of(p)[:K])]
+
+        return at(counts, act)
+
+    return of
+
+
+def tnt(counts):
+    def of(learned) -> Rule:
+        def act(seen, tokens, K):
+            alpha = copy.deepcopy(learned[seen.block]).double()(rows_of(tokens))[:, 0].tolist()
+            return [tokens[i] for i in sorted(order_of(alpha)[:K])]
+
+        return at(counts, act)
+
+    return of

@@ -1,0 +1,128 @@
+"""Strategies in whole networks: logits, order and counts against loops in float64 over the whole sequence."""
+
+import networks as hand
+import pytest
+import torch
+from sparsebench_plugins.atc import ATC
+from sparsebench_plugins.ats import ATS
+from sparsebench_plugins.attn_topk import AttnTopK
+from sparsebench_plugins.diffrate import DiffRate
+from sparsebench_plugins.dpc_knn import DPCKNN
+from sparsebench_plugins.dynamic_vit import DynamicViT
+from sparsebench_plugins.evit import EViT
+from sparsebench_plugins.mctf import MCTF
+from sparsebench_plugins.patch_merger import PatchMerger
+from sparsebench_plugins.pitome import PiToMe
+from sparsebench_plugins.sinkhorn import Sinkhorn
+from sparsebench_plugins.sit import SiT
+from sparsebench_plugins.tnt import TNT
+from sparsebench_plugins.tofu import ToFu
+from sparsebench_plugins.tome import ToMe
+from sparsebench_plugins.tps import TPS
+from timm.models.deit import VisionTransformerDistilled
+from tiny import images, vit
+
+from sparsebench.budget import Budget
+from sparsebench.models.actor import Actor
+
+NETWORKS = {
+    "no class token": (0, {"class_token": False, "global_pool": "avg"}),
+    "class token": (1, {}),
+    "distilled": (2, {"cls": VisionTransformerDistilled}),
+}
+
+
+@torch.no_grad()
+def compare(strategy, network, rule_of, budget, **how):
+    """Check logits to 1e-5, and exactly which patches go on in which order, how many, and for how many each stands."""
+    actor = Actor(strategy, Budget(**budget), network.cost, network.grid, stream=5)
+    rng = torch.Generator().manual_seed(3)
+    for module in actor.learned.values():
+        for weight in module.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape, generator=rng))
+    acting = actor.begin(torch.arange(len(images())), 0, None, tokens=network.cost.tokens, training=False)
+    out = network(images(), acting)
+    rule = rule_of(actor.learned) if actor.learned else rule_of
+    for b, image in enumerate(images()):
+        logits, tokens = hand.by_hand(network, image, rule, **how)
+        torch.testing.assert_close(out[b].double(), logits, atol=1e-5, rtol=1e-5)
+        index = [i for i in acting.index[b].tolist() if i >= 0 or not acting.ragged]
+        assert index == [min(token.patches, default=-1) for token in tokens]
+        if how.get("proportional"):
+            sizes = torch.tensor([token.size for token in tokens])
+            torch.testing.assert_close(acting.sizes[b], sizes, atol=1e-5, rtol=1e-5)
+    return acting
+
+
+@pytest.mark.parametrize("strategy", [ToMe(), ToMe(proportional=False), ToFu(), MCTF()], ids=lambda s: s.name)
+@pytest.mark.parametrize("r", [2, 3])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_bipartite_matching_is_that_of_the_whole_sequence(name, r, strategy):
+    prefix, changes = NETWORKS[name]
+    rule = hand.at({block: 16 - r * (block + 1) for block in range(4)}, getattr(hand, strategy.name))
+    how = {"prefix": prefix, "proportional": strategy.proportional}
+    acting = compare(strategy, vit(**changes), rule, {"per_block": r}, **how)
+    assert [step.tokens_out for step in acting.steps] == [16 - r, 16 - 2 * r, 16 - 3 * r, 16 - 4 * r]
+
+
+KEPT, CEIL, FLOOR = {"keep_rate": 0.7}, {"keep_rate": 0.7, "convention": "compound-ceil"}, {1: 11, 2: 7, 3: 5}
+DIFFRATE = {0: 16, 1: 12, 2: 9, 3: 5}
+UNDROPPED = (16, 14, 12, 8)
+RATIO = {0: 13, 1: 11, 2: 9, 3: 8}
+"""Of 16 tokens floor(16 - .8 * 16) = 3 leave, and then 2, 2 and 1."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule", "budget", "how"),
+    [
+        # ceil(.7 * 16) = 12, and with a fused token ceil(.7 * 13) = 10, ceil(.7 * 11) = 8.
+        (AttnTopK(), hand.at({1: 12, 2: 9, 3: 7}, hand.top_k), CEIL, {}),
+        (EViT(), hand.at({1: 12, 2: 10, 3: 8}, hand.evit), CEIL, {}),
+        # One token alone is fused in the first stage, and in the others: ceil(.9 * 16) + 1 = 16.
+        (EViT(), hand.at({1: 15, 2: 15, 3: 15}, hand.evit), CEIL | {"keep_rate": 0.9}, {}),
+        (TPS(), hand.at({1: 12, 2: 9, 3: 7}, hand.tps), CEIL, {}),
+        (DiffRate(undropped=UNDROPPED), hand.at(DIFFRATE, hand.diffrate(UNDROPPED)),
+         {"counts": tuple(DIFFRATE.values())}, {"proportional": True}),
+        (ATC(), hand.at(FLOOR, hand.atc), KEPT, {"proportional": True}),
+        (DPCKNN(), hand.at(FLOOR, hand.dpc_knn), KEPT, {"site": "block"}),
+        (PiToMe(), hand.at(RATIO, hand.pitome), {"ratio": 0.8}, {}),
+        (ATS(), hand.at({1: 16, 2: 16, 3: 16}, hand.ats), {"counts": (16, 16, 16), "blocks": (1, 2, 3)}, {}),
+        (ATS(), hand.at({1: 9, 2: 6, 3: 4}, hand.ats), {"counts": (9, 6, 4), "blocks": (1, 2, 3)}, {}),
+        (PatchMerger(), hand.patch_merger, KEPT, {"site": "block"}),
+        (SiT(), hand.sit, KEPT, {"site": "block"}),
+        (Sinkhorn(), hand.sinkhorn, KEPT, {"site": "block"}),
+        (DynamicViT(), hand.dynamic_vit(FLOOR, squeeze=False), KEPT, {"site": "block"}),
+        (DynamicViT(disposal="squeeze"), hand.dynamic_vit(FLOOR, squeeze=True), KEPT, {"site": "block"}),
+        (TNT(redundant=0), hand.tnt(FLOOR), KEPT, {"site": "block"}),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)  # fmt: skip
+def test_logits_order_and_counts_are_those_of_loops(strategy, rule, budget, how):
+    compare(strategy, vit(), rule, budget, **how)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule"),
+    [
+        (AttnTopK(), hand.at({1: 12, 2: 9, 3: 7}, hand.top_k)),
+        (EViT(), hand.at({1: 12, 2: 10, 3: 8}, hand.evit)),
+        (TPS(), hand.at({1: 12, 2: 9, 3: 7}, hand.tps)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_gradients_are_those_of_loops(strategy, rule):
+    """The slope of a logit in a direction of all weights, by automatic differentiation and by the loops' difference."""
+    network, image = vit(), images(1)
+    network.module.double()
+    actor = Actor(strategy, Budget(**CEIL), network.cost, network.grid, stream=5)
+    acting = actor.begin(torch.arange(1), 0, None, tokens=network.cost.tokens, training=False)
+    network(image.double(), acting)[0, 0].backward()
+    rng = torch.Generator().manual_seed(2)
+    along = {name: torch.randn(p.shape, generator=rng).double() for name, p in network.module.named_parameters()}
+    slope = sum(float((p.grad * along[name]).sum()) for name, p in network.module.named_parameters())
+    there = {name: p.detach().clone() for name, p in network.module.named_parameters()}
+    logits = []
+    for step in (1e-6, -1e-6):
+        network.module.load_state_dict({name: there[name] + step * along[name] for name in there}, strict=False)
+        logits.append(float(hand.by_hand(network, image[0], rule)[0][0]))
+    assert abs(slope) > 0.1 and slope == pytest.approx((logits[0] - logits[1]) / 2e-6, rel=1e-5)
