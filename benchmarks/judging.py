@@ -278,10 +278,14 @@ def measured(folder: Path) -> tuple[BudgetBoard, Contender, list[tuple[Line, lis
     board = judged.budgets[0]
     (setting,) = (s for s in settings_of(frame) if (s.task, s.model, s.track) == (board.task, board.model, board.track))
     key = {(row["strategy"], row["budget"]): (row["strategy"], row["kind"], row["budget"]) for row in judged.rows}
-    dense = next(entry.contender for (name, *_), entry in setting.tested.items() if name == DENSE)
+    dense = next(entry.contender for (name, *_), entry in setting.largest_entries.items() if name == DENSE)
     lines = []
-    for line in over_budgets.lines_of(setting.tested, [row for row in judged.rows if row["macs_ratio"] is not None]):
-        points = [setting.tested[key[row["strategy"], row["budget"]]].contender for row in line.points.values()]
+    for line in over_budgets.lines_of(
+        setting.largest_entries, [row for row in judged.rows if row["macs_ratio"] is not None]
+    ):
+        points = [
+            setting.largest_entries[key[row["strategy"], row["budget"]]].contender for row in line.points.values()
+        ]
         if line.kind != "oracle" and all(one.means.keys() == dense.means.keys() for one in points):
             lines.append((line, points))
     return board, dense, lines
@@ -333,15 +337,15 @@ def published() -> Iterator[tuple[object, ...]]:
     """Yield of each task of each published board how many pairs the items alone, the former rule and this one tell."""
     for folder in sorted(path.parent for path in BOARDS.glob("*/leaderboard.csv")):
         frame = frame_of(reading.read(folder))
-        for contest, setting in zip(judge(frame, "task").contests, settings_of(frame), strict=True):
-            keys = [(row["strategy"], row["kind"], row["budget"]) for row in contest.rows]
-            contenders, upper = [setting.tested[key].contender for key in keys], np.triu_indices(len(keys), 1)
+        for ranking, setting in zip(judge(frame, "task").rankings, settings_of(frame), strict=True):
+            keys = [(row["strategy"], row["kind"], row["budget"]) for row in ranking.rows]
+            contenders, upper = [setting.largest_entries[key].contender for key in keys], np.triu_indices(len(keys), 1)
             if not upper[0].size:
                 continue
-            items = int((holm(contest.pairs.p_items[upper]) <= 1 - LEVEL).sum())
-            told = int(contest.pairs.better().sum())
+            items = int((holm(ranking.pairs.p_items[upper]) <= 1 - LEVEL).sum())
+            told = int(ranking.pairs.better().sum())
             n = setting.largest
-            seeds = int(np.median(contest.pairs.n_seeds[upper]))
+            seeds = int(np.median(ranking.pairs.n_seeds[upper]))
             yield folder.name, setting.task, n, seeds, len(upper[0]), items, before(contenders), told
 
 

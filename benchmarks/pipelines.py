@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from sparsebench.models.deep import DeepViT
+from sparsebench.sources import locate_backgrounds, locate_images
+from sparsebench.sources.cache import PLACE
 from sparsebench.tasks.base import Locations
 from sparsebench.tasks.images import Composite
-from sparsebench.tasks.sources import locate_backgrounds, locate_images
-from sparsebench.tasks.sources.cache import PLACE
 from sparsebench.training.augment import Augmentation
 
 SIDE, FOREGROUND, PATCH, CLASSES, BATCH = 32, 26, 4, 10, 128

@@ -95,7 +95,7 @@ class BudgetBoard:
         budgets: falling shares of dense MACs that were asked for; `middle` the one nearest one half.
         rows: one a strategy; keys as in `budget_table.columns_of`.
         curves: one a row, dense's of the point at 1 alone.
-        told: lines that say what can be told apart.
+        notes: lines that say what can be told apart.
         declared: columns of the metrics that the task declares.
         tables: what is measured beside it.
     """
@@ -108,7 +108,7 @@ class BudgetBoard:
     middle: float
     rows: list[Row]
     curves: list[BudgetCurve]
-    told: list[str]
+    notes: list[str]
     declared: tuple[Column, ...] = ()
     tables: list[Table] = field(default_factory=list)
 

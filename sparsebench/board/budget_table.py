@@ -31,10 +31,10 @@ from sparsebench.board.fit import ALL, Choice
 from sparsebench.board.tables import (
     LEGEND_OF_CHECKS,
     NOT_REACHED_MEANS,
+    as_list,
     cells,
     grid,
     legend_of,
-    listed,
     meanings_of,
     render,
     shown_columns,
@@ -100,14 +100,14 @@ def text(
         form: see `tables.render`.
         notes: lines below.
         choice: of columns.
-        columns: that rows may have, see `Judged`.
+        columns: that rows may have, see `Leaderboard`.
 
     Raises:
         UserError: another format, or a column that there is not.
     """
     if not budgets or form not in ("table", "md", "latex"):
         shown = columns_of_rows(rows, columns) if form == "csv" else shown_columns(rows, columns)
-        return chosen(rows, shown, form, notes, legend_of(rows, shown), choice)
+        return table_of_choice(rows, shown, form, notes, legend_of(rows, shown), choice)
     parts = [part for one in budgets for part in _parts(one, "task" in rows[0])]
     several = {(one.task, one.model, one.n_train, one.track) for one in budgets}
     others = [row for row in rows if (*(row.get(column.key) for column in BY_TASK), _track(row)) not in several]
@@ -119,7 +119,7 @@ def text(
     made = done(line for part in parts for line in _lines(part, form, choice))
     if form == "latex":
         return made + "".join(f"% {' '.join(note.split())}\n" for note in notes)
-    return "\n\n".join([made, *listed(notes)]) + "\n"
+    return "\n\n".join([made, *as_list(notes)]) + "\n"
 
 
 def _track(row: Row) -> str:
@@ -127,7 +127,7 @@ def _track(row: Row) -> str:
     return str(row.get("track") or TRACK)
 
 
-def chosen(
+def table_of_choice(
     rows: Sequence[Row], columns: Sequence[Column], form: str, notes: Sequence[str], legend: str, choice: Choice
 ) -> str:
     """Return one table with the columns that are chosen, or have room.
@@ -138,9 +138,9 @@ def chosen(
     if choice.names and form == "json":
         raise UserError("--columns is of tables", got="--format json", allowed="table, md, csv or latex")
     choice.check(columns)
-    columns = choice.chosen(columns)
+    columns = choice.choose(columns)
     if form == "table":
-        rows, columns = choice.fitted(rows, columns)
+        rows, columns = choice.fit(rows, columns)
     return render(rows, form, notes, columns, legend)
 
 
@@ -150,7 +150,7 @@ def _parts(board: BudgetBoard, titled: bool) -> list[_Part]:
     title = f"{board.task}, {board.model}, N {board.n_train}" if titled else ""
     legend = " ".join([LEGEND, *([LEGEND_OF_CHECKS] if CHECKS in columns else []), *meanings_of(board.declared)])
     beside = [_beside(one) for one in board.tables]
-    return [_Part(title, board.rows, columns, True, legend, board.told), *beside]
+    return [_Part(title, board.rows, columns, True, legend, board.notes), *beside]
 
 
 def _beside(table: Table) -> _Part:
@@ -162,12 +162,12 @@ def _beside(table: Table) -> _Part:
 
 def _lines(part: _Part, form: str, choice: Choice) -> list[str]:
     """Return the paragraphs of a table."""
-    columns = choice.chosen(part.columns) if part.main else list(part.columns)
+    columns = choice.choose(part.columns) if part.main else list(part.columns)
     rows = list(part.rows)
     if form == "latex":
         caption = " ".join(filter(None, [part.title and f"{part.title}.", part.legend]))
         return [latex.table(columns, cells(rows, columns, form), caption, part.below)]
     if form == "table":
-        rows, columns = choice.fitted(rows, columns)
+        rows, columns = choice.fit(rows, columns)
     below = "\n".join(f"- {line}" for line in part.below)
     return [line for line in (part.title, grid(rows, columns, form), below, part.legend) if line] if columns else []

@@ -23,10 +23,10 @@ from sparsebench.board.entries import (
     Entry,
     Key,
     Setting,
+    add_titles,
     frame_of,
     metrics_of_tasks,
     settings_of,
-    titled,
 )
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
@@ -41,7 +41,7 @@ ALWAYS = [column for column in EVERY if column in (*columns.COLUMNS, columns.BY_
 
 
 @dataclass(frozen=True)
-class Contest:
+class Ranking:
     """The ranked rows of one task, and how they compare pair by pair; the rest as in `Setting`."""
 
     task: str
@@ -53,26 +53,26 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Leaderboard:
     """A leaderboard's rows, ranked ones first and oracles last, and what their ranks come from.
 
     Attributes:
         rows: see `columns_of` for their columns.
-        contests: of the main task of a board over all tasks, or of each.
+        rankings: of the main task of a board over all tasks, or of each.
         budgets: of those of them whose strategies have several budgets, with a row a strategy.
         columns: those that rows may have, in a board over all tasks with the task that each was taken from.
     """
 
     rows: list[Row]
-    contests: list[Contest]
+    rankings: list[Ranking]
     budgets: list[BudgetBoard] = field(default_factory=list)
     columns: Sequence[Column] = EVERY
 
     @property
-    def single(self) -> list[Contest]:
-        """The contests of tasks of which there is no board over budgets."""
+    def single(self) -> list[Ranking]:
+        """The rankings of tasks of which there is no board over budgets."""
         several = {(one.task, one.model, one.n_train, one.track) for one in self.budgets}
-        return [one for one in self.contests if (one.task, one.model, one.n_train, one.track) not in several]
+        return [one for one in self.rankings if (one.task, one.model, one.n_train, one.track) not in several]
 
 
 def build(records: Flats, by: str | None = None) -> list[Row]:
@@ -80,7 +80,7 @@ def build(records: Flats, by: str | None = None) -> list[Row]:
     return judge(records, by).rows
 
 
-def judge(records: Flats, by: str | None = None) -> Judged:
+def judge(records: Flats, by: str | None = None) -> Leaderboard:
     """Return the leaderboard of records.
 
     Args:
@@ -104,8 +104,8 @@ def judge(records: Flats, by: str | None = None) -> Judged:
         if all(row[column.key] == nothing for row in rows):
             for row, key in product(rows, column.keys):
                 del row[key]
-    contests = [each for part in parts for each in part.contests]
-    return Judged(rows, contests, [each for part in parts for each in part.budgets], every)
+    rankings = [each for part in parts for each in part.rankings]
+    return Leaderboard(rows, rankings, [each for part in parts for each in part.budgets], every)
 
 
 def _lossy(frame: pd.DataFrame) -> set[tuple[str, str]]:
@@ -116,11 +116,13 @@ def _lossy(frame: pd.DataFrame) -> set[tuple[str, str]]:
 
 def columns_of(rows: Sequence[Row], every: Sequence[Column] = EVERY) -> list[Column]:
     """Return those of every column that rows have: the board's, and others where they have them."""
-    there = rows[0] if rows else {}
-    return [one for one in every if one.key in columns.BY_KEY or one.key in there]
+    first = rows[0] if rows else {}
+    return [one for one in every if one.key in columns.BY_KEY or one.key in first]
 
 
-def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]], kinds: Sequence[MetricKind]) -> Judged:
+def _over_all(
+    settings: Sequence[Setting], lossy: Collection[tuple[str, str]], kinds: Sequence[MetricKind]
+) -> Leaderboard:
     """Return the board over all tasks: of each task its setting with the most records, then the largest size.
 
     Never the latest: the same cells must give the same board.
@@ -138,7 +140,7 @@ def _over_all(settings: Sequence[Setting], lossy: Collection[tuple[str, str]], k
     trials = first("theory", among={name: one for name, one in tasks.items() if one.has_trials})
     parts = (main, trials, tasks.get("spurious", main))
     setting_of = _setting_of(kinds, [one for one in (*parts, *tasks.values()) if one is not None])
-    judged = _judged(parts, setting_of, lossy)
+    judged = _rank_and_mark(parts, setting_of, lossy)
     return replace(judged, columns=_with_tasks(judged.rows, parts, setting_of))
 
 
@@ -163,13 +165,13 @@ def _with_tasks(rows: Sequence[Row], parts: Parts, setting_of: SettingOf) -> lis
 
 def _by_task(
     settings: Sequence[Setting], lossy: Collection[tuple[str, str]], kinds: Sequence[MetricKind]
-) -> list[Judged]:
+) -> list[Leaderboard]:
     return [
-        _judged(
+        _rank_and_mark(
             (one, one, one), _setting_of(kinds, [one]), lossy,
             {"task": one.task, "model": one.model, "n_train": one.largest},
         )
-        for one in titled(settings)
+        for one in add_titles(settings)
     ]  # fmt: skip
 
 
@@ -177,12 +179,12 @@ Parts = tuple[Setting | None, Setting | None, Setting | None]
 """What accuracy and cost, trials, and gaps are taken from."""
 
 
-def _judged(
+def _rank_and_mark(
     parts: Parts, setting_of: SettingOf, lossy: Collection[tuple[str, str]], about: Row | None = None
-) -> Judged:
+) -> Leaderboard:
     """Return the rows of a board, ranked, and the same over budgets where there are several."""
     main, _, spurious = parts
-    judged = _ranked([(about or {}) | row for row in _rows(*parts, setting_of)], main, lossy)
+    judged = _rank([(about or {}) | row for row in _rows(*parts, setting_of)], main, lossy)
     extra = [columns.column_of(kind) for kind, setting in setting_of.items() if setting is main]
     whole = None if main is None else over_budgets.board(main, judged.rows, lossy, extra)
     if whole is None:
@@ -192,47 +194,47 @@ def _judged(
 
 def _tables(rows: Sequence[Row], spurious: Setting | None) -> list[Table]:
     """Return what was measured in other tasks than the main one: gaps with the accuracy there, and trials."""
-    tested = {} if spurious is None else spurious.tested
+    tested = {} if spurious is None else spurious.largest_entries
     rows = sorted(rows, key=lambda row: (row["kind"] == "oracle", row["strategy"] != DENSE, *_key(row)))
-    there = [row for row in rows if row["spurious_gap"] is not None and _key(row) in tested]
-    gaps_of = [row | {"accuracy": _mean(tested[_key(row)], "accuracy")} for row in there]
+    rows_with_gap = [row for row in rows if row["spurious_gap"] is not None and _key(row) in tested]
+    gaps_of = [row | {"accuracy": _mean(tested[_key(row)], "accuracy")} for row in rows_with_gap]
     trials = [row for row in rows if row["sample_complexity"] is not None]
     return [
-        Table(title, kind, some)
-        for title, kind, some in (
+        Table(title, kind, part)
+        for title, kind, part in (
             ("Spurious correlations", columns.GAPS, gaps_of),
             ("Sample complexity", columns.TRIALS, trials),
         )
-        if some
+        if part
     ]
 
 
-def _mean(mine: Entry, metric: str) -> float | None:
-    values = list(mine.by_seed(metric).values())
+def _mean(entry: Entry, metric: str) -> float | None:
+    values = list(entry.by_seed(metric).values())
     return float(np.mean(values)) if values else None
 
 
 def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None, setting_of: SettingOf) -> list[Row]:
     """Return one row a strategy and budget: accuracy and cost from `main`, the other columns from their tasks."""
     grouped = [{} if part is None else part.entries for part in (main, trials, spurious)]
-    grouped += [{} if setting is None else setting.tested for setting in setting_of.values()]
+    grouped += [{} if setting is None else setting.largest_entries for setting in setting_of.values()]
     if main is not None:
-        grouped[0] = main.tested
+        grouped[0] = main.largest_entries
     aligned = spurious is not None and spurious.task in gaps.TASKS
     dense = [next((entry for key, entry in part.items() if key[0] == DENSE), None) for part in grouped]
     rows, none = [], dict.fromkeys(columns.keys_of(columns.OVER_BUDGETS))
     for key in sorted({key for part in grouped for key in part}):
         row: Row = dict.fromkeys(columns.keys_of(ALWAYS))
         row |= dict(zip(("strategy", "kind", "budget"), key, strict=True))
-        mine = [part.get(key) for part in grouped]
-        row |= _main_columns(mine[0])
-        row |= _trial_columns(mine[1], dense[1]) | _spurious_columns(mine[2], dense[2], aligned)
-        there = [entry for entry in mine if entry is not None]
-        row["n_seeds"] = min(_seeds(entry) for entry in there)
+        row_entries = [part.get(key) for part in grouped]
+        row |= _main_columns(row_entries[0])
+        row |= _trial_columns(row_entries[1], dense[1]) | _spurious_columns(row_entries[2], dense[2], aligned)
+        present = [entry for entry in row_entries if entry is not None]
+        row["n_seeds"] = min(_seeds(entry) for entry in present)
         for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (VERIFIED, "")):
-            row[name] = _common({word for entry in there for word in entry.words(name)}, otherwise)
+            row[name] = _common({word for entry in present for word in entry.words(name)}, otherwise)
         row |= none | {columns.TRACK.key: TRACK if main is None else main.track}
-        extra = zip(setting_of, mine[3:], strict=True)
+        extra = zip(setting_of, row_entries[3:], strict=True)
         rows.append(row | {kind.name: None if entry is None else entry.over_seeds(kind) for kind, entry in extra})
     return rows
 
@@ -247,87 +249,88 @@ def _seeds(entry: Entry) -> int:
     return len(set(entry.repetitions.tolist())) if entry.trials is None else len(entry.trials.seeds)
 
 
-def _main_columns(mine: Entry | None) -> Row:
-    if mine is None:
+def _main_columns(entry: Entry | None) -> Row:
+    if entry is None:
         return {}
     row: Row = {}
     for metric in ("accuracy", "macs_ratio", "selection_auroc"):
-        if (value := _mean(mine, metric)) is not None:
+        if (value := _mean(entry, metric)) is not None:
             row[metric] = value
-    if speeds := list(mine.by_seed("images_per_s").values()):
-        row["images_per_s"], row["device"] = float(np.median(speeds)), ", ".join(mine.devices)
+    if speeds := list(entry.by_seed("images_per_s").values()):
+        row["images_per_s"], row["device"] = float(np.median(speeds)), ", ".join(entry.devices)
     return row
 
 
-def _trial_columns(mine: Entry | None, dense: Entry | None) -> Row:
-    if mine is None or mine.trials is None:
+def _trial_columns(entry: Entry | None, dense: Entry | None) -> Row:
+    if entry is None or entry.trials is None:
         return {}
-    named = {"sample_complexity": sample_complexity(mine.trials)}
-    if (by_loss := mine.successes("success_loss")) is not None:
+    named = {"sample_complexity": sample_complexity(entry.trials)}
+    if (by_loss := entry.successes("success_loss")) is not None:
         named[columns.BY_LOSS.key] = sample_complexity(by_loss)
     if dense is not None and dense.trials is not None and math.isfinite(dense.trials.n50):
-        named["sample_complexity_ratio"] = n50_ratio(mine.trials, dense.trials)
-    ends = {key: x for name, numbers in named.items() for key, x in _joined(name, numbers).items()}
+        named["sample_complexity_ratio"] = n50_ratio(entry.trials, dense.trials)
+    ends = {key: x for name, numbers in named.items() for key, x in _as_columns(name, numbers).items()}
     return {key: None if x is None or math.isnan(x) else x for key, x in ends.items()}
 
 
-def _joined(name: str, interval: Interval | None) -> Row:
+def _as_columns(name: str, interval: Interval | None) -> Row:
     """Return an interval as three columns."""
     return {} if interval is None else dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
 
 
-def _spurious_columns(mine: Entry | None, dense: Entry | None, aligned: bool) -> Row:
+def _spurious_columns(entry: Entry | None, dense: Entry | None, aligned: bool) -> Row:
     """Return the gaps' columns; that of aligned and conflicting groups where the task has them."""
-    if mine is None or not (values := mine.by_seed("spurious_gap")):
+    if entry is None or not (values := entry.by_seed("spurious_gap")):
         return {}
-    worst = gaps.worst_group(mine.contender, mine.groups)
+    worst = gaps.worst_group(entry.contender, entry.groups)
     if worst is None:
-        worst = float(np.mean(list(mine.by_seed("worst_group_accuracy").values())))
+        worst = float(np.mean(list(entry.by_seed("worst_group_accuracy").values())))
     row: Row = {"spurious_gap": float(np.mean(list(values.values()))), "worst_group_accuracy": worst}
     others = {} if dense is None else dense.by_seed("spurious_gap")
     if pairs := [others[seed] - values[seed] for seed in sorted(set(values) & set(others))]:
-        row |= _joined("spurious_gap_reduction", _unsigned(mean_interval(pairs)))
+        row |= _as_columns("spurious_gap_reduction", _without_minus_zero(mean_interval(pairs)))
     if aligned:
-        row |= _joined("aligned_gap", gaps.aligned_gap(mine.contender, mine.groups))
+        row |= _as_columns("aligned_gap", gaps.aligned_gap(entry.contender, entry.groups))
     if aligned and dense is not None:
-        row |= _joined(
-            "aligned_gap_reduction", _unsigned(gaps.gap_reduction(mine.contender, dense.contender, mine.groups))
+        row |= _as_columns(
+            "aligned_gap_reduction",
+            _without_minus_zero(gaps.gap_reduction(entry.contender, dense.contender, entry.groups)),
         )
     return row
 
 
-def _unsigned(interval: Interval | None) -> Interval | None:
+def _without_minus_zero(interval: Interval | None) -> Interval | None:
     """Return an interval without minus zero."""
     return None if interval is None else (interval[0] + 0.0, *interval[1:])
 
 
-def _ranked(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, str]]) -> Judged:
+def _rank(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, str]]) -> Leaderboard:
     """Add ranks, differences to dense and the Pareto fronts, and return the rows in order.
 
     Oracles know the answer and are not ranked, nor is a strategy whose cells failed in part: what is left of it is no
     fair sample.
     """
     able = [row for row in rows if row["accuracy"] is not None] if main is not None else []
-    every = paired.compare([main.tested[_key(row)].contender for row in able if main is not None])
+    every = paired.compare([main.largest_entries[_key(row)].contender for row in able if main is not None])
     places = [i for i, r in enumerate(able) if r["kind"] != "oracle" and (r["strategy"], r["budget"]) not in lossy]
     references.add_accuracies(able, every)
     judged = {*places, *(i for i, row in enumerate(able) if row["kind"] == "oracle")}
     references.add_marks(able, every, "versus_dense", references.dense(able), judged)
     references.add_marks(able, every, "versus_random_inside", references.random(able), judged)
-    ranked, found = [able[i] for i in places], every.among(places)
+    ranked, pairs = [able[i] for i in places], every.among(places)
     for row in rows:
         row["rank"] = NOT_RANKED
-    for row, (first, last) in zip(ranked, found.rank_sets(), strict=True):
+    for row, (first, last) in zip(ranked, pairs.rank_sets(), strict=True):
         row["rank"] = str(first) if first == last else f"{first}-{last}"
-    _mark_fronts(ranked, found.better())
+    _mark_fronts(ranked, pairs.better())
 
     def order(row: Row) -> tuple[Any, ...]:
         return row["kind"] == "oracle", row["rank"] == NOT_RANKED, -(row["accuracy"] or 0), *_key(row)
 
     if main is None:
-        return Judged(sorted(rows, key=order), [])
-    contest = Contest(main.task, ranked, found, main.model, main.largest, main.track)
-    return Judged(sorted(rows, key=order), [contest])
+        return Leaderboard(sorted(rows, key=order), [])
+    ranking = Ranking(main.task, ranked, pairs, main.model, main.largest, main.track)
+    return Leaderboard(sorted(rows, key=order), [ranking])
 
 
 def _key(row: Row) -> Key:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsebench.board.build import Contest
+from sparsebench.board.build import Ranking
 from sparsebench.stats.intervals import LEVEL
 
 FEWEST = 3
@@ -38,18 +38,18 @@ class Critical:
     def groups(self) -> list[tuple[int, int]]:
         """Return the first and last of each longest row of strategies that do not differ significantly."""
         last = [int(np.flatnonzero(self.ranks <= rank + self.distance)[-1]) for rank in self.ranks]
-        found = [(i, end) for i, end in enumerate(last) if end > i and (i == 0 or last[i - 1] < end)]
-        return found
+        groups = [(i, end) for i, end in enumerate(last) if end > i and (i == 0 or last[i - 1] < end)]
+        return groups
 
 
-def critical(contests: Iterable[Contest]) -> Critical | None:
+def critical(rankings: Iterable[Ranking]) -> Critical | None:
     """Return the mean ranks of the strategies that every task ranks; None of too few tasks or too many."""
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
 
-    contests = list(contests)
-    known = [{(row["strategy"], row["budget"]): row["accuracy"] for row in one.rows} for one in contests]
+    rankings = list(rankings)
+    known = [{(row["strategy"], row["budget"]): row["accuracy"] for row in one.rows} for one in rankings]
     shared = sorted(set.intersection(*map(set, known))) if known else []
-    k, n = len(shared), len(contests)
+    k, n = len(shared), len(rankings)
     if n < FEWEST or not FEWEST <= k <= MOST:
         return None
     accuracies = np.array([[one[key] for key in shared] for one in known])
@@ -60,23 +60,23 @@ def critical(contests: Iterable[Contest]) -> Critical | None:
     order = np.argsort(ranks, kind="stable")
     names = [" ".join(shared[i]) for i in order]
     distance = q * (k * (k + 1) / (6 * n)) ** 0.5
-    return Critical(names, ranks[order], distance, 1.0 if np.isnan(p) else p, [one.task for one in contests])
+    return Critical(names, ranks[order], distance, 1.0 if np.isnan(p) else p, [one.task for one in rankings])
 
 
-def draw(found: Critical) -> bytes:
+def draw(diagram: Critical) -> bytes:
     """Return a PNG: strategies on the axis of mean ranks, bars over those that do not differ significantly."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    k, groups = len(found.names), found.groups()
+    k, groups = len(diagram.names), diagram.groups()
     figure = Figure(figsize=(9, 1.6 + 0.16 * len(groups) + 0.11 * k), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
     axis.set_xlim(0.5, k + 0.5)
     bars = 0.25 * (1 + len(groups))
     for level, (first, last) in enumerate(groups):
-        axis.plot(found.ranks[[first, last]] + [-0.05, 0.05], [0.25 * (level + 1)] * 2, color="#111827", linewidth=3)
-    for place, (name, rank) in enumerate(zip(found.names, found.ranks, strict=True)):
+        axis.plot(diagram.ranks[[first, last]] + [-0.05, 0.05], [0.25 * (level + 1)] * 2, color="#111827", linewidth=3)
+    for place, (name, rank) in enumerate(zip(diagram.names, diagram.ranks, strict=True)):
         left = place < (k + 1) // 2
         depth = bars + 0.45 * (1 + (place if left else k - 1 - place))
         end = 0.5 if left else k + 0.5
@@ -88,7 +88,8 @@ def draw(found: Critical) -> bytes:
     for side in ("left", "right", "bottom"):
         axis.spines[side].set_visible(False)
     axis.set_title(
-        f"mean rank over {', '.join(found.tasks)}; critical difference {found.distance:.1f}, Friedman p {found.p:.2g}",
+        f"mean rank over {', '.join(diagram.tasks)}; critical difference {diagram.distance:.1f}, "
+        f"Friedman p {diagram.p:.2g}",
         fontsize=9,
     )
     drawn = io.BytesIO()

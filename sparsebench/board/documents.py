@@ -53,13 +53,13 @@ def _documents(folder: Path) -> dict[Path, bytes]:
     """Return what the documents beside a folder must hold, by their paths."""
     root = folder.resolve().parent
     pages = [path for path in (root / README, *sorted((root / "docs").rglob("*.md"))) if path.is_file()]
-    wanted = {path: _filled(path.read_bytes(), folder, path == root / README) for path in pages}
+    wanted = {path: _fill(path.read_bytes(), folder, path == root / README) for path in pages}
     copies = [path for path in sorted((root / "docs" / "results").glob("*/*")) if path.suffix != ".md"]
     sources = {path: folder / path.parent.name / path.name for path in copies}
     return wanted | {path: source.read_bytes() for path, source in sources.items() if source.is_file()}
 
 
-def _filled(content: bytes, folder: Path, is_readme: bool) -> bytes:
+def _fill(content: bytes, folder: Path, is_readme: bool) -> bytes:
     """Return a document with each marked part as the folder has it; parts of other folders, and odd bytes, stay."""
 
     def part(match: re.Match[str]) -> str:

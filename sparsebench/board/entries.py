@@ -130,8 +130,8 @@ class Entry:
     def by_seed(self, metric: str) -> dict[int, float]:
         """Return a metric by repetition, where it was measured."""
         values = self.column(metric)
-        there = ~np.isnan(values)
-        return dict(zip(self.repetitions[there].tolist(), values[there].tolist(), strict=True))
+        known = ~np.isnan(values)
+        return dict(zip(self.repetitions[known].tolist(), values[known].tolist(), strict=True))
 
     def over_seeds(self, kind: MetricKind) -> float | None:
         """Return a metric over all seeds, None where it was not measured."""
@@ -191,7 +191,7 @@ class Setting:
     """The records of one task with all its parameters, one model, and one size unless sizes are compared.
 
     Attributes:
-        task, model: their names, see `titled`.
+        task, model: their names, see `add_titles`.
         setting: their parameters, as `row_of` has them.
         n_train: 0 where the task has a success criterion: then all sizes are together.
         track: see `cell.Track`; strategies of two are never ranked together.
@@ -225,13 +225,13 @@ class Setting:
         return int(max(entry.sizes.max() for entry in self.entries.values()))
 
     @cached_property
-    def tested(self) -> dict[Key, Entry]:
+    def largest_entries(self) -> dict[Key, Entry]:
         """The entries at the largest number of training samples, of those that have it."""
-        return {key: some for key, entry in self.entries.items() if (some := entry.at(self.largest)).size}
+        return {key: tested for key, entry in self.entries.items() if (tested := entry.at(self.largest)).size}
 
     def has(self, metric: str) -> bool:
         """Say whether a metric was measured at the largest number of training samples."""
-        return any(entry.by_seed(metric) for entry in self.tested.values())
+        return any(entry.by_seed(metric) for entry in self.largest_entries.values())
 
     @cached_property
     def has_trials(self) -> bool:
@@ -254,7 +254,7 @@ def settings_of(frame: pd.DataFrame) -> list[Setting]:
     return [Setting(key[0], model[key], *key[1:], entries) for key, entries in settings.items()]
 
 
-def titled(settings: Sequence[Setting]) -> list[Setting]:
+def add_titles(settings: Sequence[Setting]) -> list[Setting]:
     """Return the settings, named with what differs among those of the same task and model: parameters, and the track.
 
     The track is named with the task.
@@ -262,19 +262,19 @@ def titled(settings: Sequence[Setting]) -> list[Setting]:
     alike: dict[tuple[str, str], list[Setting]] = defaultdict(list)
     for one in settings:
         alike[one.task, one.model].append(one)
-    varied = {names: (_varied(some, 0), _varied(some, 1)) for names, some in alike.items()}
-    several = {names for names, some in alike.items() if len({one.track for one in some}) > 1}
+    varied = {names: (_varying(group, 0), _varying(group, 1)) for names, group in alike.items()}
+    several = {names for names, group in alike.items() if len({one.track for one in group}) > 1}
     named = []
     for one in settings:
         pairs = zip(one.params, varied[one.task, one.model], strict=True)
-        task, model = ({key: value for key, value in own.items() if key in some} for own, some in pairs)
+        task, model = ({key: value for key, value in part.items() if key in group} for part, group in pairs)
         task |= {"track": one.track} if (one.task, one.model) in several else {}
         named.append(replace(one, task=label(one.task, task), model=label(one.model, model)))
     return named
 
 
-def _varied(settings: Sequence[Setting], part: int) -> set[str]:
+def _varying(settings: Sequence[Setting], part: int) -> set[str]:
     """Return the parameters of the task (0) or the model (1) that are not the same in all, or missing in some."""
     params = [one.params[part] for one in settings]
-    every = {key for own in params for key in own}
-    return {key for key in every if len({canonical(own.get(key)) for own in params}) > 1}
+    every = {key for params_of in params for key in params_of}
+    return {key for key in every if len({canonical(params_of.get(key)) for params_of in params}) > 1}

@@ -41,11 +41,11 @@ def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Seq
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    there = [column for column in PANELS if any(row[column] is not None for row in rows)]
+    shown = [column for column in PANELS if any(row[column] is not None for row in rows)]
     if over is not None:
-        there = [column for column in there if column != "accuracy"]
-        rows = [row for row in _at_middle(rows, over) if any(row[column] is not None for column in there)]
-    wide, high = (2.5 + 4.2 * len(there), 1.4 + 0.4 * len(rows)) if there or over is None else (0.0, 0.0)
+        shown = [column for column in shown if column != "accuracy"]
+        rows = [row for row in _at_middle(rows, over) if any(row[column] is not None for column in shown)]
+    wide, high = (2.5 + 4.2 * len(shown), 1.4 + 0.4 * len(rows)) if shown or over is None else (0.0, 0.0)
     top = 0.0 if over is None else budget_figure.HEIGHT
     figure = Figure(figsize=(max(wide, budget_figure.WIDTH if top else 0), high + top), layout="constrained")
     FigureCanvasAgg(figure)
@@ -55,7 +55,7 @@ def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Seq
         budget_figure.draw(parts[0].subplots(), over)
     if high:
         tasks = {column.key: column.task for column in columns}
-        titles = {key: f"{PANELS[key]} ({task})" if (task := tasks.get(key)) else PANELS[key] for key in there}
+        titles = {key: f"{PANELS[key]} ({task})" if (task := tasks.get(key)) else PANELS[key] for key in shown}
         _panels(parts[-1], titles, list(reversed(rows)))
     return figure
 

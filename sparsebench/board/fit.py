@@ -41,20 +41,20 @@ class Choice:
             if name not in known:
                 raise UserError("--columns", got=f"'{name}'", allowed=known)
 
-    def chosen(self, columns: Sequence[Column]) -> list[Column]:
+    def choose(self, columns: Sequence[Column]) -> list[Column]:
         """Return the named ones of columns, or all."""
         by_key = {column.key: column for column in columns}
         return [by_key[name] for name in self.names if name in by_key] if self.names else list(columns)
 
-    def fitted(self, rows: Sequence[Row], columns: Sequence[Column]) -> tuple[list[Row], list[Column]]:
-        """Return rows and columns that have room; see `fitted`."""
-        return (list(rows), list(columns)) if self.width is None else fitted(rows, columns, self.width)
+    def fit(self, rows: Sequence[Row], columns: Sequence[Column]) -> tuple[list[Row], list[Column]]:
+        """Return rows and columns that have room; see `fit`."""
+        return (list(rows), list(columns)) if self.width is None else fit(rows, columns, self.width)
 
 
 ALL = Choice()
 
 
-def fitted(
+def fit(
     rows: Sequence[Row], columns: Sequence[Column], width: int, order: Sequence[str] | None = None
 ) -> tuple[list[Row], list[Column]]:
     """Return rows and columns of a table that is no wider than `width` characters.
@@ -70,7 +70,7 @@ def fitted(
     for key in (*FIRST_TO_GO, *rest) if order is None else order:
         if _width(rows, left) > width:
             left = [column for column in left if column.key != key]
-    return _clipped(rows, left, width), left
+    return _clip_longest(rows, left, width), left
 
 
 def _widths(rows: Sequence[Row], columns: Sequence[Column]) -> list[int]:
@@ -81,18 +81,18 @@ def _width(rows: Sequence[Row], columns: Sequence[Column]) -> int:
     return sum(_widths(rows, columns)) + BETWEEN * (len(columns) - 1)
 
 
-def _clipped(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Row]:
+def _clip_longest(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Row]:
     """Return rows whose longest texts end in an ellipsis where there is no room for them."""
-    some, texts = list(rows), [column for column in columns if column.shown == "text"]
-    while texts and (over := _width(some, columns) - width) > 0:
-        longest = max(texts, key=lambda column: _widths(some, [column])[0])
-        most = _widths(some, [longest])[0]
+    clipped, texts = list(rows), [column for column in columns if column.shown == "text"]
+    while texts and (over := _width(clipped, columns) - width) > 0:
+        longest = max(texts, key=lambda column: _widths(clipped, [column])[0])
+        most = _widths(clipped, [longest])[0]
         if most <= ROOM:
             break
         room = max(ROOM, most - over)
-        some = [row | {longest.key: _clip(row[longest.key], room)} for row in some]
+        clipped = [row | {longest.key: _clip(row[longest.key], room)} for row in clipped]
         texts = texts if len(longest.heading) + BETWEEN < room else [one for one in texts if one is not longest]
-    return some
+    return clipped
 
 
 def _clip(text: object, room: int) -> object:

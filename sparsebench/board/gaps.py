@@ -75,14 +75,14 @@ def _interval(values: Sequence[np.ndarray], seeds: Sequence[int], one: Contender
     apart, I = items.sum() / S**2, sum(map(len, values))
     together = apart
     if one.clusters is not None:
-        apart, together, I = _clustered(values, grouped, [one.clusters[s] for s in seeds])
+        apart, together, I = _cluster_variance(values, grouped, [one.clusters[s] for s in seeds])
     elif len({one.hits[s][0] for s in seeds}) == 1:
         (together,), I = _gaps(*_moments([np.mean(values, axis=0)], grouped[:1]))[1], len(values[0])
     half = float(half_width(gaps.var(ddof=1) / S, apart, together, np.array(S), np.array(I)))
     return mean, mean - half, mean + half
 
 
-def _clustered(
+def _cluster_variance(
     values: Sequence[np.ndarray], groups: Sequence[np.ndarray], clusters: Sequence[np.ndarray]
 ) -> tuple[float, float, int]:
     """Return what items explain of the mean gap over S seeds, were their clusters drawn again, and how many there are.

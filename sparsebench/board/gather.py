@@ -14,7 +14,7 @@ import pandas as pd
 from sparsebench.board import critical, notes, reading
 from sparsebench.board.board import Board, Curve, Group
 from sparsebench.board.build import Flats, judge
-from sparsebench.board.entries import METRICS, Entry, Setting, frame_of, settings_of, titled
+from sparsebench.board.entries import METRICS, Entry, Setting, add_titles, frame_of, settings_of
 from sparsebench.records import environment, manifests
 from sparsebench.stats.intervals import mean_interval, wilson
 
@@ -55,9 +55,9 @@ def board_of(records: Flats, folder: Path) -> Board:
     """Return the board of some flat records of a run's folder, with what lies beside them."""
     frame = frame_of(records)
     over_all, by_task = judge(frame), judge(frame, "task")
-    settings, pictures = titled(settings_of(frame)), _pictures(folder)
-    if (found := critical.critical(by_task.contests)) is not None:
-        pictures = {CRITICAL: critical.draw(found)} | pictures
+    settings, pictures = add_titles(settings_of(frame)), _pictures(folder)
+    if (diagram := critical.critical(by_task.rankings)) is not None:
+        pictures = {CRITICAL: critical.draw(diagram)} | pictures
     return Board(
         rows=over_all.rows,
         by_task=by_task.rows,
@@ -78,8 +78,8 @@ def bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
     """Return the entries of what the strategies of a board cite."""
     known = manifests.strategies(folder)
     pairs = frame[["strategy", "sha256"]].drop_duplicates().itertuples(index=False)
-    there = {(label.partition("(")[0], sha256) for label, sha256 in pairs}
-    return sorted({known[key].bibtex.strip() for key in there if key in known} - {""})
+    sources = {(label.partition("(")[0], sha256) for label, sha256 in pairs}
+    return sorted({known[key].bibtex.strip() for key in sources if key in known} - {""})
 
 
 _About = tuple[str, str, str, str, str]
@@ -102,9 +102,9 @@ def _largest(settings: Iterable[Setting]) -> list[Setting]:
 def _curve(about: _About, entry: Entry) -> Curve:
     """Return the success rates by number of training samples."""
     values = entry.column("success")
-    there = ~np.isnan(values)
-    sizes, place = np.unique(entry.sizes[there], return_inverse=True)
-    n, wins = np.bincount(place), np.bincount(place, weights=values[there])
+    known = ~np.isnan(values)
+    sizes, place = np.unique(entry.sizes[known], return_inverse=True)
+    n, wins = np.bincount(place), np.bincount(place, weights=values[known])
     rates = wins / n
     low, high = wilson(rates, n)
     return Curve(*about, *(tuple(x.tolist()) for x in (sizes, rates, low, high, n)))
@@ -123,22 +123,22 @@ def _groups(about: _About, entry: Entry) -> Iterator[Group]:
 
 
 def _environments(folder: Path, wanted: set[str]) -> dict[str, dict[str, str]]:
-    found = {}
+    environments = {}
     for name in sorted(wanted - {""}):
         path = folder / environment.FOLDER / f"{name}.json"
         try:
-            found[name] = {str(key): str(value) for key, value in sorted(json.loads(path.read_bytes()).items())}
+            environments[name] = {str(key): str(value) for key, value in sorted(json.loads(path.read_bytes()).items())}
         except (OSError, ValueError, AttributeError) as error:
             log.warning("%s is left out: %s", path, error)
-    return found
+    return environments
 
 
 def _pictures(folder: Path) -> dict[str, bytes]:
     """Return the PNG files of a folder by name, without the board's own, as many as there is room for."""
-    found, room = {}, MOST_BYTES
+    pictures, room = {}, MOST_BYTES
     for path in sorted(folder.glob("*.png")):
         if path.name == OWN_PICTURE or path.stat().st_size > room:
             continue
-        found[path.stem] = path.read_bytes()
-        room -= len(found[path.stem])
-    return found
+        pictures[path.stem] = path.read_bytes()
+        room -= len(pictures[path.stem])
+    return pictures

@@ -18,11 +18,11 @@ _ESCAPED = {
 
 def printable(text: str) -> str:
     """Return a text with a question mark for what Latin-1, and so the fonts of pdflatex, has not."""
-    there = "".join(" " if c.isspace() else c if c.isprintable() else "?" for c in text)
-    return there.encode("latin-1", "replace").decode("latin-1")
+    visible = "".join(" " if c.isspace() else c if c.isprintable() else "?" for c in text)
+    return visible.encode("latin-1", "replace").decode("latin-1")
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Return a text as LaTeX shows it."""
     return "".join(_ESCAPED.get(c, c) for c in printable(text))
 
@@ -40,5 +40,5 @@ def table(columns: Sequence[Column], body: Sequence[Any], legend: str, notes: Se
     return "\n".join([
         r"% needs \usepackage{booktabs,graphicx}", r"\begin{table*}", r"\centering", r"\footnotesize",
         f"\\sbox0{{{inner}}}%", r"\ifdim\wd0>\textwidth\resizebox{\textwidth}{!}{\usebox0}\else\usebox0\fi",
-        f"\\caption{{{escaped(legend)}}}", r"\end{table*}", *comments,
+        f"\\caption{{{escape(legend)}}}", r"\end{table*}", *comments,
     ]) + "\n"  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from sparsebench.board.build import Contest, Flats
+from sparsebench.board.build import Flats, Ranking
 from sparsebench.board.entries import PRETRAINING, frame_of, settings_of
 from sparsebench.records.badges import REMARK
 from sparsebench.stats import paired
@@ -15,7 +15,7 @@ TOLERANCE = 0.02
 """How far realised MACs may be from those asked for, and from planned ones, before the board says so."""
 
 
-def notes_on(records: Flats, contests: Sequence[Contest] = ()) -> list[str]:
+def notes_on(records: Flats, rankings: Sequence[Ranking] = ()) -> list[str]:
     """Return what is left out, what differences can be significant, what failed, and what checks found, a line each."""
     frame = frame_of(records)
     tracks = "data, model, size or track" if frame["track"].nunique() > 1 else "data, model or size"
@@ -23,7 +23,7 @@ def notes_on(records: Flats, contests: Sequence[Contest] = ()) -> list[str]:
         f"{task}: {n} other setting{'s' if n > 1 else ''} ({tracks}) not shown; see them with --by task"
         for task, n in other_settings(frame).items()
     ]
-    return more + detectable(contests) + cautions(frame) + inactive(frame) + failures(frame) + remarks(frame)
+    return more + detectable(rankings) + cautions(frame) + inactive(frame) + failures(frame) + remarks(frame)
 
 
 def other_settings(records: Flats) -> dict[str, int]:
@@ -32,10 +32,10 @@ def other_settings(records: Flats) -> dict[str, int]:
     return {task: tasks.count(task) - 1 for task in sorted(set(tasks)) if tasks.count(task) > 1}
 
 
-def detectable(contests: Iterable[Contest]) -> list[str]:
+def detectable(rankings: Iterable[Ranking]) -> list[str]:
     """Return the difference in accuracy that each task's ranks would tell in 4 of 5 pairs."""
-    found = [(one.task, paired.detectable(one.pairs)) for one in contests]
-    return [f"{task}: {clause}" for task, clause in found if clause is not None]
+    clauses = [(one.task, paired.detectable(one.pairs)) for one in rankings]
+    return [f"{task}: {clause}" for task, clause in clauses if clause is not None]
 
 
 def failures(records: Flats) -> list[str]:
@@ -81,12 +81,12 @@ def cautions(records: Flats) -> list[str]:
         if n
     ]
     devices = sorted(good["device"].unique())
-    return lines + _missed(good) + (
+    return lines + _budget_misses(good) + (
         [f"made on several devices, whose images/s do not compare: {', '.join(devices)}"] * (len(devices) > 1)
     )  # fmt: skip
 
 
-def _missed(good: pd.DataFrame) -> list[str]:
+def _budget_misses(good: pd.DataFrame) -> list[str]:
     """Return a line for each strategy, budget and task whose realised MACs are not those asked for, or planned.
 
     A plan misses what was asked for where no token counts cost that: merging pairs in few places, or few tokens.

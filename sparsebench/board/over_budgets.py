@@ -53,8 +53,8 @@ class Line:
     @property
     def points(self) -> dict[float, Row]:
         """The rows that spend less than dense does, by budget, in the order of what they spend."""
-        some = [(asked, row) for asked, row in self.rows.items() if row["macs_ratio"] < 1]
-        return dict(sorted(some, key=lambda point: (point[1]["macs_ratio"], point[0])))
+        points = [(asked, row) for asked, row in self.rows.items() if row["macs_ratio"] < 1]
+        return dict(sorted(points, key=lambda point: (point[1]["macs_ratio"], point[0])))
 
 
 def board(
@@ -72,36 +72,36 @@ def board(
     """
     able = [row for row in rows if row["accuracy"] is not None and row["macs_ratio"] is not None]
     dense = next((row for row in able if row["strategy"] == DENSE), None)
-    lines = lines_of(main.tested, able)
+    lines = lines_of(main.largest_entries, able)
     if dense is None or not any(len(line.rows) > 1 for line in lines):
         return None
     budgets = tuple(sorted({asked for line in lines for asked in line.rows}, reverse=True))
     middle = min(budgets, key=lambda budget: (abs(budget - HALF), budget))
-    _add_costs(main.tested, able, dense)
-    heights = [_add_curve(main.tested, line, dense, budgets[-1]) for line in lines]
+    _add_costs(main.largest_entries, able, dense)
+    heights = [_add_curve(main.largest_entries, line, dense, budgets[-1]) for line in lines]
     dense |= {KEPT.key: 1.0, MACS_AT_2.key: 1.0}
     first, *table = [_row(line, budgets, middle, keys_of(declared)) for line in (Line(DENSE, {1.0: dense}), *lines)]
     failed = {strategy for strategy, _ in lossy}
     fair = [line.kind != "oracle" and next(iter(line.rows.values()))["strategy"] not in failed for line in lines]
     area = _rank(table, heights, fair)
-    at_middle = _beside_random(main.tested, table, [line.rows.get(middle) for line in lines], fair)
-    told = [_measure(main, dense)]
-    told += [
-        f"{_told(area)} pairs of ranked strategies differ significantly on the area, {_told(at_middle)} at "
-        f"{short(middle)}"
+    at_middle = _beside_random(main.largest_entries, table, [line.rows.get(middle) for line in lines], fair)
+    notes = [_measure(main, dense)]
+    notes += [
+        f"{_significant(area)} pairs of ranked strategies differ significantly on the area, "
+        f"{_significant(at_middle)} at {short(middle)}"
     ]
-    told += [] if (clause := paired.detectable(area, "the area")) is None else [clause]
+    notes += [] if (clause := paired.detectable(area, "the area")) is None else [clause]
     if unranked := sorted(line.strategy for line in lines if budgets[-1] not in line.rows):
-        told.append(f"not ranked, as they were not asked for the lowest budget: {', '.join(unranked)}")
+        notes.append(f"not ranked, as they were not asked for the lowest budget: {', '.join(unranked)}")
     if others := len(able) - 1 - sum(len(line.rows) for line in lines):
-        told.append(
+        notes.append(
             f"not in this table: {others} rows whose budgets are no shares of dense MACs; CSV and JSON have them"
         )
     shown = [first, *sorted(table, key=_order)]
     drawn = {line.strategy: _curve(line) for line in (Line(DENSE, {1.0: dense}), *lines)}
     return BudgetBoard(
         main.task, main.model, main.largest, main.track, budgets, middle, shown,
-        [drawn[row["strategy"]] for row in shown], told, tuple(declared),
+        [drawn[row["strategy"]] for row in shown], notes, tuple(declared),
     )  # fmt: skip
 
 
@@ -111,15 +111,17 @@ def _key(row: Row) -> Key:
 
 def lines_of(tested: Entries, rows: Sequence[Row]) -> list[Line]:
     """Return the strategies with budgets below 1; what else a budget says is part of a name where names are alike."""
-    found: dict[tuple[str, str, str], dict[float, Row]] = defaultdict(dict)
+    by_line: dict[tuple[str, str, str], dict[float, Row]] = defaultdict(dict)
     for row in rows:
         asked = float(tested[_key(row)].column("macs_ratio_asked")[0])
         if row["strategy"] != DENSE and asked < 1:
-            found[row["strategy"], row["kind"], row["budget"].removeprefix(f"macs {asked:g}").lstrip(", ")][asked] = row
-    alike = [(strategy, kind) for strategy, kind, _ in found]
+            by_line[row["strategy"], row["kind"], row["budget"].removeprefix(f"macs {asked:g}").lstrip(", ")][asked] = (
+                row
+            )
+    alike = [(strategy, kind) for strategy, kind, _ in by_line]
     return [
-        Line(f"{strategy} {rest}" if alike.count((strategy, kind)) > 1 and rest else strategy, own)
-        for (strategy, kind, rest), own in sorted(found.items())
+        Line(f"{strategy} {rest}" if alike.count((strategy, kind)) > 1 and rest else strategy, rows_at)
+        for (strategy, kind, rest), rows_at in sorted(by_line.items())
     ]
 
 
@@ -127,12 +129,12 @@ def _add_costs(tested: Entries, rows: Sequence[Row], dense: Row) -> None:
     """Add to rows how tokens are disposed of, the speed-up, and the mean probability of the right class."""
     base = _speeds(tested[_key(dense)])
     for row in rows:
-        mine = tested[_key(row)]
-        words = mine.words(HOW.key)
+        entry = tested[_key(row)]
+        words = entry.words(HOW.key)
         row[HOW.key] = words.pop() if len(words) == 1 else ""
-        ratios = [speed / base[where] for where, speed in _speeds(mine).items() if base.get(where)]
+        ratios = [speed / base[where] for where, speed in _speeds(entry).items() if base.get(where)]
         row[SPEED_UP.key] = float(np.median(ratios)) if ratios else None
-        sure = list(mine.by_seed(P_LABEL.key).values())
+        sure = list(entry.by_seed(P_LABEL.key).values())
         row[P_LABEL.key] = float(np.mean(sure)) if sure else None
 
 
@@ -151,12 +153,12 @@ def _add_curve(tested: Entries, line: Line, dense: Row, lowest: float) -> Conten
     height = curves.area(contenders, spent, lowest) if points and lowest in line.rows else None
     if height is None:
         return None
-    own = _interval(KEPT.keys, curves.kept_accuracy(height, contenders[-1]))
+    interval = _interval(KEPT.keys, curves.kept_accuracy(height, contenders[-1]))
     least = _interval(MACS_AT_2.keys, curves.least_macs(contenders, spent))
     if least[MACS_AT_2.key] == spent[0]:
         least[MACS_AT_2.key] = f"<= {spent[0]:.3f}"
     for row in line.rows.values():
-        row |= own | least
+        row |= interval | least
     return height
 
 
@@ -168,9 +170,9 @@ def _interval(keys: Sequence[str], interval: Interval) -> Row:
 
 def _row(line: Line, budgets: Sequence[float], middle: float, declared: Sequence[str]) -> Row:
     """Return a strategy's row of the table, with the metrics of these keys, and without what comparisons say."""
-    some = next(iter(line.rows.values()))
+    first = next(iter(line.rows.values()))
     row: Row = {"rank": NOT_RANKED, "strategy": line.strategy, "kind": line.kind}
-    row |= {key: some.get(key) for column in (HOW, KEPT, MACS_AT_2) for key in column.keys}
+    row |= {key: first.get(key) for column in (HOW, KEPT, MACS_AT_2) for key in column.keys}
     for budget in budgets:
         at = line.rows.get(budget)
         missed = at is not None and abs(at["macs_ratio"] / budget - 1) > MISSED
@@ -180,7 +182,7 @@ def _row(line: Line, budgets: Sequence[float], middle: float, declared: Sequence
     row["versus_random_inside"] = None
     at_middle = line.rows.get(1.0 if line.strategy == DENSE else middle, {})
     row |= {key: at_middle.get(key) for key in ("selection_auroc", SPEED_UP.key, P_LABEL.key, *declared)}
-    return row | {column.key: some.get(column.key) for column in (CHECKS, VERIFIED)}
+    return row | {column.key: first.get(column.key) for column in (CHECKS, VERIFIED)}
 
 
 def _rank(table: Sequence[Row], heights: Sequence[Contender | None], fair: Sequence[bool]) -> Pairs:
@@ -196,16 +198,16 @@ def _rank(table: Sequence[Row], heights: Sequence[Contender | None], fair: Seque
 def _beside_random(tested: Entries, table: Sequence[Row], rows: Sequence[Row | None], fair: Sequence[bool]) -> Pairs:
     """Add the differences to random tokens at one budget, and return the comparisons of ranked strategies there."""
     known = [(i, row) for i, row in enumerate(rows) if row is not None]
-    there = [dict(row) for _, row in known]
-    pairs = paired.compare([tested[_key(row)].contender for row in there])
-    random = references.random(there)
-    references.add_differences(there, pairs, "random_inside_delta", random)
+    copies = [dict(row) for _, row in known]
+    pairs = paired.compare([tested[_key(row)].contender for row in copies])
+    random = references.random(copies)
+    references.add_differences(copies, pairs, "random_inside_delta", random)
     able = {k for k, (i, row) in enumerate(known) if fair[i] or row["kind"] == "oracle"}
-    for row in there:
+    for row in copies:
         row["versus_random_inside"] = None
-    references.add_marks(there, pairs, "versus_random_inside", random, able)
+    references.add_marks(copies, pairs, "versus_random_inside", random, able)
     names = ("random_inside_delta", "random_inside_delta_low", "random_inside_delta_high", "versus_random_inside")
-    for (i, _), row in zip(known, there, strict=True):
+    for (i, _), row in zip(known, copies, strict=True):
         table[i] |= {name: row.get(name) for name in names}
     return pairs.among([k for k, (i, _) in enumerate(known) if table[i]["rank"] != NOT_RANKED])
 
@@ -215,7 +217,7 @@ def _measure(main: Setting, dense: Row) -> str:
     return f"dense: accuracy {text_of(dense, BY_KEY['accuracy'])} on {main.task}, track {main.track}"
 
 
-def _told(pairs: Pairs) -> str:
+def _significant(pairs: Pairs) -> str:
     """Return how many of all pairs differ significantly."""
     n = len(pairs.mean)
     return f"{int(pairs.better().sum())} of {n * (n - 1) // 2}"

@@ -21,19 +21,19 @@ def boards(folder: Path) -> list[Path]:
     Raises:
         UserError: there is none.
     """
-    found = sorted(path.parent for path in folder.rglob(NAME) if (path.parent / "records").is_dir())
-    if not found:
+    folders = sorted(path.parent for path in folder.rglob(NAME) if (path.parent / "records").is_dir())
+    if not folders:
         raise UserError(
             f"no board in {folder}", allowed=f"folders with {NAME} and the records behind it",
             next_step="sparsebench leaderboard DIR --update writes one",
         )  # fmt: skip
-    return found
+    return folders
 
 
 def differing(folder: Path) -> list[str]:
     """Return the names of a board's files that are not what its records give."""
-    there = {name: content for name, content in files(gather(folder)).items() if Path(name).suffix in SAME}
-    return [name for name, content in there.items() if _content(folder / name) != content]
+    contents = {name: content for name, content in files(gather(folder)).items() if Path(name).suffix in SAME}
+    return [name for name, content in contents.items() if _content(folder / name) != content]
 
 
 def update(folder: Path) -> list[str]:

@@ -51,7 +51,7 @@ def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
     """Return records with what a run's folder says of their strategies: badge, remarks, whether trained, and how."""
     badges, known = Badges(checks.read(out)), manifests.strategies(out)
     grouped = records.groupby(["strategy", "sha256"], observed=True, sort=False)
-    said, (submitted, badge) = [], _verified(out)
+    said, (submitted, badge) = [], _badge_of(out)
     for label, sha256 in grouped.groups:
         name = label.partition("(")[0]
         about = known.get((name, sha256))
@@ -64,7 +64,7 @@ def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
     return records.assign(**{name: pd.Categorical(values).take(number) for name, values in named})
 
 
-def _verified(out: Path) -> tuple[str, str]:
+def _badge_of(out: Path) -> tuple[str, str]:
     """Return whose submission a folder is and its badge, as far as its own records bear it; "" of any other folder."""
     if not (out / MANIFEST).is_file():
         return "", ""

@@ -76,7 +76,7 @@ def render(
     legend = legend_of(rows, shown) if legend is None else legend
     if form == "latex":
         return latex.table(shown, cells(rows, shown, form), legend, notes)
-    return "\n\n".join([grid(rows, shown, form), legend, *listed(notes)]) + "\n"
+    return "\n\n".join([grid(rows, shown, form), legend, *as_list(notes)]) + "\n"
 
 
 def legend_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
@@ -109,7 +109,7 @@ def grid(rows: Sequence[Row], columns: Sequence[Column], form: str) -> str:
     return tabulate(cells(rows, columns, form), headings, style, disable_numparse=True, colalign=sides)
 
 
-def listed(notes: Sequence[str]) -> list[str]:
+def as_list(notes: Sequence[str]) -> list[str]:
     """Return notes as a list, if there are any."""
     return ["\n".join(f"- {note}" for note in notes)] if notes else []
 
@@ -136,8 +136,8 @@ def _apart(rows: Sequence[Row], body: list[list[str]]) -> list[Any]:
 
 def shown_columns(rows: Sequence[Row], columns: Sequence[Column] = EVERY) -> list[Column]:
     """Return those of columns that people are shown: those of which some row has something."""
-    there = [one for one in columns_of(rows, columns) if one.tables]
-    return [one for one in there if not rows or any(row[one.key] not in (None, "") for row in rows)]
+    shown = [one for one in columns_of(rows, columns) if one.tables]
+    return [one for one in shown if not rows or any(row[one.key] not in (None, "") for row in rows)]
 
 
 DIGITS = 10

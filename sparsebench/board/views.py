@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from sparsebench.board.board import Row
-from sparsebench.board.build import Contest
+from sparsebench.board.build import Ranking
 from sparsebench.board.columns import COLUMNS, Column
 from sparsebench.board.entries import DENSE
 from sparsebench.board.notes import TOLERANCE
@@ -48,24 +48,24 @@ LEGEND_OF_MATCHED = (
 )
 
 
-def pairs(contests: Iterable[Contest]) -> list[Row]:
+def pairs(rankings: Iterable[Ranking]) -> list[Row]:
     """Return a row for each two ranked strategies of each task, see `PAIRS`, the surest differences first."""
     rows = []
-    for one in contests:
-        found, p, better = one.pairs, one.pairs.p, one.pairs.better()
+    for one in rankings:
+        result, p, better = one.pairs, one.pairs.p, one.pairs.better()
         for i, j in zip(*np.triu_indices(len(one.rows), 1), strict=True):
-            if math.isnan(found.mean[i, j]):
+            if math.isnan(result.mean[i, j]):
                 continue
-            i, j = (i, j) if found.mean[i, j] >= 0 else (j, i)
-            mine, other, mean, half = one.rows[i], one.rows[j], float(found.mean[i, j]), _or_none(found.half[i, j])
+            i, j = (i, j) if result.mean[i, j] >= 0 else (j, i)
+            row, other, mean, half = one.rows[i], one.rows[j], float(result.mean[i, j]), _or_none(result.half[i, j])
             ends = (None, None) if half is None else (mean - half, mean + half)
             rows.append({
-                "task": one.task, "strategy": mine["strategy"], "budget": mine["budget"], "other": other["strategy"],
+                "task": one.task, "strategy": row["strategy"], "budget": row["budget"], "other": other["strategy"],
                 "other_budget": other["budget"], "difference": mean, "difference_low": ends[0],
-                "difference_high": ends[1], "p": _or_none(p[i, j]), "p_items": _or_none(found.p_items[i, j]),
-                "p_seeds": _or_none(found.p_seeds[i, j]), "overdispersion": _or_none(found.overdispersion[i, j]),
+                "difference_high": ends[1], "p": _or_none(p[i, j]), "p_items": _or_none(result.p_items[i, j]),
+                "p_seeds": _or_none(result.p_seeds[i, j]), "overdispersion": _or_none(result.overdispersion[i, j]),
                 "told": "yes" if better[i, j] else "no",
-                "n_seeds": int(found.n_seeds[i, j]),
+                "n_seeds": int(result.n_seeds[i, j]),
             })  # fmt: skip
     names = ("strategy", "budget", "other", "other_budget")
     return sorted(
@@ -77,13 +77,13 @@ def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def matched(contests: Iterable[Contest]) -> list[Row]:
+def matches(rankings: Iterable[Ranking]) -> list[Row]:
     """Return the rows of each task at equal cost, then those at equal accuracy; see `MATCHED`."""
-    contests = list(contests)
-    return [row for one in contests for row in (*_at_equal_cost(one), *_at_equal_accuracy(one))]
+    rankings = list(rankings)
+    return [row for one in rankings for row in (*_at_equal_cost(one), *_at_equal_accuracy(one))]
 
 
-def _at_equal_cost(one: Contest) -> list[Row]:
+def _at_equal_cost(one: Ranking) -> list[Row]:
     rows = []
     for places in _alike([row["macs_ratio"] for row in one.rows]):
         cost = float(np.mean([one.rows[i]["macs_ratio"] for i in places]))
@@ -105,20 +105,23 @@ def _alike(costs: Sequence[float | None]) -> list[list[int]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _at_equal_accuracy(one: Contest) -> list[Row]:
+def _at_equal_accuracy(one: Ranking) -> list[Row]:
     dense = next((row for row in one.rows if row["strategy"] == DENSE), None)
     if dense is None:
         return []
-    found = []
+    rows = []
     for name in sorted({row["strategy"] for row in one.rows} - {DENSE}):
-        own = [row for row in one.rows if row["strategy"] == name and row["macs_ratio"] is not None]
-        good = [row for row in own if row["accuracy"] >= dense["accuracy"] - NEAR]
+        strategy_rows = [row for row in one.rows if row["strategy"] == name and row["macs_ratio"] is not None]
+        good = [row for row in strategy_rows if row["accuracy"] >= dense["accuracy"] - NEAR]
         best = min(good, key=lambda row: (row["macs_ratio"], row["budget"]), default=None)
-        none = {column.key: None for column in COLUMNS} | {"strategy": name, "kind": own[0]["kind"] if own else ""}
-        found.append(_matched_row(one, best or none, "at dense accuracy", ""))
-    return sorted(found, key=lambda row: (row["macs_ratio"] or math.inf, row["strategy"]))
+        none = {column.key: None for column in COLUMNS} | {
+            "strategy": name,
+            "kind": strategy_rows[0]["kind"] if strategy_rows else "",
+        }
+        rows.append(_matched_row(one, best or none, "at dense accuracy", ""))
+    return sorted(rows, key=lambda row: (row["macs_ratio"] or math.inf, row["strategy"]))
 
 
-def _matched_row(one: Contest, row: Row, matched: str, rank: str) -> Row:
+def _matched_row(one: Ranking, row: Row, matched: str, rank: str) -> Row:
     keys = [key for column in MATCHED for key in column.keys]
     return {key: row.get(key) for key in keys} | {"matched": matched, "task": one.task, "rank": rank}

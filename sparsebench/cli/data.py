@@ -20,7 +20,7 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
     `--images`, `--backgrounds` and `--task` of sparsebench run take their names; `run --download` fetches some.
     """
     from sparsebench.errors import UserError
-    from sparsebench.tasks.sources import cache
+    from sparsebench.sources import cache
 
     if clear_cache:
         try:
@@ -41,8 +41,8 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
 
 def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
     from sparsebench.errors import UserError
-    from sparsebench.tasks.sources.known import KNOWN
-    from sparsebench.tasks.sources.labelled import DEFAULTS, read
+    from sparsebench.sources.known import KNOWN
+    from sparsebench.sources.labelled import DEFAULTS, read
 
     rows = []
     for known in KNOWN.values():

@@ -107,11 +107,11 @@ def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice) ->
     records = reading.read(folder, frozenset(METRICS))
     if form == BIBTEX:
         return "\n\n".join([*bibtex(folder, records), ""]).encode()
-    judged, chosen = judge(records, by), budget_table.chosen
+    judged, chosen = judge(records, by), budget_table.table_of_choice
     if view == "pairs":
-        text = chosen(views.pairs(judged.contests), views.PAIRS, form, (), views.LEGEND_OF_PAIRS, choice)
+        text = chosen(views.pairs(judged.rankings), views.PAIRS, form, (), views.LEGEND_OF_PAIRS, choice)
     elif view == "matched":
-        text = chosen(views.matched(judged.contests), views.MATCHED, form, (), views.LEGEND_OF_MATCHED, choice)
+        text = chosen(views.matches(judged.rankings), views.MATCHED, form, (), views.LEGEND_OF_MATCHED, choice)
     else:
         notes = notes_on(records, judged.single)
         text = budget_table.text(judged.rows, judged.budgets, form, notes, choice, judged.columns)

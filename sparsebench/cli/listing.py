@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from sparsebench.board.columns import Column
-from sparsebench.board.fit import WIDTH, fitted
+from sparsebench.board.fit import WIDTH, fit
 from sparsebench.errors import UserError
 
 _KEYS = ("name", "kind", "site", "needs", "trained", "from", "what", "citation")
@@ -62,7 +62,7 @@ def _table(rows: list[dict[str, Any]], wide: bool) -> str:
 
     if not wide and rows:
         columns = [Column(key, key, "text", "") for key in rows[0]]
-        shown_rows, left = fitted(rows, columns, WIDTH, ("citation", "from", "needs"))
+        shown_rows, left = fit(rows, columns, WIDTH, ("citation", "from", "needs"))
         rows = [{column.key: row[column.key] for column in left} for row in shown_rows]
     return tabulate(rows, headers="keys", tablefmt="simple")
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sparsebench import sources
 from sparsebench.planning import weights
 from sparsebench.planning.expand import ImageUse
 from sparsebench.planning.job import Job
 from sparsebench.planning.request import Files
-from sparsebench.tasks import folder, sources
-from sparsebench.tasks.sources import cache
-from sparsebench.tasks.sources.known import OFFICIAL
+from sparsebench.sources import cache
+from sparsebench.sources.known import OFFICIAL
+from sparsebench.tasks import folder
 
 LOCATED = {
     "images": sources.locate_images,

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from sparsebench.errors import UserError
 from sparsebench.publish.folder import Unfit, plain
 from sparsebench.records.cell import canonical, digest
-from sparsebench.records.record import Record, upgraded
+from sparsebench.records.record import Record, upgrade
 from sparsebench.strategy import KINDS
 
 LARGEST_REAL, LARGEST_WHOLE = 1e300, 2**63
@@ -31,7 +31,7 @@ def record_of(line: bytes) -> tuple[Record, int]:
         _check_numbers(raw)
         if digest(raw["cell"]) != raw["cell_id"]:
             raise Unfit("its cell has another hash than it says")
-        newest = upgraded(raw)
+        newest = upgrade(raw)
         record = Record.model_validate(newest)
         if canonical(record.model_dump(mode="json")) != canonical(newest):
             raise Unfit("something in it is of another type, as a text that spells a number")

@@ -31,27 +31,27 @@ class Badges:
     def __bool__(self) -> bool:
         return bool(self._reports)
 
-    def marked(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def mark(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield flat records with the badge of their strategy, and what there is to say of that."""
-        found: dict[tuple[str, str], tuple[str, str]] = {}
+        badges: dict[tuple[str, str], tuple[str, str]] = {}
         for row in rows:
             if self._reports:
                 key = row["strategy"], row["sha256"]
-                if key not in found:
-                    found[key] = self.of(*key)
-                row[CHECKS], row[REMARK] = found[key]
+                if key not in badges:
+                    badges[key] = self.of(*key)
+                row[CHECKS], row[REMARK] = badges[key]
             yield row
 
     def of(self, label: str, sha256: str) -> tuple[str, str]:
         """Return the badge of a strategy from source of that hash, and what the reader is to know besides, or ""."""
         reports = self._reports.get(label, [])
-        own = [report for report in reports if report.origin.sha256 == sha256 != ""]
+        matching = [report for report in reports if report.origin.sha256 == sha256 != ""]
         version = __version__
-        for report in own:
+        for report in matching:
             if report.versions.get("sparsebench") == version:
                 return _badge(report), _remark(report)
-        if own:
-            checked = ", ".join(sorted({report.versions.get("sparsebench", "?") for report in own}))
+        if matching:
+            checked = ", ".join(sorted({report.versions.get("sparsebench", "?") for report in matching}))
             return CHANGED, f"checked by sparsebench {checked}, this is {version}"
         return (CHANGED, "another version of its source was checked") if reports else (UNCHECKED, "")
 
@@ -68,7 +68,7 @@ def _remark(report: Report) -> str:
     """Return which checks failed, by group, which were expected to, and how many were not run."""
     remarks = []
     for group in GROUPS[:2]:
-        if broken := [_named(o) for o in report.outcomes if o.group == group and o.status in BROKEN]:
+        if broken := [_name_of(o) for o in report.outcomes if o.group == group and o.status in BROKEN]:
             remarks.append(f"fails {group} {', '.join(broken)}")
     if expected := [o.check for o in report.outcomes if o.status == "expected"]:
         remarks.append(f"fails, as it declares, {', '.join(expected)}")
@@ -77,5 +77,5 @@ def _remark(report: Report) -> str:
     return "; ".join(remarks)
 
 
-def _named(outcome: Outcome) -> str:
+def _name_of(outcome: Outcome) -> str:
     return outcome.check if outcome.status == "failed" else f"{outcome.check} ({outcome.status})"

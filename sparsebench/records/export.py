@@ -41,9 +41,9 @@ def _csv(out: Path, file: BinaryIO) -> None:
 
 
 def _jsonl(out: Path, file: BinaryIO) -> None:
-    with store.uncollected():
-        found = ((each.claim, merge.Place(*each[1:4])) for each in store.scan_all(out, Record))
-        newest = store.newest(found)
+    with store.without_collector():
+        places = ((each.claim, merge.Place(*each[1:4])) for each in store.scan_all(out, Record))
+        newest = store.newest(places)
     if not newest:
         raise flat.nothing(out)
     file.writelines(merge.lines(place for _, place in sorted(newest.items())))

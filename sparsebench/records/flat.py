@@ -25,8 +25,8 @@ def load(out: Path, metrics: Collection[str] | None = None) -> Iterator[Row]:
     Raises:
         UserError: the folder holds no records, or some by a later sparsebench.
     """
-    cached = _cached(out, metrics)
-    rows = Badges(checks.read(out)).marked(_from_records(out, metrics) if cached is None else parquet.rows(cached))
+    cached = _from_cache(out, metrics)
+    rows = Badges(checks.read(out)).mark(_from_records(out, metrics) if cached is None else parquet.rows(cached))
     first = next(rows, None)
     if first is None:
         raise nothing(out)
@@ -42,7 +42,7 @@ def table(out: Path, metrics: Collection[str] | None = None) -> pd.DataFrame:
     Raises:
         UserError: as `load`.
     """
-    cached = _cached(out, metrics)
+    cached = _from_cache(out, metrics)
     rows = pd.DataFrame(list(_from_records(out, metrics))) if cached is None else parquet.frame(cached)
     if rows.empty:
         raise nothing(out)
@@ -54,22 +54,23 @@ def nothing(out: Path) -> UserError:
     return UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
 
 
-def _cached(out: Path, metrics: Collection[str] | None) -> Any:
+def _from_cache(out: Path, metrics: Collection[str] | None) -> Any:
     """Return the cache's table of the records, or None where there is none or the store is small."""
     return parquet.table(out, metrics) if parquet.worth(out) else None
 
 
 def _from_records(out: Path, metrics: Collection[str] | None) -> Iterator[Row]:
     shared: dict[Any, Any] = {}
-    found = (
-        (found.claim, _slim(row_of(found.item), found.item, metrics, shared)) for found in store.scan_all(out, Record)
+    stored = (
+        (stored.claim, _slim(row_of(stored.item), stored.item, metrics, shared))
+        for stored in store.scan_all(out, Record)
     )
-    with store.uncollected():
-        newest = store.newest(found)
-    names = sorted({name for _, own in newest.values() for name in own})
+    with store.without_collector():
+        newest = store.newest(stored)
+    names = sorted({name for _, metrics_of in newest.values() for name in metrics_of})
     empty = dict.fromkeys(names)
-    for _, (about, own) in sorted(newest.items()):
-        yield about | empty | own
+    for _, (about, metrics_of) in sorted(newest.items()):
+        yield about | empty | metrics_of
 
 
 def _slim(row: Row, record: Record, metrics: Collection[str] | None, shared: dict[Any, Any]) -> tuple[Row, Row]:

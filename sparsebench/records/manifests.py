@@ -93,8 +93,8 @@ def how_of_label(how: str, label: str) -> str:
 
 def strategies(out: Path) -> dict[tuple[str, str], Described]:
     """Return what is known of the strategies of a run's folder, by name and hash of the source."""
-    every = sorted(_read(out / STRATEGIES, Described), key=lambda found: found.how != "")
-    return {(found.name, found.sha256): found for found in every}
+    every = sorted(_read(out / STRATEGIES, Described), key=lambda described: described.how != "")
+    return {(described.name, described.sha256): described for described in every}
 
 
 def suites(out: Path) -> list[Asked]:

@@ -41,8 +41,8 @@ def merge(stores: Sequence[Path], out: Path) -> int:
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"{out} is there and is not written over", next_step="give another -o")
-    with store.uncollected():
-        claims = ((found.claim, Place(*found[1:4])) for each in stores for found in _records(each))
+    with store.without_collector():
+        claims = ((stored.claim, Place(*stored[1:4])) for each in stores for stored in _records(each))
         best = store.of_each_source(claims)
     part = out.with_name(f".{out.name}.{secrets.token_hex(4)}.part")
     try:
@@ -59,11 +59,11 @@ def merge(stores: Sequence[Path], out: Path) -> int:
 
 
 def _records(folder: Path) -> Iterator[store.Found[Record]]:
-    there = False
-    for found in store.scan_all(folder, Record):
-        there = True
-        yield found
-    if not there:
+    present = False
+    for stored in store.scan_all(folder, Record):
+        present = True
+        yield stored
+    if not present:
         raise UserError(f"no records in {folder}")
 
 
@@ -83,10 +83,10 @@ def lines(places: Iterable[Place]) -> Iterator[bytes]:
 
 def _beside(stores: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
     """Yield path and content of what lies beside the records."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for path in (path for each in stores for folder in BESIDE for path in sorted((each / folder).glob("*.json"))):
         name, content = f"{path.parent.name}/{path.name}", path.read_bytes()
-        if found.get(name, content) != content:
+        if contents.get(name, content) != content:
             log.warning("%s differs between the stores; one of them is taken", name)
-        found[name] = max(found.get(name, b""), content)
-    yield from sorted(found.items())
+        contents[name] = max(contents.get(name, b""), content)
+    yield from sorted(contents.items())

@@ -67,37 +67,37 @@ def table(out: Path, metrics: Collection[str] | None = None) -> pa.Table | None:
         UserError: a record was written by a later sparsebench.
     """
     keys = _keys(out)
-    stored, manifest = _stored(out, keys, metrics)
+    stored, manifest = _load(out, keys, metrics)
     fresh, tables = {}, [] if stored is None else [stored]
     for name in [name for name in keys if name not in manifest]:
         try:
-            warnings, found = _segment(out / "records" / name)
+            warnings, segment = _segment(out / "records" / name)
         except OSError as error:
             store.left_out(out / "records" / name, error)
             continue
         fresh[name] = {"key": keys[name], "warnings": warnings}
-        tables += found
+        tables += segment
     if not tables:
         return None
-    whole = _joined(tables)
+    whole = _join(tables)
     if _is_much(keys, manifest):
         _save(out, whole, manifest | fresh)
     for entry in (manifest | fresh).values():
         for warning in entry["warnings"]:
             log.warning(warning)
-    return _selected(_newest(whole), metrics)
+    return _select(_newest(whole), metrics)
 
 
 def _keys(out: Path) -> dict[str, Key]:
     """Return size and times of each segment, by name; no program can set the last of them, the change of the inode."""
-    found = {}
+    keys = {}
     for path in store.segments(out):
         try:
             status = path.stat()
         except OSError:  # gone, or not to be read: as if it were not there
             continue
-        found[path.name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-    return found
+        keys[path.name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return keys
 
 
 def _is_much(keys: dict[str, Key], manifest: dict[str, Any]) -> bool:
@@ -113,7 +113,7 @@ def _code() -> str:
     )
 
 
-def _stored(out: Path, keys: dict[str, Key], metrics: Collection[str] | None) -> tuple[pa.Table | None, dict[str, Any]]:
+def _load(out: Path, keys: dict[str, Key], metrics: Collection[str] | None) -> tuple[pa.Table | None, dict[str, Any]]:
     """Return the rows of the cache that hold, and what it says of their segments."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -145,13 +145,13 @@ def _columns(schema: pa.Schema, metrics: Collection[str]) -> list[str]:
 def _segment(path: Path) -> tuple[list[str], list[pa.Table]]:
     """Return the warnings and the rows of a segment."""
     warnings: list[str] = []
-    found, tables = store.scan(path, Record, warnings.append), []
-    while len(batch := _table(islice(found, BATCH))):
+    stored, tables = store.scan(path, Record, warnings.append), []
+    while len(batch := _table(islice(stored, BATCH))):
         tables.append(batch)
     return warnings, tables
 
 
-def _table(found: Iterable[store.Found[Record]]) -> pa.Table:
+def _table(stored: Iterable[store.Found[Record]]) -> pa.Table:
     """Return rows column by column; no record is kept, as many at once would occupy the garbage collector."""
     import pyarrow as pa
 
@@ -159,7 +159,7 @@ def _table(found: Iterable[store.Found[Record]]) -> pa.Table:
     units: dict[str, str] = {}
     measured: dict[tuple[str, ...], list[Any]] = defaultdict(list)  # by the names of metrics: most have the same
     names: list[str] = []
-    for number, each in enumerate(found):
+    for number, each in enumerate(stored):
         row = row_of(each.item) | {SEGMENT: each.path.name, CHECKSUM: each.checksum}
         names = names or list(row)
         about.append(tuple(row.values()))
@@ -170,8 +170,8 @@ def _table(found: Iterable[store.Found[Record]]) -> pa.Table:
     columns = {name: np.full(len(about), None) for name in sorted(units)}
     for alike, rows in measured.items():
         at, *values = zip(*rows, strict=True)
-        for name, own in zip(alike, values, strict=True):
-            columns[name][list(at)] = own
+        for name, column in zip(alike, values, strict=True):
+            columns[name][list(at)] = column
     arrays = [_array(name, values) for name, values in zip(names, zip(*about, strict=True), strict=True)]
     fields = [pa.field(name, array.type) for name, array in zip(names, arrays, strict=True)]
     fields += [pa.field(name, pa.float64(), metadata={UNIT: units[name]}) for name in columns]
@@ -185,7 +185,7 @@ def _array(name: str, values: Sequence[Any]) -> pa.Array:
     return array if name in PLAIN or not pa.types.is_string(array.type) else array.dictionary_encode()
 
 
-def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+def _join(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of all tables in the order of their cells' hashes; a metric that one has not is null there."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -226,11 +226,11 @@ def _newest(whole: pa.Table) -> pa.Table:
     return whole.filter(pa.array(keep))
 
 
-def _selected(rows: pa.Table, metrics: Collection[str] | None) -> pa.Table:
+def _select(rows: pa.Table, metrics: Collection[str] | None) -> pa.Table:
     about = [field.name for field in rows.schema if UNIT not in (field.metadata or {})]
     names = sorted(set(rows.column_names) - set(about))
-    own = [name for name in about if name not in (SEGMENT, CHECKSUM)]
-    return rows.select(own + [name for name in names if metrics is None or name in metrics])
+    others = [name for name in about if name not in (SEGMENT, CHECKSUM)]
+    return rows.select(others + [name for name in names if metrics is None or name in metrics])
 
 
 def frame(table: pa.Table) -> pd.DataFrame:
@@ -239,8 +239,8 @@ def frame(table: pa.Table) -> pd.DataFrame:
     import pyarrow as pa
 
     plain = pa.string()
-    found: pd.DataFrame = table.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind == plain else None)
-    return found
+    loaded: pd.DataFrame = table.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind == plain else None)
+    return loaded
 
 
 def rows(table: pa.Table) -> Iterator[Row]:
@@ -260,9 +260,9 @@ def _values(column: pa.Array, shared: dict[str, str]) -> Iterable[Any]:
         texts = [shared.setdefault(text, text) for text in column.dictionary.to_pylist()]
         return map(texts.__getitem__, column.indices.to_pylist())
     if pa.types.is_floating(column.type) and column.null_count:
-        there = column.is_valid().to_numpy(zero_copy_only=False)
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
         values = column.to_numpy(zero_copy_only=False).astype(object)
-        values[~there] = None
+        values[~valid] = None
         return values.tolist()
     return (
         column.to_pylist()

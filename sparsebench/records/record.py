@@ -162,7 +162,7 @@ class NewerSchemaError(ValueError):
     """A record was written by a later sparsebench than this one."""
 
 
-def upgraded(raw: object) -> Raw:
+def upgrade(raw: object) -> Raw:
     """Return a raw record as one of this schema; it has its own version or is an older one.
 
     Raises:
@@ -183,7 +183,7 @@ def pack(numbers: np.ndarray) -> str:
     """Return (n,) numbers from 0 to 65535 as a short text; ValueError for any other."""
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < 2**16):
         raise ValueError("outcomes must lie in 0..65535")
-    return _packed(numbers.astype("<u2"))
+    return _pack(numbers.astype("<u2"))
 
 
 def pack_foregrounds(numbers: np.ndarray | None) -> str:
@@ -195,24 +195,24 @@ def pack_reals(numbers: np.ndarray) -> str:
     """Return (n,) numbers in single precision as a short text; ValueError for any that is not finite."""
     if not np.isfinite(numbers).all():
         raise ValueError("losses must be finite")
-    return _packed(numbers.astype("<f4"))
+    return _pack(numbers.astype("<f4"))
 
 
-def _packed(numbers: np.ndarray) -> str:
+def _pack(numbers: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(numbers.tobytes(), 9)).decode()
 
 
 def unpack(text: str, n: int) -> np.ndarray:
     """Return the (n,) numbers of a packed text; ValueError if there are more or fewer."""
-    return _unpacked(text, n, "<u2").astype(np.int64)
+    return _unpack(text, n, "<u2").astype(np.int64)
 
 
 def unpack_reals(text: str, n: int) -> np.ndarray:
     """Return the (n,) numbers in single precision of a packed text; ValueError if there are more or fewer."""
-    return _unpacked(text, n, "<f4")
+    return _unpack(text, n, "<f4")
 
 
-def _unpacked(text: str, n: int, kind: str) -> np.ndarray:
+def _unpack(text: str, n: int, kind: str) -> np.ndarray:
     size = np.dtype(kind).itemsize * n
     try:
         bounded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)

@@ -81,9 +81,9 @@ class Report(_Value):
         """Return the verdict and the number of checks of each group that passed, in a line."""
         parts = []
         for group in GROUPS:
-            own = [o.status for o in self.outcomes if o.group == group]
-            other = [f"{own.count(s)} {s}" for s in get_args(Status)[1:] if s in own]
-            parts.append(f"{group}: " + ", ".join([f"{own.count('passed')} passed", *other]))
+            statuses = [o.status for o in self.outcomes if o.group == group]
+            other = [f"{statuses.count(s)} {s}" for s in get_args(Status)[1:] if s in statuses]
+            parts.append(f"{group}: " + ", ".join([f"{statuses.count('passed')} passed", *other]))
         return f"{'conforms' if self.conforms else 'does not conform'} ({'; '.join(parts)})"
 
     def with_outcome(self, outcome: Outcome) -> Report:

@@ -27,7 +27,7 @@ from typing import BinaryIO, Generic, NamedTuple, TypeVar
 
 from sparsebench.errors import UserError
 from sparsebench.records.cell import canonical, digest
-from sparsebench.records.record import SCHEMA, Head, NewerSchemaError, Record, upgraded
+from sparsebench.records.record import SCHEMA, Head, NewerSchemaError, Record, upgrade
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ def remove_checkpoint(out: Path, cell_id: str) -> None:
     if not path.parent.exists():
         return
     with suppress(OSError):
-        for found in (path, *path.parent.glob(f".{path.name}.*.part")):
-            found.unlink(missing_ok=True)
+        for leftover in (path, *path.parent.glob(f".{path.name}.*.part")):
+            leftover.unlink(missing_ok=True)
 
 
 def check_writable(out: Path) -> None:
@@ -180,23 +180,23 @@ class Claim(NamedTuple):
     checksum: int
 
 
-def of_each_source(found: Iterable[tuple[Claim, X]]) -> dict[tuple[str, str], tuple[Claim, X]]:
+def of_each_source(items: Iterable[tuple[Claim, X]]) -> dict[tuple[str, str], tuple[Claim, X]]:
     """Return what counts for each cell and source of its strategy: the newest success, or else the newest failure.
 
     It depends on no order, and may be done in parts: of what is left of two stores as of both at once.
     """
     best: dict[tuple[str, str], tuple[Claim, X]] = {}
-    for claim, item in found:
+    for claim, item in items:
         known = best.get(claim[:2])
         if known is None or claim[2:] > known[0][2:]:
             best[claim[:2]] = claim, item
     return best
 
 
-def newest(found: Iterable[tuple[Claim, X]]) -> dict[str, X]:
+def newest(items: Iterable[tuple[Claim, X]]) -> dict[str, X]:
     """Return what counts for each cell: of what counts for each source the newest; see `of_each_source`."""
     best: dict[str, tuple[Claim, X]] = {}
-    for claim, item in of_each_source(found).values():
+    for claim, item in of_each_source(items).values():
         known = best.get(claim.cell_id)
         if known is None or (claim.started, *claim) > (known[0].started, *known[0]):
             best[claim.cell_id] = claim, item
@@ -211,18 +211,18 @@ def read(out: Path) -> dict[str, Record]:
     Raises:
         UserError: a record was written by a later sparsebench.
     """
-    with uncollected():
-        return newest((found.claim, found.item) for found in scan_all(out, Record))
+    with without_collector():
+        return newest((stored.claim, stored.item) for stored in scan_all(out, Record))
 
 
 def heads(out: Path) -> dict[str, Head]:
     """Return what a resumed run must know of the same records; several times as fast, and in far less memory."""
-    with uncollected():
-        return newest((found.claim, found.item) for found in scan_all(out, Head))
+    with without_collector():
+        return newest((stored.claim, stored.item) for stored in scan_all(out, Head))
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Hold off the garbage collector, which would look through all that was read again and again."""
     enabled = gc.isenabled()
     gc.disable()
@@ -291,16 +291,16 @@ def parse(line: bytes, kind: type[T] = Record) -> T:  # type: ignore[assignment]
 
 def _parse(line: bytes, kind: type[T]) -> T:
     try:
-        found = kind.model_validate_json(line)
+        item = kind.model_validate_json(line)
     except (ValueError, UserError):
-        found = None
-    if found is None or found.schema_version != SCHEMA or "schema_version" not in found.model_fields_set:
-        found = kind.model_validate(upgraded(json.loads(line)))
-    if not _names_its_cell(line, found.cell_id):
-        record = found if isinstance(found, Record) else _parse(line, Record)
+        item = None
+    if item is None or item.schema_version != SCHEMA or "schema_version" not in item.model_fields_set:
+        item = kind.model_validate(upgrade(json.loads(line)))
+    if not _names_its_cell(line, item.cell_id):
+        record = item if isinstance(item, Record) else _parse(line, Record)
         if record.cell.id != record.cell_id:
             raise ValueError(f"its cell has hash {record.cell.id}, not {record.cell_id}")
-    return found
+    return item
 
 
 def _names_its_cell(line: bytes, cell_id: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
+from sparsebench.sources.files import Locations
 
 if TYPE_CHECKING:
     from sparsebench.measure.scores import Items  # which needs scipy
@@ -21,8 +21,6 @@ Inputs = Literal["tokens", "images"]
 Mask = Literal["any", "half", "inside", "top"]
 """Which tokens matter, by the share of each that does: see `relevant`."""
 Validated = Literal["accuracy", "worst_group"]
-Locations = Mapping[str, Path]
-"""Where each named image set lies on this machine. Names are in the cell, places are not."""
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from sparsebench import seeds
+from sparsebench import seeds, sources
 from sparsebench.errors import UserError
-from sparsebench.tasks import sources
+from sparsebench.sources import cache, imagenet
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
-from sparsebench.tasks.sources import cache, imagenet
 
 IMAGENET = 1000
 """Classes of an ImageNet head."""

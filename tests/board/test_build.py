@@ -571,14 +571,14 @@ def test_the_accuracys_interval_is_not_narrower_than_its_items_allow() -> None:
 
 def test_a_note_says_which_differences_would_be_found() -> None:
     judged = judge(WHOLE)
-    (line,) = detectable(judged.contests)
+    (line,) = detectable(judged.rankings)
     assert (
         line.startswith("composite: of pairs of strategies that differ by 0.")
         and "3 seeds" in line
         and "3 pairs" in line
     )
-    assert line in notes_on(WHOLE, judged.contests)
-    assert detectable(judge(seeded("mine", [0.5])).contests) == []
+    assert line in notes_on(WHOLE, judged.rankings)
+    assert detectable(judge(seeded("mine", [0.5])).rankings) == []
 
 
 def on_foregrounds(shown: list[Any]) -> list[Row]:

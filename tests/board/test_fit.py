@@ -2,7 +2,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sparsebench.board.columns import Column
-from sparsebench.board.fit import Choice, fitted
+from sparsebench.board.fit import Choice, fit
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 
@@ -19,7 +19,7 @@ BOARD = "leaderboard/quick"
 
 def shown(width: int) -> list[str]:
     """Return the columns that fit, with a star if an interval is among them."""
-    return [one.key + "*" * one.interval for one in fitted([ROW], COLUMNS, width)[1]]
+    return [one.key + "*" * one.interval for one in fit([ROW], COLUMNS, width)[1]]
 
 
 def test_intervals_go_first_then_columns_in_their_order() -> None:
@@ -35,13 +35,13 @@ def test_intervals_go_first_then_columns_in_their_order() -> None:
 
 
 def test_the_longest_texts_end_where_there_is_no_room() -> None:
-    rows, columns = fitted([ROW | {"strategy": "a" * 90}], COLUMNS, 60)
+    rows, columns = fit([ROW | {"strategy": "a" * 90}], COLUMNS, 60)
     assert rows[0]["strategy"].endswith("a\u2026") and len(rows[0]["strategy"]) == 60 - 6 - 10 - 2 * 2
     assert [one.key for one in columns] == ["rank", "strategy", "accuracy"]
 
 
 def test_a_choice_of_columns_is_in_its_own_order_and_checked() -> None:
-    assert [one.key for one in Choice(("last", "rank")).chosen(COLUMNS)] == ["last", "rank"]
+    assert [one.key for one in Choice(("last", "rank")).choose(COLUMNS)] == ["last", "rank"]
     with pytest.raises(UserError, match="'none'; allowed: rank, strategy"):
         Choice(("rank", "none")).check(COLUMNS)
 

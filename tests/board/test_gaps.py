@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sparsebench.board.gaps import _clustered, aligned_gap, gap_reduction, worst_group
+from sparsebench.board.gaps import _cluster_variance, aligned_gap, gap_reduction, worst_group
 from sparsebench.stats.intervals import Interval
 from sparsebench.stats.paired import Contender
 
@@ -145,7 +145,7 @@ def test_items_of_one_foreground_go_together() -> None:
                 totals[int(numbers[s, i])] = totals.get(int(numbers[s, i]), 0.0) + part
         alone[s] = sum(x**2 for x in own.values()) * len(own) / (len(own) - 1)
     together = sum(x**2 for x in parts.values()) * len(parts) / (len(parts) - 1)
-    assert _clustered(list(hits.astype(float)), [GROUPS] * 3, list(numbers)) == pytest.approx(
+    assert _cluster_variance(list(hits.astype(float)), [GROUPS] * 3, list(numbers)) == pytest.approx(
         (sum(alone), together, len(parts))
     )
     same = np.arange(240).reshape(3, 80)

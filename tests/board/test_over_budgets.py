@@ -12,7 +12,7 @@ import pytest
 
 from sparsebench.board import budget_table, columns, figures
 from sparsebench.board.board import BudgetBoard, Row
-from sparsebench.board.build import Judged, build, judge
+from sparsebench.board.build import Leaderboard, build, judge
 from sparsebench.board.columns import keys_of
 from sparsebench.board.entries import DECLARED
 from sparsebench.board.fit import WIDTH, Choice
@@ -63,7 +63,7 @@ WORLD = [
 ]
 
 
-def over(judged: Judged) -> BudgetBoard:
+def over(judged: Leaderboard) -> BudgetBoard:
     (found,) = judged.budgets
     return found
 
@@ -88,10 +88,10 @@ def test_a_real_difference_is_told_on_the_area_and_equals_are_not() -> None:
         "good": "1-2", "goodly": "1-2", "random_inside": "3", "steep": "4",
     }  # fmt: skip
     dense = next(row for row in judge(equal).rows if row["strategy"] == "dense")["accuracy"]
-    assert board.told[0].startswith(f"dense: accuracy {dense:.3f} [")
-    assert board.told[0].endswith("] on composite, track scratch")
-    assert board.told[1] == "5 of 6 pairs of ranked strategies differ significantly on the area, 5 of 6 at .5"
-    assert "in the area 4 of 5 are expected to differ significantly, 3 seeds each, among the 6 pairs" in board.told[2]
+    assert board.notes[0].startswith(f"dense: accuracy {dense:.3f} [")
+    assert board.notes[0].endswith("] on composite, track scratch")
+    assert board.notes[1] == "5 of 6 pairs of ranked strategies differ significantly on the area, 5 of 6 at .5"
+    assert "in the area 4 of 5 are expected to differ significantly, 3 seeds each, among the 6 pairs" in board.notes[2]
 
 
 def test_equal_curves_are_rarely_told_apart() -> None:
@@ -159,7 +159,7 @@ def test_other_budgets_of_a_strategy_are_a_row_of_their_own_and_the_rest_is_name
              for r in records("steep", {0.6: 0.5})]  # fmt: skip
     board = over(judge([*WORLD, *inside, *rates]))
     assert {"good", "good @0,1"} < {row["strategy"] for row in board.rows}
-    assert "1 rows whose budgets are no shares of dense MACs" in board.told[-1]
+    assert "1 rows whose budgets are no shares of dense MACs" in board.notes[-1]
 
 
 def test_csv_and_json_keep_their_rows_and_columns() -> None:
@@ -254,14 +254,14 @@ def test_tracks_are_never_in_one_ranking_and_are_told_apart_in_titles() -> None:
     mixed = [*(r | {"track": "scratch"} for r in WORLD), *frozen]
     judged = judge(mixed)
     assert over(judged).track == "scratch" and len(over(judged).rows) == 5  # the one with the most records
-    assert over(judged).told == over(judge(WORLD)).told
+    assert over(judged).notes == over(judge(WORLD)).notes
     assert any("1 other setting (data, model, size or track) not shown" in note for note in notes_on(mixed))
     by_task = judge(mixed, "task")
     assert {(one.task, one.track) for one in by_task.budgets} == {
         ("composite(track=frozen)", "frozen"), ("composite(track=scratch)", "scratch"),
     }  # fmt: skip
     assert {row["track"] for row in by_task.rows} == {"frozen", "scratch"}
-    assert [len(one.rows) for one in by_task.contests] == [7, 10]  # of each track its own, without the oracle
+    assert [len(one.rows) for one in by_task.rankings] == [7, 10]  # of each track its own, without the oracle
     assert all("track" not in row for row in [*build(WORLD, "task"), *build(WORLD)])
     only = judge(frozen)
     assert {row["track"] for row in only.rows} == {"frozen"} and over(only).track == "frozen"
@@ -298,7 +298,7 @@ def test_who_was_not_asked_for_the_lowest_budget_has_no_area() -> None:
     board = over(judge([*WORLD, *records("easy", {max(BUDGETS): 0.9})]))
     easy = row_of(board, "easy")
     assert (easy["rank"], easy["kept_accuracy"]) == ("not ranked", None)
-    assert "not ranked, as they were not asked for the lowest budget: easy" in board.told
+    assert "not ranked, as they were not asked for the lowest budget: easy" in board.notes
 
 
 def test_a_metric_that_a_task_declares_is_shown_at_the_middle_budget() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from sparsebench.board import columns
 from sparsebench.board.columns import FORMATS, keys_of
-from sparsebench.board.latex import escaped
+from sparsebench.board.latex import escape
 from sparsebench.board.tables import LEGEND, NOT_REACHED_MEANS, render
 from sparsebench.errors import UserError
 
@@ -67,7 +67,7 @@ def test_every_format_takes_an_empty_board(form: str) -> None:
 @pytest.mark.parametrize("form", ["table", "md", "latex"])
 def test_what_is_shown_to_people_has_the_legend_and_the_failures(form: str) -> None:
     text = render(ROWS, form, NOTES)
-    assert (escaped(LEGEND) if form == "latex" else LEGEND) in text and NOTES[0] in text
+    assert (escape(LEGEND) if form == "latex" else LEGEND) in text and NOTES[0] in text
 
 
 def test_markdown_joins_values_and_intervals() -> None:

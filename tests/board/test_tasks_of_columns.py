@@ -8,7 +8,7 @@ from matplotlib.text import Text
 
 from sparsebench.board import figures, page, tables
 from sparsebench.board.board import Board
-from sparsebench.board.build import Judged, judge
+from sparsebench.board.build import Leaderboard, judge
 from sparsebench.board.columns import FORMATS
 from sparsebench.board.gather import gather
 from sparsebench.board.publish import files
@@ -84,7 +84,7 @@ WORLD = [
 ]
 
 
-def tasks_of(judged: Judged) -> dict[str, str]:
+def tasks_of(judged: Leaderboard) -> dict[str, str]:
     return {column.key: column.task for column in judged.columns}
 
 

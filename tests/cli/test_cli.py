@@ -35,7 +35,7 @@ def call(*arguments: Any) -> Result:
 def command(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
     """Return what the command line does as a process of its own."""
     line = [sys.executable, "-W", "error", "-m", "sparsebench", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, **options)
 
 
 def board_in(folder: Path) -> dict[str, dict[str, str]]:
@@ -75,7 +75,7 @@ except SystemExit as leave:
     assert not leave.code, leave.code
 print(sorted({{'torch', 'timm', 'torchvision', 'matplotlib'}} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
 

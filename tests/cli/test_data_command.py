@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from sparsebench.cli import main
-from sparsebench.tasks.sources import cache
-from sparsebench.tasks.sources.known import KNOWN, File
+from sparsebench.sources import cache
+from sparsebench.sources.known import KNOWN, File
 
 NAMES = ["digits", "cifar10", "cifar100", "svhn", "photos", "flowers102", "waterbirds", "celeba"]
 
@@ -62,7 +62,7 @@ def test_json_has_what_the_table_has_and_licences() -> None:
 def test_what_there_is_is_told_by_name_and_size_and_by_checksum_if_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsebench.tasks.sources.known.SMALL", 3)
+    monkeypatch.setattr("sparsebench.sources.known.SMALL", 3)
     md5 = "5d41402abc4b2a76b9719d911017c592"  # of b"hello"
     monkeypatch.setitem(KNOWN, "svhn", replace(KNOWN["svhn"], files=(File("svhn.mat", md5, 5),)))
     path = tmp_path / "data" / "svhn.mat"
@@ -135,5 +135,5 @@ except SystemExit as leave:
     assert not leave.code, leave.code
 print(sorted({{'torch', 'torchvision', 'sklearn', 'PIL'}} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -87,7 +87,7 @@ for paper in ("overfitting", "spatial", "images"):
         assert not leave.code, leave.code
 print(sorted({'torch', 'timm', 'torchvision', 'numba', 'matplotlib', 'scipy'} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]" and not list(tmp_path.iterdir())
     for paper in ("overfitting", "spatial"):
@@ -174,7 +174,7 @@ except SystemExit as leave:
     assert not leave.code, leave.code
 print(sorted({{'torch', 'timm', 'torchvision', 'numba'}} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]" and (tmp_path / "fig4.png").exists()
 

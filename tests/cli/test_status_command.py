@@ -3,11 +3,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from waiting import soon
 
 from sparsebench.cli import main
 from sparsebench.engine import run as runs
@@ -54,7 +54,7 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 
     def look(record: Record) -> None:
         if not seen:
-            soon(lambda: sum(cells.n for one in underway.underway(tmp_path) for cells in one.left) == 7)
+            assert soon(lambda: sum(cells.n for one in underway.underway(tmp_path) for cells in one.left) == 7)
             seen.append(status(tmp_path))
 
     runs.execute(plan, Registry(), tmp_path, "cpu", 0, look)
@@ -68,7 +68,7 @@ def test_a_run_under_way_says_what_it_is_at_and_what_is_left(tmp_path: Path, pla
 def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -> None:
     with underway.Beat(tmp_path, plan.jobs, 2, plan.expected) as mine:
         mine.remaining.begin(plan.jobs[0].cell.id, time.time() - 100)
-        soon(lambda: any(one.running for one in underway.underway(tmp_path)))
+        assert soon(lambda: any(one.running for one in underway.underway(tmp_path)))
         result = status(tmp_path)
     assert row(result, plan.jobs[0].label) == ["0", "0", "1", "1"]
     assert "8 cells without a record, unknown time; the longest at work so far: 1:4" in result.output
@@ -101,15 +101,8 @@ from sparsebench.cli import main
 main(["status", {str(tmp_path)!r}], standalone_mode=False)
 print(sorted({{'torch', 'timm', 'numba', 'pandas', 'scipy'}} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def soon(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("first", [4, 8])
@@ -127,7 +120,7 @@ def test_the_time_left_does_not_hang_on_which_cells_were_run_first(
     left = [job for job in plan.jobs if job.cell.n_train != first][1:]
     expected = Expected(store.read(tmp_path).values())  # type: ignore[arg-type]
     with underway.Beat(tmp_path, left, 2, expected):
-        soon(lambda: bool(underway.underway(tmp_path)))
+        assert soon(lambda: bool(underway.underway(tmp_path)))
         result = status(tmp_path)
     minutes = int(len(left) * took[12 - first] / 2 / 60)
     assert f"{len(left)} cells without a record, about {minutes}:" in result.output

@@ -2,11 +2,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import soon
 
 from sparsebench.contain import keeper
 
@@ -74,31 +74,21 @@ def runs(mark: str) -> bool:
     return False
 
 
-def soon(condition: object, seconds: float = 10) -> bool:
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 @pytest.mark.parametrize(
     ("command", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -SEGV $$", -signal.SIGSEGV), ("kill -9 $$", -9)]
 )
 def test_a_keeper_leaves_as_its_process_did(kept: list[Kept], command: str, code: int) -> None:
-    assert start(kept, "/bin/sh", "-c", command).process.wait(10) == code
+    assert start(kept, "/bin/sh", "-c", command).process.wait(300) == code
 
 
 def test_a_process_has_the_input_and_the_output_of_its_keeper(kept: list[Kept]) -> None:
-    output, _ = start(kept, "/bin/cat").process.communicate(b"a line\n", timeout=10)
+    output, _ = start(kept, "/bin/cat").process.communicate(b"a line\n", timeout=300)
     assert output == b"a line\n"
 
 
 @LINUX
 def test_what_a_process_leaves_behind_is_ended_after_it(kept: list[Kept], tmp_path: Path) -> None:
-    assert python(kept, CLINGS, str(tmp_path / "begun")).process.wait(20) == 0
+    assert python(kept, CLINGS, str(tmp_path / "begun")).process.wait(300) == 0
     assert (tmp_path / "begun").exists() and not runs(str(tmp_path))
 
 
@@ -109,7 +99,7 @@ def test_closing_the_lifeline_ends_everything(kept: list[Kept], tmp_path: Path) 
     assert soon(lambda: len(keeper.descendants(one.process.pid)) == 2)
     os.close(one.lifeline)
     one.lifeline = -1
-    one.process.wait(10)
+    one.process.wait(300)
     assert not runs(str(tmp_path))
 
 
@@ -125,7 +115,7 @@ if os.fork() == 0:  # a copy of the starter keeps the lifeline open
 time.sleep(600)
 """
     starter = subprocess.Popen([sys.executable, "-c", code])
-    assert soon((tmp_path / "begun").exists, 20)
+    assert soon((tmp_path / "begun").exists)
     starter.kill()
     starter.wait()
     assert soon(lambda: not runs(str(tmp_path)))
@@ -141,7 +131,7 @@ open(sys.argv[1], "w").close()
 time.sleep(600)
 """
     one = python(kept, code, str(tmp_path / "begun"))
-    assert soon((tmp_path / "begun").exists, 60)
+    assert soon((tmp_path / "begun").exists)
     one.process.kill()
     assert soon(lambda: not runs(str(tmp_path)))
 

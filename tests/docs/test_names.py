@@ -16,7 +16,7 @@ IRREGULAR = {
 NO_PARTICIPLES = {"embed", "exceed", "feed", "need", "proceed", "seed", "speed"}
 EXEMPT = {"sparsebench/view.py": {"there"}}
 """`TokenView.there` is part of the interface that strategies are written to."""
-FILES = sorted(f for f in (ROOT / "sparsebench").rglob("*.py") if not {"board", "records"} & set(f.parts))
+FILES = sorted((ROOT / "sparsebench").rglob("*.py"))
 STRATEGIES = sorted((ROOT / "plugins").rglob("*.py"))
 FORMER = {"a_vit": 3, "diffrate_search": 1, "dynamic_vit": 2, "k_medoids": 1, "mctf": 1}
 """Shipped strategies with such variables, and how many: published records hold the hashes of these files."""

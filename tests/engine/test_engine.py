@@ -1,12 +1,12 @@
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import processes_of
+from waiting import soon
 
 from sparsebench import engine
 from sparsebench.budget import FULL
@@ -91,7 +91,7 @@ def test_a_job_waits_for_the_one_it_starts_from_and_lets_others_pass() -> None:
     thread.join(0.1)
     assert thread.is_alive() and taken == []
     queue.done(first)
-    thread.join(5)
+    thread.join(300)
     assert taken == [[waiting]]
 
 
@@ -108,7 +108,7 @@ def test_closing_the_queue_releases_those_who_wait() -> None:
     thread = threading.Thread(target=lambda: taken.append(queue.take()), daemon=True)
     thread.start()
     queue.close()
-    thread.join(5)
+    thread.join(300)
     assert taken == [None]
 
 
@@ -248,22 +248,12 @@ def test_workers_are_gone_when_the_last_record_is_there(ended: tuple[dict[str, l
     assert workers_of(ended[1]) == []
 
 
-def soon(condition: Callable[[], bool], seconds: float = 5) -> bool:
-    """Say whether the condition becomes true in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def test_leaving_a_run_in_the_middle_ends_its_workers(tmp_path: Path) -> None:
     records = engine.local(theory_jobs(seeds=50), 1, tmp_path, "cpu", {})
     next(records)
     assert workers_of(tmp_path)
     records.close()
-    assert soon(lambda: not workers_of(tmp_path), 1)
+    assert soon(lambda: not workers_of(tmp_path))
 
 
 def test_a_strategy_that_leaves_does_not_end_a_run_in_this_process(samples: Path, tmp_path: Path) -> None:

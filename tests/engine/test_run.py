@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from processes import processes_of
+from waiting import soon
 
 from sparsebench import api
 from sparsebench.engine import devices
@@ -346,16 +347,6 @@ def finish(out: Path) -> tuple[str, int]:
     return (out / "leaderboard.csv").read_text(), len(new)
 
 
-def soon(condition: Callable[[], Any], seconds: float) -> bool:
-    """Say whether the condition becomes true in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def stopped_by(number: int, out: Path, plugin: str, under_way: Callable[[], bool], times: int = 1) -> tuple[int, str]:
     """Start a run and send it the signal when it is under way; return how it left and its standard error.
 
@@ -370,13 +361,13 @@ def stopped_by(number: int, out: Path, plugin: str, under_way: Callable[[], bool
     finally:
         signal.signal(signal.SIGINT, before)
     try:
-        assert soon(lambda: under_way() or process.poll() is not None, 60)
+        assert soon(lambda: under_way() or process.poll() is not None)
         process.send_signal(number)
         for _ in range(times - 1):
-            assert soon(lambda: "stopping" in (out / "said").read_text(), 30)
+            assert soon(lambda: "stopping" in (out / "said").read_text())
             time.sleep(0.5)
             process.send_signal(number)
-        process.wait(timeout=30)
+        process.wait(timeout=55)  # less than one pass of `sleeps`
     finally:
         process.kill()
         process.wait()
@@ -396,7 +387,7 @@ def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
     tmp_path: Path, undisturbed: str, number: int
 ) -> None:
     code, error = stopped_by(number, tmp_path, "attn_topk", lambda: len(lines(tmp_path)) >= 3)
-    assert soon(lambda: not processes_of(tmp_path), 5)
+    assert soon(lambda: not processes_of(tmp_path))
     if number == signal.SIGINT:
         assert code == 130 and "Traceback" not in error
         assert "Ctrl-C again stops now" in error and "the same command goes on from there" in error
@@ -415,7 +406,7 @@ def test_nothing_outlives_a_run_even_if_it_hangs_and_hides(tmp_path: Path, sampl
     asleep = lambda: log.exists() and "asleep" in log.read_text()  # noqa: E731
     code, _ = stopped_by(signal.SIGKILL, tmp_path, str(samples / "clings.py"), asleep)
     assert code == -signal.SIGKILL
-    assert soon(lambda: not processes_of(tmp_path), 5)
+    assert soon(lambda: not processes_of(tmp_path))
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_cell_under_way(tmp_path: Path, samples: Path) -> None:

@@ -37,7 +37,7 @@ def test_both_end_with_the_board_that_one_alone_has(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "sparsebench", *RUN, "--format", "csv", "--out", str(both)]
     runs = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     expected = call(*RUN, "--format", "csv", "--out", alone)
-    ends = [run.communicate(timeout=120) for run in runs]
+    ends = [run.communicate(timeout=300) for run in runs]
     assert [expected.exit_code, *(run.returncode for run in runs)] == [0, 0, 0], ends
     assert [end[0] for end in ends] == [expected.stdout] * 2
     assert (both / "leaderboard.csv").read_bytes() == (alone / "leaderboard.csv").read_bytes()

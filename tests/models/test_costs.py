@@ -97,4 +97,4 @@ def test_counting_imports_no_torch() -> None:
         "from sparsebench.tasks.images import Composite; cost = Vit().cost(Composite(), 10); "
         "cost.macs(cost.dense()); sys.exit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

@@ -103,5 +103,5 @@ print(is_telemetry_disabled())
 """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW") and key != "DO_NOT_TRACK"}
     line = [sys.executable, "-W", "error", "-c", program]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, env=clean)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, env=clean)
     assert done.stdout.splitlines() == ["True"], done.stderr

@@ -213,7 +213,7 @@ def command(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]
     """Return what the command line does where the hub's cache is that folder and there is no network."""
     line = [sys.executable, "-m", "sparsebench", "run", *map(str, arguments)]
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, env=env)
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, env=env)
 
 
 def test_what_cannot_be_fetched_is_one_error_with_the_next_step(pictures: Path, tmp_path: Path) -> None:

@@ -132,9 +132,9 @@ def test_the_board_never_ranks_two_tracks_together(records: list[Record]) -> Non
     from sparsebench.board.build import judge
     from sparsebench.records.row import flatten
 
-    contests = judge(map(flatten, records), by="task").contests
-    assert len(contests) == 2
-    assert sorted({row["strategy"] for row in one.rows} for one in contests) == sorted(
+    rankings = judge(map(flatten, records), by="task").rankings
+    assert len(rankings) == 2
+    assert sorted({row["strategy"] for row in one.rows} for one in rankings) == sorted(
         [{"dense", "attn_topk"}, {"dense", "attn_topk", "dynamic_vit", "patch_dropout"}]
     )
 

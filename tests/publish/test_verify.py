@@ -313,6 +313,6 @@ except SystemExit as leave:
 assert not {{'torch', 'timm', 'torchvision', 'matplotlib', 'pandas'}} & set(sys.modules)
 assert not [name for name in sys.modules if name.startswith(("sparsebench_plugins", "sparsebench_local"))]
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)[0]["badge"] == "recounted"

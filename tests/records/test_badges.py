@@ -12,7 +12,7 @@ import pytest
 import sparsebench
 from sparsebench.board.build import build, columns_of
 from sparsebench.board.columns import CHECKS, COLUMNS, FORMATS
-from sparsebench.board.latex import escaped
+from sparsebench.board.latex import escape
 from sparsebench.board.notes import notes_on, remarks
 from sparsebench.board.tables import LEGEND_OF_CHECKS, render
 from sparsebench.budget import Budget
@@ -97,7 +97,7 @@ def record(strategy: str, seed: int = 0, sha256: str = "a", **more: Any) -> Reco
 
 def flat_of(records: Iterable[Record], *reports: Report) -> list[dict[str, Any]]:
     """Return records as a board reads them."""
-    return list(Badges(reports).marked(map(flatten, records)))
+    return list(Badges(reports).mark(map(flatten, records)))
 
 
 def board(reports: list[Report], *records: Record, by: str | None = None) -> dict[str, str]:
@@ -129,7 +129,7 @@ def test_every_format_has_the_badge_and_those_for_people_the_failures(form: str)
     rows, note = build(flat), "mine: checks: fails required plans_are_legal"
     text = render(rows, form, notes_on(flat))
     shown = "fails 1 of 3 required"
-    legend = escaped(LEGEND_OF_CHECKS) if form == "latex" else LEGEND_OF_CHECKS
+    legend = escape(LEGEND_OF_CHECKS) if form == "latex" else LEGEND_OF_CHECKS
     if form == "csv":
         found = {row["strategy"]: row["checks"] for row in csv.DictReader(io.StringIO(text))}
         assert found == {"mine": shown, "other": UNCHECKED} and text.splitlines()[0].endswith(",n_seeds,checks")

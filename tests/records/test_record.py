@@ -21,7 +21,7 @@ from sparsebench.records.record import (
     pack_reals,
     unpack,
     unpack_reals,
-    upgraded,
+    upgrade,
 )
 
 CELL = Cell(
@@ -114,22 +114,22 @@ def test_a_loss_that_is_no_number_is_a_value_error():
 def test_a_record_of_schema_1_has_neither_ranks_nor_losses():
     old = json.loads(record().model_dump_json()) | {"schema_version": 1}
     del old["outcomes"]["rank"], old["outcomes"]["loss"], old["outcomes"]["foreground"]
-    found = Record.model_validate(upgraded(old))
+    found = Record.model_validate(upgrade(old))
     assert found.outcomes is not None and (found.outcomes.rank, found.outcomes.loss) == ("", "")
     assert found.outcomes.foreground == ""
     assert found == record(outcomes=found.outcomes)
     failed = old | {"status": "failed", "outcomes": None}
-    assert Record.model_validate(upgraded(failed)).outcomes is None
+    assert Record.model_validate(upgrade(failed)).outcomes is None
 
 
 def test_a_record_of_schema_2_has_no_foregrounds():
     now = record()
     old = json.loads(now.model_dump_json()) | {"schema_version": 2}
     del old["outcomes"]["foreground"]
-    found = Record.model_validate(upgraded(old))
+    found = Record.model_validate(upgrade(old))
     assert now.outcomes is not None and found == record(outcomes=now.outcomes.model_copy(update={"foreground": ""}))
     failed = old | {"status": "failed", "outcomes": None}
-    assert Record.model_validate(upgraded(failed)).outcomes is None
+    assert Record.model_validate(upgrade(failed)).outcomes is None
 
 
 @given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50))
@@ -137,7 +137,7 @@ def test_a_record_with_foregrounds_survives_json(numbers):
     outcomes = record().outcomes.model_copy(
         update={"n": len(numbers), "foreground": pack_foregrounds(np.array(numbers))}
     )
-    again = Record.model_validate(upgraded(json.loads(record(outcomes=outcomes).model_dump_json())))
+    again = Record.model_validate(upgrade(json.loads(record(outcomes=outcomes).model_dump_json())))
     assert again == record(outcomes=outcomes)
     assert unpack(again.outcomes.foreground, len(numbers)).tolist() == numbers
 

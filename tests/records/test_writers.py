@@ -42,7 +42,7 @@ def test_what_writers_that_were_killed_acknowledged_is_there(
         while logs[victim].stat().st_size < 17 * 40 * (victim + 1) and processes[victim].poll() is None:
             time.sleep(0.005)
         processes[victim].send_signal(signal.SIGKILL)
-    ends = [process.wait(120) for process in processes]
+    ends = [process.wait(300) for process in processes]
     assert ends == [-signal.SIGKILL] * victims + [0] * (writers - victims)
     acknowledged = {line for log in logs for line in log.read_text().split("\n")[:-1]}
     assert len(acknowledged) >= (writers - victims) * number + victims * 40

@@ -7,8 +7,8 @@ from PIL import Image
 from timm.data import ImageNetInfo, create_transform
 
 from sparsebench.errors import UserError
+from sparsebench.sources.imagenet import classes, numbers_of
 from sparsebench.tasks.folder import Folder, decode, locate, read_cropped
-from sparsebench.tasks.sources.imagenet import classes, numbers_of
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from sparsebench import sources
 from sparsebench.cells import prepare
 from sparsebench.cli import main
 from sparsebench.models.vits import Vit
@@ -13,7 +14,6 @@ from sparsebench.planning.files import locate
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
-from sparsebench.tasks import sources
 from sparsebench.tasks.base import Split
 from sparsebench.tasks.groups import Waterbirds
 from sparsebench.training.discard import influences

@@ -45,10 +45,10 @@ def render(board: Board) -> bytes:
     Every text of a board is shown as text, whatever is in it.
     """
     named = (("all", "All tasks", board.rows), ("task", "By task", board.by_task))
-    views = [_view(name, title, rows, shown(rows, board.columns)) for name, title, rows in named]
+    views = [_view(name, title, rows, columns_with_values(rows, board.columns)) for name, title, rows in named]
     scripts = [_asset(name) for name in (*SCRIPTS, *([SCRIPT_OF_BUDGETS] if board.budgets else []))]
     data = {"views": views} | {name: [asdict(each) for each in getattr(board, name)] for name in ("curves", "groups")}
-    data |= {"budgets": [_drawn(one) for one in board.budgets]} if board.budgets else {}
+    data |= {"budgets": [_drawing(one) for one in board.budgets]} if board.budgets else {}
     page = (
         _environment()
         .get_template("page.html")
@@ -56,11 +56,11 @@ def render(board: Board) -> bytes:
             policy=_policy(scripts),
             style=_asset(STYLE),
             scripts=scripts,
-            data=_embedded(data),
+            data=_embed(data),
             board=board,
-            plain=_plain(board.rows, shown(board.rows, board.columns)),
+            plain=_plain(board.rows, columns_with_values(board.rows, board.columns)),
             budgets=[_over_budgets(one) for one in board.budgets],
-            explained=shown([*board.by_task, *board.rows], board.columns),
+            explained=columns_with_values([*board.by_task, *board.rows], board.columns),
             machines=sorted({_machine(environment) for environment in board.environments.values()}),
             pictures=[(CAPTIONS.get(name, name), _data_url(png)) for name, png in board.pictures.items()],
         )
@@ -68,7 +68,7 @@ def render(board: Board) -> bytes:
     return page.encode("utf-8", "replace")  # a lone surrogate is in no UTF-8
 
 
-def shown(rows: Sequence[Row], columns: Sequence[Column] = EVERY) -> list[Column]:
+def columns_with_values(rows: Sequence[Row], columns: Sequence[Column] = EVERY) -> list[Column]:
     """Return those of columns that people are shown in which some row has a value, in order."""
     known = [column for column in columns if column.tables]
     return [column for column in known if any(row.get(column.key) not in (None, "", NOT_RANKED) for row in rows)]
@@ -82,8 +82,8 @@ def _view(name: str, title: str, rows: Sequence[Row], columns: Sequence[Column])
         "title": title,
         "length": len(rows),
         "columns": [_data_of(column) for column in columns],
-        "values": {key: _packed([file_value(row.get(key)) for row in rows]) for key in keys_of(columns)},
-        "texts": {c.key: _packed([text_of(_whole(row, c), c) for row in rows]) for c in numbers},
+        "values": {key: _pack([file_value(row.get(key)) for row in rows]) for key in keys_of(columns)},
+        "texts": {c.key: _pack([text_of(_whole(row, c), c) for row in rows]) for c in numbers},
     }
 
 
@@ -95,7 +95,7 @@ def _data_of(column: Column) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _packed(values: list[Any]) -> Any:
+def _pack(values: list[Any]) -> Any:
     """Return values as they are, or shorter.
 
     Where they recur, as what there is `of` and which of it stands `at` each place. Numbers as `floats`: in base 64, in
@@ -123,10 +123,10 @@ def _over_budgets(board: BudgetBoard) -> dict[str, Any]:
     """Return the table of one board of curves, with what differs significantly."""
     columns, title = budget_table.columns_of(board), f"{board.task}, {board.model}, N {board.n_train}"
     body = [[text_of(row, column) for column in columns] for row in board.rows]
-    return {"title": title, "headings": [column.heading for column in columns], "body": body, "told": board.told}
+    return {"title": title, "headings": [column.heading for column in columns], "body": body, "notes": board.notes}
 
 
-def _drawn(board: BudgetBoard) -> dict[str, Any]:
+def _drawing(board: BudgetBoard) -> dict[str, Any]:
     """Return what is drawn of one board of curves."""
     about = {name: getattr(board, name) for name in ("task", "model", "n_train", "budgets")}
     return about | {"curves": [asdict(curve) for curve in board.curves]}
@@ -170,7 +170,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _embedded(data: Any) -> Markup:
+def _embed(data: Any) -> Markup:
     """Return JSON that no HTML parser mistakes for markup."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(ESCAPED))

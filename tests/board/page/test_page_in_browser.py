@@ -13,7 +13,7 @@ from page_boards import board_of, row
 from sparsebench.board.board import Board, BudgetBoard, BudgetCurve
 from sparsebench.board.columns import keys_of, text_of
 from sparsebench.board.page import render
-from sparsebench.board.page.page import shown
+from sparsebench.board.page.page import columns_with_values
 
 Open = Callable[..., Any]
 NARROW = {"viewport": {"width": 390, "height": 800}}
@@ -144,7 +144,9 @@ def test_an_address_of_nonsense_is_the_board_as_it_is(opened: Open, board: Board
 
 def picked(board: Board) -> tuple[list[Any], list[Any]]:
     """Return the columns and rows that the address below asks for."""
-    columns = [c for c in shown(board.rows) if c.key in ("strategy", "budget", "accuracy", "sample_complexity")]
+    columns = [
+        c for c in columns_with_values(board.rows) if c.key in ("strategy", "budget", "accuracy", "sample_complexity")
+    ]
     return columns, [board.rows[at] for at in (2, 0)]
 
 

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.lib.npyio import NpzFile
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.base import Locations
-from sparsebench.tasks.sources import cache, official
-from sparsebench.tasks.sources.files import contents, fingerprint_of, read_square, short, square, squares_in
-from sparsebench.tasks.sources.known import FLOWERS102, KNOWN, PHOTOS
+from sparsebench.sources import cache, official
+from sparsebench.sources.files import Locations, contents, fingerprint_of, read_square, short, square, squares_in
+from sparsebench.sources.known import FLOWERS102, KNOWN, PHOTOS
 
 FOLDER, ARRAY = "pictures", "array"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.sources import cache
+from sparsebench.sources import cache
 
 SHAPE = (5, 4, 4, 3)
 PIXELS = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
@@ -126,10 +126,10 @@ def test_a_full_disk_goes_on_with_a_warning_and_leaves_no_torn_file(place, rows,
 def test_many_processes_may_write_one_file_at_once(place):
     code = """
 import sys, numpy as np
-from sparsebench.tasks.sources import cache
+from sparsebench.sources import cache
 pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3), dtype=np.uint8)
 for k in range(40):
-    assert (cache.kept(f"a{k}", pixels.shape, lambda: iter(pixels)) == pixels).all()
+    assert (cache.keep_pixels(f"a{k}", pixels.shape, lambda: iter(pixels)) == pixels).all()
 """
     started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
     assert [process.wait() for process in started] == [0] * 4
@@ -139,14 +139,14 @@ for k in range(40):
 def test_many_processes_make_one_file_once(place, tmp_path):
     code = """
 import sys, time, numpy as np
-from sparsebench.tasks.sources import cache
+from sparsebench.sources import cache
 def rows():
     with open(sys.argv[1], "a") as file:
         file.write("x")
     for _ in range(5):
         time.sleep(0.3)
         yield np.full((4, 4, 3), 7, dtype=np.uint8)
-assert (cache.kept("a", (5, 4, 4, 3), rows) == 7).all()
+assert (cache.keep_pixels("a", (5, 4, 4, 3), rows) == 7).all()
 """
     line = [sys.executable, "-c", code, str(tmp_path / "made")]
     started = [subprocess.Popen(line) for _ in range(4)]

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.sources import cache
+from sparsebench.sources import cache
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
+Locations = Mapping[str, Path]
+"""Where each named image set lies on this machine. Names are in the cell, places are not."""
 PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
 DIGITS = 12
 """Hexadecimal digits of a fingerprint."""

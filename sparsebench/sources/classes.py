@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.base import Locations
-from sparsebench.tasks.sources import cache, official
-from sparsebench.tasks.sources.files import squares_in
-from sparsebench.tasks.sources.known import DIGITS, SVHN, names_for
+from sparsebench.sources import cache, official
+from sparsebench.sources.files import Locations, squares_in
+from sparsebench.sources.known import DIGITS, SVHN, names_for
 
 HELD_OUT = {DIGITS: ("3", "8"), SVHN: ("3", "8")}
 FOLDER = "folder"

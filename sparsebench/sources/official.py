@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.sources.known import KNOWN
+from sparsebench.sources.known import KNOWN
 
 
 def check(name: str, root: Path, *, download: bool) -> None:

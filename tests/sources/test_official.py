@@ -14,10 +14,10 @@ import torchvision
 from PIL import Image
 from scipy.io import savemat
 
+from sparsebench import sources
 from sparsebench.errors import UserError
-from sparsebench.tasks import sources
-from sparsebench.tasks.sources import official
-from sparsebench.tasks.sources.known import KNOWN, File
+from sparsebench.sources import official
+from sparsebench.sources.known import KNOWN, File
 
 RNG = np.random.default_rng(0)
 CLASSES = ["apple", "beetle", "cup"]
@@ -142,7 +142,7 @@ def test_a_file_that_is_not_the_official_one_is_named_and_never_unpickled(cifar,
 
 
 def test_a_large_file_of_the_right_length_is_read_before_it_is_used(cifar, monkeypatch):
-    monkeypatch.setattr("sparsebench.tasks.sources.known.SMALL", 0)
+    monkeypatch.setattr("sparsebench.sources.known.SMALL", 0)
     shutil.copytree(cifar.folder, cifar.root / cifar.folder.name)
     path = cifar.root / cifar.folder.name / "test"
     path.write_bytes(b"x" * path.stat().st_size)

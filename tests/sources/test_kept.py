@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sparsebench import sources
 from sparsebench.errors import UserError
 from sparsebench.planning.files import locate
 from sparsebench.planning.request import Files
-from sparsebench.tasks import sources
-from sparsebench.tasks.sources import classes, files, scenes
+from sparsebench.sources import classes, files, scenes
 
 
 @pytest.fixture(autouse=True)

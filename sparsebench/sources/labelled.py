@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from sparsebench.errors import UserError, unknown
-from sparsebench.tasks.base import Locations
-from sparsebench.tasks.sources import cache
-from sparsebench.tasks.sources.files import contents_of, fingerprint_of, names_in, read_bytes, read_square
-from sparsebench.tasks.sources.known import CELEBA, WATERBIRDS
+from sparsebench.sources import cache
+from sparsebench.sources.files import Locations, contents_of, fingerprint_of, names_in, read_bytes, read_square
+from sparsebench.sources.known import CELEBA, WATERBIRDS
 
 SPLITS = {"0": 0, "1": 1, "2": 2}
 BITS = {"0": 0, "1": 1}

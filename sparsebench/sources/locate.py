@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparsebench.errors import UserError
-from sparsebench.tasks.sources import official
-from sparsebench.tasks.sources.classes import FOLDER
-from sparsebench.tasks.sources.files import fingerprint, fingerprint_of, names_in
-from sparsebench.tasks.sources.known import DIGITS, KNOWN, PHOTOS, names_for
-from sparsebench.tasks.sources.labelled import DEFAULTS, layout_of, read, tables
-from sparsebench.tasks.sources.scenes import ARRAY, read_array
-from sparsebench.tasks.sources.scenes import FOLDER as SCENES
+from sparsebench.sources import official
+from sparsebench.sources.classes import FOLDER
+from sparsebench.sources.files import fingerprint, fingerprint_of, names_in
+from sparsebench.sources.known import DIGITS, KNOWN, PHOTOS, names_for
+from sparsebench.sources.labelled import DEFAULTS, layout_of, read, tables
+from sparsebench.sources.scenes import ARRAY, read_array
+from sparsebench.sources.scenes import FOLDER as SCENES
 
 DATA_ROOT = Path("data")
 """Where official files are looked for unless another place is named."""
