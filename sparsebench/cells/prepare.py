@@ -169,11 +169,15 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
     Raises:
         StrategyError: it does not load, or its source is not the one that the run began with.
     """
+    if job.failure:
+        raise StrategyError(f"the plugin does not load: {job.failure}")
     for path in job.files:
         registry.load_file(Path(path))
     registered = registry.strategy(job.cell.strategy.name)
-    if failure := job.failure or registered.failure:
-        raise StrategyError(f"the plugin does not load: {failure}")
+    if registered.failure:
+        raise StrategyError(f"the plugin does not load: {registered.failure}")
+    if registered.cls.kind != job.kind:
+        raise StrategyError(f"'{registered.cls.name}' is {registered.cls.kind} here, and {job.kind} in its job")
     if registered.origin.sha256 != job.origin.sha256:
         raise StrategyError(f"the source of '{registered.cls.name}' changed while the run was under way; run it again")
     return fill(registered.cls, job.cell.strategy.params, f"strategy '{registered.cls.name}'")

@@ -18,6 +18,7 @@ from sparsebench.models.base import Network, Watchable
 from sparsebench.records.record import Metric, Outcomes, TokenStep, pack, pack_foregrounds, pack_reals
 from sparsebench.tasks.base import Data, Mask, Split, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
+from sparsebench.training import canary
 from sparsebench.training.calibrate import calibrate
 from sparsebench.training.discard import influences
 from sparsebench.training.evaluate import Evaluation, evaluate, first_batch, seconds_per_batch
@@ -48,17 +49,22 @@ class Result:
         self.metrics[name] = Metric(**dict(zip(Score._fields[1:], values, strict=True)))
 
 
-def measure(result: Result, cell: Prepared, trained: dict[str, float]) -> None:
+def measure(result: Result, cell: Prepared, trained: dict[str, float], drawn: Data | None = None) -> None:
     """Add all that is measured on the trained network.
+
+    `drawn` are the data that are kept for the next cell.
 
     Raises:
         DivergedError: its weights or its test loss are not finite.
+        StrategyError: what comes out depends on labels or masks, see `training.canary`.
     """
     network, actor, recipe = cell.network, cell.actor, cell.recipe
     if not all(bool(p.isfinite().all()) for p in network.module.parameters()):
         raise DivergedError("training diverged: the weights after the last step are not finite")
     _calibrate(result, cell)
+    others = canary.answers(network, cell.in_test, cell.test, recipe, [cell.data, drawn])
     evaluation = evaluate(network, cell.in_test, cell.test, recipe)
+    canary.check(others, evaluation)
     if not np.isfinite(evaluation.loss):
         raise DivergedError(f"training diverged: the test loss is {evaluation.loss}")
     _add_training(result, trained, len(cell.train.labels))

@@ -197,7 +197,7 @@ class _Run:
     def measure(self) -> None:
         """Test it and fill the result; keep the weights if others start from them."""
         assert self.cell is not None and self.trained is not None
-        measure(self.result, self.cell, self.trained)
+        measure(self.result, self.cell, self.trained, self.context.drawn.data)
         if "images_per_s" in self.result.metrics:
             self.result.notes["timed"] = timing(self.context.device, self.context.exclusive)
         if self.job.keep_weights:

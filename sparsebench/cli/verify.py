@@ -19,16 +19,35 @@ if TYPE_CHECKING:
     from sparsebench.publish.verify import Verdict
 
 
+ALL = -1
+"""What stands for all cells."""
+
+
+class Cells(click.IntRange):
+    """A number of cells, or "all"."""
+
+    name = "cells"
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, `ALL` for "all"."""
+        return ALL if value == "all" else super().convert(value, param, ctx)
+
+
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--board", type=click.Path(path_type=Path), metavar="DIR", help="Say what has another suite than DIR.")
-@click.option("--replay", type=click.IntRange(min=1), metavar="N", help="Run N cells of one submission again here.")
+@click.option("--replay", type=Cells(), metavar="N", help="Run N cells of one submission again here, or all.")
+@click.option("--replay-seed", type=int, metavar="SEED", help="Draw those cells as a replay before did, which says it.")
 @click.option("--plugin", type=click.Path(path_type=Path), metavar="FILE.py", help="The strategy's file, to replay.")
 @click.option("--device", default="auto", show_default=True, help="To replay on: auto, cpu, cuda or cuda:i.")
 @click.option("--json", "as_json", is_flag=True, help="A list, one object a submission.")
 def verify(
-    path: Path, board: Path | None, replay: int | None, plugin: Path | None, device: str, as_json: bool, **files: Any
-) -> None:
+    path: Path, board: Path | None, replay: int | None, replay_seed: int | None, plugin: Path | None, device: str,
+    as_json: bool, **files: Any,
+) -> None:  # fmt: skip
     """Give each submission below PATH its badge, from its records alone, and say why not the next.
 
     \b
@@ -49,7 +68,7 @@ def verify(
         raise UserError("one submission is replayed at a time", got=f"{len(folders)} of them", next_step="name one")
     for folder, verdict in zip(folders, verify_each(folders, board), strict=True):
         if replay:
-            _replay(folder, verdict, replay, plugin, device, files)
+            _replay(folder, verdict, replay, replay_seed, plugin, device, Files(**files))
         verdicts.append(verdict)
         if not as_json:
             click.echo(_lines(verdict))
@@ -59,11 +78,12 @@ def verify(
 
 
 def _replay(
-    folder: Path, verdict: Verdict, number: int, plugin: Path | None, device: str, files: dict[str, Any]
+    folder: Path, verdict: Verdict, number: int, seed: int | None, plugin: Path | None, device: str, files: Files
 ) -> None:
     from sparsebench.publish.replay import Here, replay
 
-    replay(folder, verdict, number, Here(plugin, Files(**files), device, Progress(folder).stopping))
+    here = Here(plugin, files, device, seed, Progress(folder).stopping)
+    replay(folder, verdict, None if number == ALL else number, here)
 
 
 def _lines(verdict: Verdict) -> str:

@@ -12,10 +12,13 @@ import torch
 from sparsebench.contain.keeper import descendants
 from sparsebench.contain.memory import held_bytes, held_over
 from sparsebench.contain.messages import identity
-from sparsebench.contain.process_state import changes, values
+from sparsebench.contain.process_state import FUNCTIONS, changes, values
 
 GROWTH = 2**30
 """Bytes that a worker may hold between cells, beyond what it held before its first."""
+
+SHOWN = 5
+"""Names of what was changed that are told."""
 
 ORDINARY = {
     "StrategyError", "DivergedError", "UnsupportedError", "UserError", "ArithmeticError", "AssertionError",
@@ -30,6 +33,9 @@ other nobody knows. torch's own, RuntimeError, is a slip too, but on CUDA may be
 class Health:
     """Compares this process after a cell with what it was before the first.
 
+    Attributes:
+        changed: what the cells so far have changed of the whole process, by name.
+
     Args:
         descriptors: numbers of the descriptors that it needs.
         device: where its cells are.
@@ -42,14 +48,20 @@ class Health:
         self.before, self.files, self.threads = values(), self._files(), set(threading.enumerate())
         self.processes = {os.getpid(), *descendants(keeper)}
         self.held = held_bytes([os.getpid()])
+        self.changed: list[str] = []
+
+    def watch_functions(self) -> None:
+        """Compare functions too from now on, which takes milliseconds: strangers' code is about to be loaded."""
+        if FUNCTIONS.name not in self.before:
+            self.before |= values([FUNCTIONS])
 
     def trouble(self, failure: str | None) -> str:
         """Return what is wrong after a cell that failed with an exception of that name, or with none; or ""."""
+        self.changed = changes(self.before)
         if failure is not None and failure not in self.ordinary:
             return f"a cell failed with {failure}"
-        other = [*changes(self.before), *(["descriptors"] if self._files() != self.files else [])]
-        if other:
-            return f"a cell has changed {', '.join(other)}"
+        if other := [*self.changed, *(["descriptors"] if self._files() != self.files else [])]:
+            return f"a cell has changed {shown(other)}"
         if [t for t in threading.enumerate() if t not in self.threads and not isinstance(t, threading._DummyThread)]:
             return "a cell has left threads"
         if set(descendants(self.keeper)) - self.processes:
@@ -65,6 +77,12 @@ class Health:
             return False
         gc.collect()
         return held_over(me, most) > 0
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return some names as a text: the first few, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def device_is_lost(device: str) -> bool:

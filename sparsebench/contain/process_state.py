@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import resource
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.utils._device
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimisers
+
+from sparsebench.contain import functions
 
 HANDLED = signal.SIGALRM, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT
 TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
@@ -25,11 +33,13 @@ class Row(NamedTuple):
         name: what messages call it.
         get: returns it, as a value to compare.
         set: puts such a value back; None where nothing can.
+        names: says, by names of their own, which parts of such a value are no longer so; None where it has no parts.
     """
 
     name: str
     get: Callable[[], Any]
     set: Callable[[Any], object] | None = None
+    names: Callable[[Any], list[str]] | None = None
 
 
 def _set_device(device: torch.device) -> None:
@@ -94,6 +104,72 @@ def _set_numpy_random(value: tuple[Any, ...]) -> None:
     np.random.set_state((name, np.frombuffer(keys, dtype=np.uint32), *rest))
 
 
+def _hooks() -> list[dict[Any, Any]]:
+    """Return torch's hooks for all modules and optimisers."""
+    return [
+        value
+        for of in (modules, optimisers)
+        for name, value in vars(of).items()
+        if name.startswith("_global_") and name.endswith("hooks") and isinstance(value, dict)
+    ]
+
+
+def _remove_hooks(before: tuple[tuple[Any, ...], ...]) -> None:
+    for hooks, known in zip(_hooks(), before, strict=True):
+        for key in set(hooks) - {key for key, _ in known}:
+            del hooks[key]
+
+
+def _modes() -> tuple[int, int]:
+    """Return how many modes are open that see every call of torch's, but for that of the default device."""
+    device = torch.utils._device.CURRENT_DEVICE is not None
+    return torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack() - device
+
+
+_TINY = 1e-310
+"""Not 0 unless the processor takes such numbers for 0, as torch.set_flush_denormal has it do."""
+
+
+def _backends() -> tuple[Any, ...]:
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return (
+        torch._C._get_mkldnn_enabled(), torch._C._get_nnpack_enabled(), cudnn.enabled, cudnn.benchmark,
+        cudnn.deterministic, cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
+        _TINY * 1.0 > 0,
+    )  # fmt: skip
+
+
+def _set_backends(value: tuple[Any, ...]) -> None:
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    torch._C._set_mkldnn_enabled(value[0])
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = value[2:5]
+    cuda.enable_flash_sdp(value[5])
+    cuda.enable_mem_efficient_sdp(value[6])
+    cuda.enable_math_sdp(value[7])
+    torch.set_flush_denormal(not value[8])
+
+
+def _umask() -> int:
+    value = os.umask(0o077)
+    os.umask(value)
+    return value
+
+
+_LIMITS = tuple(number for name, number in sorted(vars(resource).items()) if name.startswith("RLIMIT_"))
+
+
+def _watchers() -> tuple[Any, ...]:
+    return sys.gettrace(), sys.getprofile(), gc.isenabled(), len(gc.callbacks), sys.getrecursionlimit()
+
+
+def _set_watchers(value: tuple[Any, ...]) -> None:
+    sys.settrace(value[0])
+    sys.setprofile(value[1])
+    (gc.enable if value[2] else gc.disable)()
+    del gc.callbacks[value[3] :]
+    sys.setrecursionlimit(value[4])
+
+
 STATE = (
     Row("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     Row("the default device", torch.get_default_device, _set_device),
@@ -113,8 +189,14 @@ STATE = (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda value: torch.set_anomaly_enabled(*value),
     ),
+    Row("torch's global hooks", lambda: tuple(tuple(hooks.items()) for hooks in _hooks()), _remove_hooks),
+    Row("torch's modes", _modes),
+    Row("torch's backends", _backends, _set_backends),
     Row("NumPy's error handling", np.geterr, lambda value: np.seterr(**value)),
     Row("the working directory", _directory, _set_directory),
+    Row("the umask", _umask, os.umask),
+    Row("the limits of the process", lambda: tuple(resource.getrlimit(number) for number in _LIMITS)),
+    Row("what watches the interpreter", _watchers, _set_watchers),
     Row("the environment", lambda: dict(os.environ), os.environ.update),
     Row("a timer", _timers, _stop_timers),
     Row("signal handlers", lambda: tuple(signal.getsignal(number) for number in HANDLED), _set_handlers),
@@ -128,7 +210,10 @@ RANDOM = (
 )
 """The global random states, by library. A cell begins with its own, so they need not stay as they are."""
 
-_ROWS = {row.name: row for row in (*STATE, *RANDOM)}
+FUNCTIONS = Row("functions", functions.table, None, functions.replaced)
+"""The functions of torch, timm, torchvision, NumPy and sparsebench. Milliseconds to compare, so apart from `STATE`."""
+
+_ROWS = {row.name: row for row in (*STATE, *RANDOM, FUNCTIONS)}
 
 
 def values(rows: Iterable[Row] = STATE) -> dict[str, Any]:
@@ -138,7 +223,14 @@ def values(rows: Iterable[Row] = STATE) -> dict[str, Any]:
 
 def changes(before: Mapping[str, Any]) -> list[str]:
     """Return the names of those values that are no longer so."""
-    return [name for name, value in before.items() if not _same(value, _ROWS[name].get())]
+    names: list[str] = []
+    for name, value in before.items():
+        row = _ROWS[name]
+        if row.names is not None:
+            names += row.names(value)
+        elif not _same(value, row.get()):
+            names.append(name)
+    return names
 
 
 def _same(before: Any, now: Any) -> bool:

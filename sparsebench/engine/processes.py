@@ -6,6 +6,7 @@ import queue
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +34,10 @@ PATIENCE = 5.0
 """Seconds that a worker may take to leave once it has closed its line."""
 TRIES = 3
 """Workers in a row that may fail to start."""
+WAITING = 3
+"""Workers of a place on the CPU that wait at most, each for cells with the code of other strangers; a GPU's memory is
+for one."""
+Strangers = tuple[str, ...]
 
 
 class Processes:
@@ -105,9 +110,10 @@ def local(
     return Processes(workers, gpus, seconds).records(jobs, setting, stop or Stop(), on_begin)
 
 
-def _command(setting: Setting) -> list[str]:
+def _command(setting: Setting, strangers: Strangers) -> list[str]:
     """Return what starts a worker; see `worker.main`."""
-    return [sys.executable, "-u", "-P", "-m", "sparsebench.engine.worker", setting.model_dump_json()]
+    command = [sys.executable, "-u", "-P", "-m", "sparsebench.engine.worker", setting.model_dump_json()]
+    return [*command, *(["strangers"] if strangers else [])]
 
 
 def log_of(out: Path, worker: int | str) -> Path:
@@ -156,6 +162,8 @@ class _Asked:
 class Supervisor:
     """Gives cells to one worker after another, and ends those that go over a limit or are unfit.
 
+    Whose strategy does not come with sparsebench has workers of its own: what it changes of a process no other meets.
+
     Args:
         setting: what the cells have in common; the device is the slot's.
         slot: where the workers run.
@@ -166,7 +174,8 @@ class Supervisor:
     def __init__(self, setting: Setting, slot: Slot, log: Path, on_begin: OnBegin = nobody):
         self.log, self.limits, self.on_begin = log, setting.limits, on_begin
         self.setting, self.slot = setting.model_copy(update={"device": slot.device}), slot
-        self.worker: Worker | None = None
+        self.workers: OrderedDict[Strangers, Worker] = OrderedDict()  # the last one used last
+        self.most = WAITING if slot.device == "cpu" else 1
         self.stopped = False
         self.lock = threading.Lock()
 
@@ -193,7 +202,8 @@ class Supervisor:
 
     def _ask(self, asked: _Asked) -> Generator[tuple[Job, Record], None, _End | None]:
         """Yield the worker's records; return how it came to an end with it if not by answering."""
-        worker = self._start()
+        strangers = next(iter(asked.left.values())).strangers
+        worker = self._start(strangers)
         if worker is None:
             return None
         asked.begins()
@@ -201,7 +211,7 @@ class Supervisor:
         while asked.left:
             heard = self._hear(worker, asked)
             if isinstance(heard, _End):
-                self.end()
+                self._end(strangers)
                 return heard
             if heard is None:
                 continue
@@ -210,7 +220,7 @@ class Supervisor:
             asked.begins(heard.at)
             self.on_begin(heard.at)
             if heard.unfit:
-                self.end()
+                self._end(strangers)
                 return None
         return None
 
@@ -221,7 +231,7 @@ class Supervisor:
             if message is not None and message.record is not None and message.record.cell_id not in asked.left:
                 raise ValueError("it is about another cell")
         except EOFError:
-            return _End("crashed", f"the worker {how_it_left(self.end(PATIENCE))}", worker.last_words())
+            return _End("crashed", f"the worker {how_it_left(worker.end(PATIENCE))}", worker.last_words())
         except ValueError as error:
             return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
         return self._over(worker, asked) if message is None else message
@@ -236,35 +246,48 @@ class Supervisor:
             return _End("oom", f"its processes held {shown_size(size)}, over the --memory-limit of {limit}")
         return None
 
-    def _start(self) -> Worker | None:
-        """Return a worker that waits for cells, or None if the run is stopped."""
+    def _start(self, strangers: Strangers) -> Worker | None:
+        """Return a worker that waits for cells with the code of those strangers, or None if the run is stopped."""
         for _ in range(TRIES):
             with self.lock:
-                if self.worker is not None or self.stopped:
-                    return self.worker
-                self.worker = worker = Worker(_command(self.setting), self.slot.environment, self.log)
+                if self.stopped:
+                    return None
+                if strangers in self.workers:
+                    self.workers.move_to_end(strangers)
+                    return self.workers[strangers]
+            while len(self.workers) >= self.most:
+                self._end(next(iter(self.workers)))
+            with self.lock:
+                if self.stopped:
+                    return None
+                self.workers[strangers] = worker = Worker(
+                    _command(self.setting, strangers), self.slot.environment, self.log
+                )
             try:
                 if worker.answer(START, Message) is not None:
                     return worker
             except (EOFError, ValueError):
                 pass
-            self.end()
+            self._end(strangers)
         raise UserError(f"{TRIES} workers in a row did not start; {self.log} says why")
 
-    def end(self, patience: float = 0.0) -> int:
-        """End the worker, if there is one and it does not end by itself in time; return how it left."""
-        worker = self.worker
-        code = 0 if worker is None else worker.end(patience)
+    def _end(self, strangers: Strangers) -> None:
+        worker = self.workers[strangers]
+        worker.end()
         with self.lock:
-            self.worker = None
-        return code
+            del self.workers[strangers]
+
+    def end(self) -> None:
+        """End all workers."""
+        for strangers in list(self.workers):
+            self._end(strangers)
 
     def kill(self) -> None:
-        """End the worker and all it started, at once, and start none."""
+        """End the workers and all they started, at once, and start none."""
         with self.lock:
             self.stopped = True
-            if self.worker is not None:
-                self.worker.cut()
+            for worker in self.workers.values():
+                worker.cut()
 
 
 class _Server:

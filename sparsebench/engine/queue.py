@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import groupby
+from typing import NamedTuple
 
 from sparsebench.planning.job import Job
 
@@ -22,12 +23,17 @@ def batches(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
     """Yield the jobs in their order: neighbours that may go together in lists of at most `most`, others alone."""
     batch: list[Job] = []
     for job in jobs:
-        if batch and not (job.together and batch[-1].together and len(batch) < most):
+        if batch and not (_alike(batch[-1], job) and len(batch) < most):
             yield batch
             batch = []
         batch.append(job)
     if batch:
         yield batch
+
+
+def _alike(one: Job, other: Job) -> bool:
+    """Say whether two jobs may be given to a worker at once: never strangers' beside another's."""
+    return one.together and other.together and one.strangers == other.strangers
 
 
 Seconds = Callable[[Job], float | None]
@@ -41,8 +47,9 @@ def unknown(job: Job) -> None:
 class Queue:
     """Jobs in order, each handed out once those it waits for are done; some several at a time.
 
-    Who asks is given data that it has already, if it can be, and else data that nobody else is at. That is only a
-    choice among jobs that are expected to take as long as the next one in order: longer ones never come later for it.
+    Who asks is given data that it has already, if it can be, and else data that nobody else is at, with code of the
+    same strangers before that of others, each of which needs a worker of its own. That is only a choice among jobs that
+    are expected to take as long as the next one in order: longer ones never come later for it.
 
     Args:
         jobs: in the order in which they are begun.
@@ -56,9 +63,9 @@ class Queue:
 
         ordered = [job for _, equals in groupby(jobs, length) for job in _neighbours(list(equals))]
         parts = groupby(batches(ordered, most), lambda batch: length(batch[0]))
-        self.equals = [_by_draw(equals) for _, equals in parts]
+        self.equals = [_by_place(equals) for _, equals in parts]
         self.open = {job.cell.id for job in jobs}
-        self.at: dict[object, str] = {}
+        self.at: dict[object, _Place] = {}
         self.changed = threading.Condition()
 
     def take(self, who: object = None, wait: bool = True) -> list[Job] | None:
@@ -79,23 +86,23 @@ class Queue:
 
     def _next(self, who: object) -> list[Job] | None:
         """Take out the next batch for somebody, if any may start."""
-        current, others = self.at.get(who, ""), {draw for one, draw in self.at.items() if one != who}
+        own, others = self.at.get(who, _Place((), "")), {place for one, place in self.at.items() if one != who}
         for equals in self.equals:
-            ready = ((draw, at) for draw, batches in equals.items() if (at := self._first(batches)) is not None)
-            if (first := next(ready, None)) is None:
-                continue
-            if current in equals and (at := self._first(equals[current])) is not None:
-                draw = current
+            ready = ((place, at) for place, some in equals.items() if (at := self._first(some)) is not None)
+            if own in equals and (at := self._first(equals[own])) is not None:
+                place = own
+            elif (choice := _best(ready, own, others)) is not None:
+                place, at = choice
             else:
-                draw, at = next((candidate for candidate in chain([first], ready) if candidate[0] not in others), first)
-            batch = equals[draw][at]
-            del equals[draw][at]
-            if not equals[draw]:
-                del equals[draw]
+                continue
+            batch = equals[place][at]
+            del equals[place][at]
+            if not equals[place]:
+                del equals[place]
             if not equals:
                 self.equals.remove(equals)
             if who is not None:
-                self.at[who] = batch[-1].cell.draw
+                self.at[who] = _place(batch[-1])
             return batch
         return None
 
@@ -117,16 +124,42 @@ class Queue:
 
 
 def _neighbours(jobs: list[Job]) -> list[Job]:
-    """Return the jobs with those that have the same data side by side, the first ones of all in their order."""
-    first: dict[str, int] = {}
+    """Return the jobs with those that have the same data side by side, the first ones of all in their order.
+
+    Strangers' come after others, those of one source one after the other: each source has workers of its own.
+    """
+    first: dict[object, int] = {}
     for job in jobs:
+        first.setdefault(job.strangers, len(first))
         first.setdefault(job.cell.draw, len(first))
-    return sorted(jobs, key=lambda job: first[job.cell.draw])
+    return sorted(jobs, key=lambda job: (bool(job.strangers), first[job.strangers], first[job.cell.draw]))
 
 
-def _by_draw(batches: Iterable[list[Job]]) -> OrderedDict[str, deque[list[Job]]]:
-    """Return batches by the data of the first in each."""
-    by_draw: OrderedDict[str, deque[list[Job]]] = OrderedDict()  # a dict passes by all that was taken out, each time
-    for batch in batches:
-        by_draw.setdefault(batch[0].cell.draw, deque()).append(batch)
-    return by_draw
+class _Place(NamedTuple):
+    """What a worker has that was given a job: code of strangers, and data."""
+
+    strangers: tuple[str, ...]
+    draw: str
+
+
+def _place(job: Job) -> _Place:
+    return _Place(job.strangers, job.cell.draw)
+
+
+def _best(ready: Iterator[tuple[_Place, int]], own: _Place, others: set[_Place]) -> tuple[_Place, int] | None:
+    """Return the first place with the same strangers that nobody else is at, or that at least, or any; None of none."""
+    first: dict[bool, tuple[_Place, int]] = {}
+    for place, at in ready:
+        same = place.strangers == own.strangers
+        if same and place not in others:
+            return place, at
+        first.setdefault(same or place not in others, (place, at))
+    return first.get(True) or first.get(False)
+
+
+def _by_place(some: Iterable[list[Job]]) -> OrderedDict[_Place, deque[list[Job]]]:
+    """Return batches by what the first in each needs."""
+    found: OrderedDict[_Place, deque[list[Job]]] = OrderedDict()  # a dict passes by all that was taken out, each time
+    for batch in some:
+        found.setdefault(_place(batch[0]), deque()).append(batch)
+    return found

@@ -44,13 +44,17 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-def main(setting: Setting) -> None:
-    """Answer jobs until the input ends, or a cell leaves the process in a state that the next must not meet."""
+def main(setting: Setting, *, strangers: bool) -> None:
+    """Answer jobs until the input ends, or a cell leaves the process in a state that the next must not meet.
+
+    Functions are compared too where the cells run code of strangers.
+    """
     end_with_parent()
     _end_before_others()
     faulthandler.enable()  # a crash says in the log where it was
     line = Line()
 
+    from sparsebench.cells.changed import marked
     from sparsebench.cells.prepare import Context
     from sparsebench.cells.run_cell import run_cells
     from sparsebench.contain.health import Health, device_is_lost
@@ -70,6 +74,10 @@ def main(setting: Setting) -> None:
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         health = Health(line.descriptors, context.device, os.getppid())
+        if strangers:
+            import sparsebench.training.kernels  # noqa: F401  # what is watched must be there
+
+            health.watch_functions()
         line.say(Message())
 
         def turns() -> Iterator[list[Job]]:
@@ -84,6 +92,7 @@ def main(setting: Setting) -> None:
                 faulthandler.cancel_dump_traceback_later()
                 record = record.model_copy(update={"memory": peak()})
                 unfit = unfit or health.trouble(record.failure.kind if record.failure else None)
+                record = marked(record, health.changed)
                 # Cells that were trained together are all trained by now: what one has left cannot meet another's.
                 now = unfit and (done == len(jobs) or device_is_lost(context.device))
                 if now:  # said before the answer, after which it is ended
@@ -107,4 +116,4 @@ def _say_where_it_hangs(timeout: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Setting.model_validate_json(sys.argv[1]))
+    main(Setting.model_validate_json(sys.argv[1]), strangers=len(sys.argv) > 2)

@@ -14,7 +14,7 @@ from sparsebench.budget import Budget
 from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
 from sparsebench.measure.counts import counts_of, ramp_counts, rate_of, scaled_at, shares_of, stages, traits_as_counted
-from sparsebench.models.plan_checks import check_only_removes, check_plan, only_removes
+from sparsebench.models.plan_checks import check_only_removes, check_own_macs, check_plan, only_removes
 from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.strategy import LossInputs, ModelOutputs, Site, Strategy
 from sparsebench.tokens import Padded
@@ -280,7 +280,7 @@ class Pass:
                 check_only_removes(plan, strategy.name)
             plan = self._follow(block, plan)
         place = self.actor.cost.place(block, came, self.present if strategy.adaptive else keep)
-        self.own_macs += self.actor.traits.own_macs(place)
+        self.own_macs += check_own_macs(self.actor.traits.own_macs(place), strategy)
         return plan
 
     def _follow(self, block: int, plan: Plan) -> Plan:

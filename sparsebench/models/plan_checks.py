@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -151,3 +153,15 @@ def _check_groups(target: Tensor, name: str, keep: int) -> None:
     members = torch.zeros(target.shape[0], keep + 1, device=target.device)
     if bool((members.scatter(1, target + 1, 1.0)[:, 1:] == 0).any()):
         raise StrategyError(f"'{name}': Merge.target leaves one of its {keep} groups empty")
+
+
+def check_own_macs(own: Any, strategy: Strategy) -> Any:
+    """Return the MACs that a strategy says a choice costs: one number, or one of each sample.
+
+    Raises:
+        StrategyError: one is negative, infinite or no number.
+    """
+    numbers = np.asarray(own, dtype=np.float64)
+    if not np.isfinite(numbers).all() or (numbers < 0).any():
+        raise StrategyError(f"'{strategy.name}': own_macs must be numbers of 0 or more, got {own}")
+    return own

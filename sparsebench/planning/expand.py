@@ -75,15 +75,14 @@ def _both(one: Job, other: Job) -> Job:
 
 def _jobs(setting: _Setting, contender: Contender, n_train: int, repetition: int, registry: Registry) -> Iterator[Job]:
     """Yield the job of one cell, after those of the cells it starts from, if there are any."""
-    files = tuple(map(str, registry.files))
     dense = registry.strategy("dense")
 
     def job(cell: Cell, registered: Found, strategy: Strategy, network: str = "", **more: Any) -> Job:
         after = network or (cell.init.id if cell.init else "")
         return Job(
-            cell=cell, origin=registered.origin, kind=registered.cls.kind, label=_label(strategy), files=files,
-            failure=registered.failure, after=after, network=network, together=setting.model.together and not after,
-            **more,
+            cell=cell, origin=registered.origin, kind=registered.cls.kind, label=_label(strategy),
+            failure=registered.failure, **code_of(cell, registry), after=after, network=network,
+            together=setting.model.together and not after, **more,
         )  # fmt: skip
 
     def first(of: Cell) -> Job:
@@ -111,6 +110,14 @@ def _jobs(setting: _Setting, contender: Contender, n_train: int, repetition: int
     tested = training if cell.tests_only else None
     keeps = setting.keep_weights and tested is None
     yield job(cell, registered, strategy, network=tested.id if tested else "", keep_weights=keeps)
+
+
+def code_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
+    """Return what a job says of whose code its cell runs: `Job.files` and `Job.strangers`."""
+    owners = registry.owners(cell.strategy.name, cell.task.name, cell.model.name)
+    strangers = {f"{owner.origin.plugin} {owner.origin.sha256}" for owner in owners if not owner.origin.shipped}
+    files = {str(owner.file) for owner in owners if owner.file is not None}
+    return {"files": tuple(sorted(files)), "strangers": tuple(sorted(strangers))}
 
 
 def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cell | None:

@@ -7,13 +7,13 @@ import importlib.util
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pluggy
 
@@ -48,6 +48,13 @@ class Found:
     failure: str | None = None
 
 
+class Owner(NamedTuple):
+    """Where a task or a model came from; `file` is None where that is installed."""
+
+    origin: Origin
+    file: Path | None
+
+
 class Registry:
     """Everything that can be named on the command line.
 
@@ -56,18 +63,22 @@ class Registry:
 
     Attributes:
         broken: why a plugin could not be loaded, by its name.
+
+    Args:
+        shipped_only: whether no installed plugin counts but sparsebench's own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shipped_only: bool = False) -> None:
         self.manager = pluggy.PluginManager(PROJECT)
         self.manager.add_hookspecs(Hooks)
         self.broken: dict[str, str] = {}
-        self.entries = _entries()
+        self.entries = {name: entry for name, entry in _entries().items() if not shipped_only or _is_shipped(entry)}
         self._files: dict[Path, list[str]] = {}
         self._strategies: dict[str, Found] = {}
         self._tasks: dict[str, type[Task]] = {}
         self._models: dict[str, type[Model]] = {}
         self._observers: dict[str, type[Observer]] = {}
+        self._owners: dict[type, Owner] = {}
         self._observers_in: dict[Path, list[type[Observer]]] = {}
         for name in FIRST:
             self.load_entry(name)
@@ -248,7 +259,15 @@ class Registry:
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
             return one_line(error)
+        for cls in (*self._tasks.values(), *self._models.values()):
+            self._owners.setdefault(cls, Owner(origin, file))
         return None
+
+    def owners(self, strategy: str, task: str, model: str) -> list[Owner]:
+        """Return where the strategy, the task and the model of those names came from."""
+        found = self.strategy(strategy)
+        owned = [self._owners[cls] for cls in (self.task(task), self.model(model))]
+        return [Owner(found.origin, found.file), *owned]
 
     def _free_plugin(self, name: str) -> str:
         """Return the name, marked until no plugin has it."""
@@ -303,6 +322,21 @@ def _entries() -> dict[str, metadata.EntryPoint]:
                 "plugin '%s' of %s is left out: its name is taken", entry.name, getattr(entry.dist, "name", "?")
             )
     return entries
+
+
+def installed_source(name: str) -> str:
+    """Return the SHA-256 of an installed plugin's source, without importing anything of it; "" if there is none."""
+    entry = _entries().get(name)
+    parts = entry.module.split(".") if entry else []
+    place: Sequence[str] | None = None
+    source = None
+    for end in range(1, len(parts) + 1):
+        specs = (finder.find_spec(".".join(parts[:end]), place) for finder in sys.meta_path)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None:
+            return ""
+        place, source = spec.submodule_search_locations, spec.origin
+    return _sha256(Path(source)) if source and Path(source).is_file() else ""
 
 
 def _is_shipped(entry: metadata.EntryPoint) -> bool:

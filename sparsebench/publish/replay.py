@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -16,14 +18,14 @@ from sparsebench.engine.run import Callbacks
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items
 from sparsebench.planning import planner
-from sparsebench.planning.expand import ImageUse, training_of
+from sparsebench.planning.expand import ImageUse, code_of, training_of
 from sparsebench.planning.expected import Expected
 from sparsebench.planning.files import locate, places_of
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
 from sparsebench.planning.planner import Plan
 from sparsebench.planning.request import Files, How
-from sparsebench.plugin.registry import Registry
+from sparsebench.plugin.registry import Registry, installed_source
 from sparsebench.publish import folder as folders
 from sparsebench.publish import rescore
 from sparsebench.publish.folder import Manifest, plain
@@ -34,6 +36,7 @@ from sparsebench.records.cell import Cell
 from sparsebench.records.record import Record
 from sparsebench.spec import fill
 from sparsebench.stats.paired import mcnemar
+from sparsebench.strategy import Kind
 
 FALSE_ALARM = 0.01
 """Chance that a cell which was trained on another machine, and is sound, is found to disagree."""
@@ -51,77 +54,105 @@ class Here:
         plugin: the strategy's file, or None for one that is installed.
         files: where pictures and trained weights come from.
         device: "cpu", "cuda:i" or "auto".
+        seed: of the draw of cells, to repeat one; None for one that nobody can know before.
         on_stop: called at the first Ctrl-C.
     """
 
     plugin: Path | None
     files: Files
     device: str
+    seed: int | None = None
     on_stop: Callable[[], None] = lambda: None
 
 
-def replay(folder: Path, verdict: Verdict, number: int, here: Here) -> None:
+def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> None:
     """Run cells of a recounted submission again, and give it its last badge if they agree, or else say why not.
 
-    They are drawn from all that are ok, baselines too, by the hash of the records. Where machine and libraries are the
-    same, and a CPU, outcomes must be the same to the bit. Elsewhere rounding is another, which training makes large:
-    the accuracies must not differ significantly by McNemar's exact test on the same items. Where nothing is trained
-    99 % of the predictions must be the same.
+    So many are drawn, or all for None, see `_draw`. Where machine and libraries are the same, and a CPU, outcomes must
+    be the same to the bit. Elsewhere rounding is another, which training makes large: the accuracies must not differ
+    significantly by McNemar's exact test on the same items. Where nothing is trained 99 % of the predictions must be
+    the same. This process, which compares, never imports the plugin: only the workers do.
 
     Raises:
         UserError: the strategy is not here, or from another source; or the device or the pictures are not there.
     """
     if verdict.badge != "recounted":
         return
-    manifest, registry = folders.manifest_of(folder), Registry()
+    manifest, registry = folders.manifest_of(folder), Registry(shipped_only=True)
     _check_source(manifest, registry, here.plugin)
-    records = _draw(folder, manifest, number)
-    again = _run(records, registry, here)
+    seed = secrets.randbits(48) if here.seed is None else here.seed
+    records, counts = _draw(folder, manifest.strategy, number, seed)
+    again = _run(records, manifest, registry, here)
     off = [text for record in records if (text := _disagreement(record, again[record.cell_id], len(records)))]
-    verdict.notes.append(f"replayed {len(records)} cells: {', '.join(record.cell_id for record in records)}")
+    own = sum(record.cell.strategy.name == manifest.strategy for record in records)
+    verdict.notes.append(
+        f"replayed {len(records)} of {counts[0]} cells, {own} of its {counts[1]} own, with --replay-seed {seed}: "
+        + ", ".join(record.cell_id for record in records)
+    )
     verdict.why, verdict.wrong = off, bool(off)
     if not off:
         verdict.badge = "replayed"
 
 
 def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -> None:
-    """Raise UserError unless the strategy is here, from the source that was published."""
+    """Raise UserError unless the strategy is here, from the source that was published; its code is not run."""
     if plugin is not None:
-        registry.load_file(plugin)
+        sha256 = store.content_hash(plugin)
+        if not sha256:
+            raise UserError(f"plugin file {plugin} cannot be read")
     elif manifest.plugin.plugin.startswith("file:"):
         raise UserError(f"strategy '{manifest.strategy}' came from a file", next_step="give that with --plugin FILE.py")
-    registered = registry.strategy(manifest.strategy)
-    if registered.failure:
-        raise UserError(f"strategy '{manifest.strategy}' does not load: {registered.failure}")
-    if registered.origin.sha256 != manifest.plugin.sha256:
+    elif manifest.strategy in registry.entries:
+        sha256 = registry.strategy(manifest.strategy).origin.sha256
+    else:
+        sha256 = installed_source(manifest.plugin.plugin)
+    if sha256 != manifest.plugin.sha256:
         raise UserError(
             f"the source of '{manifest.strategy}' is not the published one",
-            got=f"SHA-256 {registered.origin.sha256[:12]}", allowed=manifest.plugin.sha256[:12],
+            got=f"SHA-256 {sha256[:12]}" if sha256 else "none that is installed", allowed=manifest.plugin.sha256[:12],
             next_step="give its file with --plugin FILE.py, or install the version that was run",
         )  # fmt: skip
 
 
-def _draw(folder: Path, manifest: Manifest, number: int) -> list[Record]:
-    """Return so many of the records that are ok, or all there are, drawn by the hash of the records."""
-    keys: list[tuple[int, bytes]] = []
+def _draw(folder: Path, strategy: str, number: int | None, seed: int) -> tuple[list[Record], tuple[int, int]]:
+    """Return so many of the records that are ok, or all for None, and how many there are, and how many of its own.
+
+    At least half are of the strategy's own cells, as far as there are so many, and both halves go round the tasks. The
+    draw hangs on the cells and on a seed that the submission cannot know: no other content of the records moves it.
+    """
+    own: dict[str, list[tuple[int, str]]] = {}
+    other: dict[str, list[tuple[int, str]]] = {}
     for line in folders.lines(folder):
         record, _ = record_of(line)
         if record.status == "ok":
-            seed = seeds.seed_of("replay", manifest.files[folders.RECORDS], record.cell_id)
-            keys = sorted([*keys, (seed, line)])[:number]
-    return [record_of(line)[0] for _, line in keys]
+            cells = own if record.cell.strategy.name == strategy else other
+            key = seeds.seed_of("replay", str(seed), record.cell_id), record.cell_id
+            cells.setdefault(record.cell.task.name, []).append(key)
+    first, second = _round(own), _round(other)
+    total = len(first) + len(second)
+    most = total if number is None else min(number, total)
+    others = min(most // 2, len(second))
+    chosen = {*first[: most - others], *second[: max(others, most - len(first))]}
+    lines = (record_of(line)[0] for line in folders.lines(folder))
+    return [record for record in lines if record.cell_id in chosen], (total, len(first))
 
 
-def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str, Record]:
+def _round(cells: dict[str, list[tuple[int, str]]]) -> list[str]:
+    """Return cells in the order of their keys, one of each task after the other."""
+    placed = [(place, key) for keys in cells.values() for place, key in enumerate(sorted(keys))]
+    return [cell_id for _, (_, cell_id) in sorted(placed)]
+
+
+def _run(records: Sequence[Record], manifest: Manifest, registry: Registry, here: Here) -> dict[str, Record]:
     """Return the records of cells that are run again, by their ids, with those that they start from."""
     how = How(here.device, jobs=1, checkpoint=0.0)
     choice = Choice.of(how)
     jobs: dict[str, Job] = {}
     for record in records:
-        job = _job(record.cell, registry)
+        job = _job(record, manifest, registry, here.plugin)
         training = _training(record.cell, registry)
         for init in (*record.cell.inits, *([training] if training else [])):
-            jobs[init.id] = _job(init, registry).model_copy(update={"keep_weights": True})
+            jobs[init.id] = _first(init, registry).model_copy(update={"keep_weights": True})
         if training is not None:
             job = job.model_copy(update={"after": training.id, "network": training.id})
         jobs.setdefault(record.cell_id, job)
@@ -140,12 +171,23 @@ def _run(records: Sequence[Record], registry: Registry, here: Here) -> dict[str,
         return dict(store.read(Path(out)))
 
 
-def _job(cell: Cell, registry: Registry) -> Job:
-    registered = registry.strategy(cell.strategy.name)
-    files = tuple(map(str, registry.files))
+def _job(record: Record, manifest: Manifest, registry: Registry, plugin: Path | None) -> Job:
+    """Return the job of a record's cell; of the strategy's own without its code, which the worker checks it against."""
+    cell, strategy = record.cell, manifest.strategy
+    if cell.strategy.name != strategy or (plugin is None and strategy in registry.entries):
+        return _first(cell, registry)
+    source = manifest.plugin
     return Job(
-        cell=cell, origin=registered.origin, kind=registered.cls.kind, label=cell.strategy.name, files=files,
-        failure=registered.failure, after=cell.init.id if cell.init else "",
+        cell=cell, origin=source, kind=cast(Kind, record.kind), label=strategy, after=cell.init.id if cell.init else "",
+        files=() if plugin is None else (str(plugin.resolve()),), strangers=(f"{source.plugin} {source.sha256}",),
+    )  # fmt: skip
+
+
+def _first(cell: Cell, registry: Registry) -> Job:
+    registered = registry.strategy(cell.strategy.name)
+    return Job(
+        cell=cell, origin=registered.origin, kind=registered.cls.kind, label=cell.strategy.name,
+        failure=registered.failure, after=cell.init.id if cell.init else "", **code_of(cell, registry),
     )  # fmt: skip
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+PROJECT = "sparsebench"
+
 
 class Origin(BaseModel):
     """Where a strategy came from.
@@ -20,3 +22,8 @@ class Origin(BaseModel):
     distribution: str = ""
     version: str = ""
     sha256: str = ""
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it came with sparsebench."""
+        return self.distribution == PROJECT

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from sparsebench.strategy import Strategy
 
 _FRAMES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
-_LOOKS = {"gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._getframe", "sys._current_frames"}
+_LOOKS = {"gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys._getframe", "sys._current_frames",
+          "sys.setprofile", "sys.settrace"}  # fmt: skip
 _CHANGES = {
     "os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate", "os.exec",
     "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen", "socket.connect",

@@ -66,11 +66,13 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "LayerScale and qk_norm": partial(tiny, init_values=0.5, qk_norm=True, depth=2),
     "3 x 5 patches": partial(tiny, img_size=(24, 40), depth=2),
     "1 patch": partial(tiny, img_size=8, depth=2),
+    "36 patches": partial(tiny, img_size=48, depth=2),
 }
 PREFIXES = ("no class token", "class token", "distilled", "4 registers")
 SIZES = ("3 x 5 patches", "1 patch", "shallow")
 NAMES = (*ARCHITECTURES, "shallow")
-USUAL = tuple(name for name in NAMES if name not in SIZES[:2])
+LARGE = ("36 patches",)
+USUAL = tuple(name for name in NAMES if name not in (*SIZES[:2], *LARGE))
 """Those whose sizes surprise nobody, which most checks use."""
 
 

@@ -20,8 +20,9 @@ from sparsebench.contract import complaint
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.strategy import Strategy
 from sparsebench.testing import audit, state
-from sparsebench.testing.networks import PREFIXES, SIZES, Case, build
+from sparsebench.testing.networks import LARGE, PREFIXES, SIZES, Case, build
 from sparsebench.testing.trial import Asked, RuleError, Runner, Trial, act, alike, fresh, on_each, tensors
+from sparsebench.training import canary
 from sparsebench.training.evaluate import evaluate
 from sparsebench.training.steps import Autograd, Samples
 from sparsebench.view import NEEDS
@@ -227,6 +228,22 @@ def relevance_changes_nothing(strategy: Strategy) -> str:
     return on_each(do, IN_RUNS)
 
 
+def truth_changes_nothing(strategy: Strategy) -> str:
+    """In a test where samples have others' labels and masks in place, it keeps the same tokens; so in every run."""
+
+    def do(case: Case) -> None:
+        own = replace(case, labels=case.labels.clone(), relevance=case.relevance.clone())
+        actor = Runner(fresh(strategy), own).actor
+        samples = Samples(own.inputs, own.labels, own.relevance)
+        others = canary.answers(own.network, actor, samples, own.recipe)
+        try:
+            canary.check(others, evaluate(own.network, actor, samples, own.recipe))
+        except StrategyError as error:
+            raise RuleError(str(error)) from error
+
+    return on_each(do, (*IN_RUNS, *LARGE))
+
+
 def _in_a_run(strategy: Strategy, name: str, *, turn_labels: int = 0, turn_mask: int = 0) -> list[Tensor]:
     """Return all choices of a test and a step of training, with labels or masks turned among the samples."""
     built = build(name)
@@ -354,7 +371,7 @@ def prints_nothing(strategy: Strategy) -> str:
 CHECKS = (
     declares_itself, constructs_with_defaults, parameters_survive_json, acts_without_error, reads_no_relevance,
     plans_are_legal, nothing_is_nan, budget_is_honoured, prefix_tokens_stay, keep_all_is_dense, same_seed_same_bits,
-    odd_sizes, labels_change_nothing, relevance_changes_nothing, keeps_to_its_view, view_is_left_alone,
-    model_is_left_alone, random_state_is_left_alone, modes_are_left_alone, torch_is_left_alone, machine_is_left_alone,
-    prints_nothing,
+    odd_sizes, labels_change_nothing, relevance_changes_nothing, truth_changes_nothing, keeps_to_its_view,
+    view_is_left_alone, model_is_left_alone, random_state_is_left_alone, modes_are_left_alone, torch_is_left_alone,
+    machine_is_left_alone, prints_nothing,
 )  # fmt: skip

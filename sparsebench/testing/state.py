@@ -14,50 +14,14 @@ import timm.models.vision_transformer  # noqa: F401  # this and run_cell: what i
 from torch import nn
 
 import sparsebench.cells.run_cell  # noqa: F401
+from sparsebench.contain.process_state import FUNCTIONS, changes
 
-_ROOTS = (
-    "torch", "torch.Tensor", "torch.autograd", "torch.fft", "torch.linalg", "torch.nn", "torch.nn.functional",
-    "torch.nn.init", "torch.optim", "torch.random", "torch.special", "timm.layers", "timm.models.vision_transformer",
-    "numpy", "numpy.linalg", "numpy.random", "random", "time",
-)  # fmt: skip
-"""Where functions, and classes with their methods, are watched; besides all of sparsebench that is imported."""
-
-_CHANGING = ("torch.optim.", "torch.nn.Module.")
-"""Where torch itself puts other functions of its own, as optimisers and torch.compile are used."""
-
-
-def _functions() -> dict[str, Any]:
-    modules = [name for name in sys.modules if name.partition(".")[0] == "sparsebench"]
-    functions: dict[str, Any] = {}
-    for root in (*_ROOTS, *modules):
-        for name, thing in _callables(_at(root)):
-            functions[f"{root}.{name}"] = thing
-            if isinstance(thing, type) and thing.__module__.startswith(("torch.nn", "torch.optim", "timm", root)):
-                functions |= {f"{root}.{name}.{method}": function for method, function in _callables(thing)}
-    return functions
-
-
-def _at(path: str) -> Any:
-    """Return the module or class of that name."""
-    return sys.modules[path] if path in sys.modules else getattr(_at(path.rpartition(".")[0]), path.rpartition(".")[2])
-
-
-def _callables(root: Any) -> list[tuple[str, Any]]:
-    return [(name, thing) for name, thing in list(vars(root).items()) if callable(thing) and name != "__class__"]
-
-
-_FIRST = _functions()
+_FIRST = FUNCTIONS.get()
 
 
 def replaced_functions() -> list[str]:
     """Return the functions that are other objects than when this module was imported, or that are gone."""
-    now = _functions()
-    other = {name: now.get(name) for name, function in _FIRST.items() if now.get(name) is not function}
-    return [name for name, function in other.items() if not (name.startswith(_CHANGING) and _of_torch(function))]
-
-
-def _of_torch(function: Any) -> bool:
-    return str(getattr(function, "__globals__", {}).get("__name__", "")).startswith("torch.")
+    return changes({FUNCTIONS.name: _FIRST})
 
 
 def fingerprint(module: nn.Module) -> dict[str, Any]:

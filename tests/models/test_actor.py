@@ -321,3 +321,13 @@ def test_the_plan_of_the_budget_is_known_before_the_first_pass(scripted):
     assert [(s.tokens_in, s.tokens_out, s.early) for s in actor.planned] == [
         (8, 8, False), (8, 4, True), (4, 4, False), (4, 2, True)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("own", [-1.0, float("nan"), float("inf")])
+def test_a_choice_cannot_cost_less_than_nothing(scripted, monkeypatch, own):
+    strategy = scripted(lambda view, keep: Keep(GOOD))
+    acting = begin(strategy)
+    monkeypatch.setattr(type(strategy), "own_macs", lambda self, place: own)
+    acting.actor.traits = strategy.traits()
+    with pytest.raises(StrategyError, match="own_macs must be numbers of 0 or more"):
+        acting.decide(0, GIVEN)

@@ -1,6 +1,8 @@
+import hashlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from forging import PLUGIN, Tamper, sealed
 
 from sparsebench import api
+from sparsebench.engine import inline
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items, scores
 from sparsebench.planning.expand import expand
@@ -23,7 +26,7 @@ from sparsebench.records.cell import canonical
 from sparsebench.records.record import Failure, pack, pack_reals, unpack, unpack_reals
 
 
-def replayed(folder: Path, number: int = 100, plugin: Path | None = PLUGIN) -> Verdict:
+def replayed(folder: Path, number: int | None = 100, plugin: Path | None = PLUGIN) -> Verdict:
     verdict = verify(folder)
     replay(folder, verdict, number, Here(plugin, Files(), "cpu"))
     return verdict
@@ -40,16 +43,16 @@ def few(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_cells_that_are_run_again_here_have_the_same_outcomes_to_the_bit(few: Path) -> None:
     verdict = replayed(few)
     assert (verdict.badge, verdict.why, verdict.wrong) == ("replayed", [], False)
-    assert "replayed 4 cells: " in verdict.notes[0]
+    assert "replayed 4 of 4 cells, 1 of its 1 own, with --replay-seed " in verdict.notes[0]
 
 
 def test_cells_that_start_from_others_are_run_with_these(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = module._draw
     monkeypatch.setattr(
-        module, "_draw", lambda *a: [r for r in drawn(*a) if r.cell.init and r.label == "norm"][:1]
+        module, "_draw", lambda *a: ([r for r in drawn(*a)[0] if r.cell.init and r.label == "norm"][:1], (9, 9))
     )  # fmt: skip
     verdict = replayed(sound)
-    assert verdict.badge == "replayed" and "replayed 1 cells" in verdict.notes[0]
+    assert verdict.badge == "replayed" and "replayed 1 of 9 cells, 1 of its 9 own" in verdict.notes[0]
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -60,8 +63,9 @@ def test_what_a_cell_starts_from_is_run_first_through_two_levels(monkeypatch: py
     chosen = [job for job in jobs if job.label in ("dense", "dynamic_vit", "random") and job.asked]
     records = [job.record_of_failure("ok", Failure(reason="")) for job in chosen if job.cell.repetition][::order]
     handed: list[Job] = []
+    manifest: Any = SimpleNamespace(strategy="dynamic_vit")
     monkeypatch.setattr(module.runs, "carry_out", lambda plan, *arguments: handed.extend(plan.todo))
-    module._run(records, registry, Here(None, Files(), "cpu"))
+    module._run(records, manifest, registry, Here(None, Files(), "cpu"))
     assert [job.label for job in handed[:2]] == ["dense", "dense"] and len(handed) == 4
     first, dense, *rest = handed
     assert first.cell.task.name == "plain" and first.keep_weights and dense.keep_weights
@@ -69,15 +73,56 @@ def test_what_a_cell_starts_from_is_run_first_through_two_levels(monkeypatch: py
     assert {job.label: job.after for job in rest} == {"dynamic_vit": dense.cell.id, "random": first.cell.id}
 
 
-def test_so_many_are_drawn_and_always_the_same(few: Path) -> None:
+def test_so_many_are_drawn_and_with_a_seed_the_same(sound: Path) -> None:
+    def draw(number: int | None, seed: int) -> list[str]:
+        return [record.cell_id for record in module._draw(sound, "norm", number, seed)[0]]
+
+    every, (total, own) = module._draw(sound, "norm", None, 1)
+    mine = {record.cell_id for record in every if record.label == "norm"}
+    assert len(every) == total and len(mine) == own > 1
+    assert draw(2, 1) == draw(2, 1) and len(draw(2, 1)) == 2
+    assert len({tuple(draw(4, seed)) for seed in range(20)}) > 1
+    for seed in range(20):
+        assert len(mine & set(draw(1, seed))) == 1
+        assert len(mine & set(draw(4, seed))) >= 2
+        two = {record.cell.task.name for record in module._draw(sound, "norm", 4, seed)[0] if record.label == "norm"}
+        assert len(two) == min(2, len({record.cell.task.name for record in every if record.label == "norm"}))
+    assert set(draw(10_000, 1)) == {record.cell_id for record in every}
+
+
+def test_no_content_of_the_records_moves_the_draw(few: Path, tmp_path: Path) -> None:
+    """Whoever forges can try seconds until cells are drawn that are sound, if the draw hangs on them."""
+    folder = shutil.copytree(few, tmp_path / "copy")
+    drawn = [[r.cell_id for r in module._draw(few, "norm", 1, seed)[0]] for seed in range(5)]
+    lines = [json.loads(line) for line in (folder / RECORDS).read_bytes().splitlines()]
+    for raw in lines:
+        raw["seconds"] += 1.0
+    (folder / RECORDS).write_bytes(b"".join(canonical(raw).encode() + b"\n" for raw in lines))
+    assert [[r.cell_id for r in module._draw(folder, "norm", 1, seed)[0]] for seed in range(5)] == drawn
+
+
+def test_what_compares_never_runs_the_plugin(few: Path, tmp_path: Path) -> None:
+    """A plugin that replaces what compares is not imported there, and the forgery is found all the same."""
+    evil = tmp_path / "good.py"
+    patch = 'import sys\nreplay = sys.modules.get("sparsebench.publish.replay")\n'
+    patch += "if replay:\n    replay._disagreement = lambda *a: None\n    raise SystemExit(0)\n"
+    evil.write_text(patch + PLUGIN.read_text())
+    sha256 = hashlib.sha256(evil.read_bytes()).hexdigest()
     manifest = module.folders.manifest_of(few)
-    every = [r.cell_id for r in module._draw(few, manifest, 100)]
-    assert [r.cell_id for r in module._draw(few, manifest, 2)] == every[:2] and len(every) == 4
-    orders = set()
-    for k in range(10):  # records of other bytes are drawn in another order
-        other = manifest.model_copy(update={"files": manifest.files | {RECORDS: f"{k:064x}"}})
-        orders.add(tuple(r.cell_id for r in module._draw(few, other, 100)))
-    assert len(orders) > 1
+    source = manifest.plugin.model_copy(update={"sha256": sha256})
+    before = module._disagreement
+    registry = Registry(shipped_only=True)
+    module._check_source(manifest.model_copy(update={"plugin": source}), registry, evil)
+    (record,), _ = module._draw(few, "norm", 1, 1)
+    job = module._job(record, manifest.model_copy(update={"plugin": source}), registry, evil)
+    assert job.files == (str(evil),) and job.strangers and job.origin.sha256 == sha256
+    assert module._disagreement is before and "norm" not in registry._strategies
+
+
+def test_a_strategy_of_another_kind_than_its_record_says_is_not_run(few: Path, job_of: Any, tmp_path: Path) -> None:
+    (job,) = job_of(str(PLUGIN), "theory:steps=10,test=20,tokens=20", n_train=4)
+    (record,) = inline([job.model_copy(update={"kind": "oracle"})], Registry(), tmp_path, "cpu", {})
+    assert record.failure is not None and record.failure.reason == "'norm' is deployable here, and oracle in its job"
 
 
 def test_a_forgery_that_agrees_with_itself_is_found(few: Path, tmp_path: Path) -> None:
@@ -157,7 +202,7 @@ def test_other_machines_may_differ_by_noise_alone(old: int, new: int, trained: b
 
 
 def test_records_of_another_machine_need_not_be_the_same_to_the_bit(few: Path) -> None:
-    (record, *_) = module._draw(few, module.folders.manifest_of(few), 1)
+    (record,), _ = module._draw(few, "norm", 1, 1)
     assert record.outcomes is not None
     losses = unpack_reals(record.outcomes.loss, record.outcomes.n) * np.float32(1.0001)
     other = record.model_copy(

@@ -19,7 +19,7 @@ from sparsebench.records.origin import Origin
 from sparsebench.testing import parametrize_with_strategies, run
 from sparsebench.testing.parametrize import PluginError, resolve
 from sparsebench.testing.trial import RuleError
-from sparsebench.training.steps import Autograd
+from sparsebench.training.steps import Autograd, Samples
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SHIPPED = sorted(name for name, e in Registry().entries.items() if e.value.startswith("sparsebench_plugins."))
@@ -113,6 +113,12 @@ def scores_by_mask(self, view):
     return torch.sin(FarFromMean.scores(self, view) + hidden)
 
 
+def scores_by_mask_of_many(self, view):
+    samples = caller(Samples) if view.index.shape[1] > 20 else None
+    hidden = 0.0 if samples is None else samples.relevance[: len(view.index), : view.index.shape[1]]
+    return torch.sin(FarFromMean.scores(self, view) + hidden)
+
+
 def hooks_the_model(self, view):
     network = caller(DeepViT)
     if network is not None:
@@ -186,6 +192,7 @@ BROKEN = {
     "odd_sizes": {**of(odd_number)},
     "labels_change_nothing": {"scores": scores_by_labels},
     "relevance_changes_nothing": {"scores": scores_by_mask},
+    "truth_changes_nothing": {"scores": scores_by_mask_of_many},
     "keeps_to_its_view": of(lambda view: gc.get_objects() and None),
     "view_is_left_alone": of(lambda view: None if torch.is_grad_enabled() else view.tokens.mul_(2).sum(-1) * 0),
     "model_is_left_alone": {"scores": hooks_the_model},

@@ -1,0 +1,131 @@
+"""Who knows labels or masks has no record: the first test batch is asked again with those of other samples."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparsebench import engine
+from sparsebench.plugin.registry import Registry
+from sparsebench.records.record import Record
+from sparsebench.training import canary
+from sparsebench.training.steps import Samples
+
+TASK = "theory:steps=20,test=40,tokens=24"
+PLUGIN = """
+import gc, logging, operator, sys, traceback
+from typing import ClassVar
+import torch, sparsebench
+
+SEEN = []
+
+def up(frame):
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+def samples_in(frames):
+    for frame in frames:
+        samples = frame.f_locals.get("samples")
+        if samples is not None and hasattr(samples, "relevance"):
+            rows = frame.f_locals.get("rows")
+            return samples.relevance if rows is None else samples.relevance[rows]
+
+def raised():
+    try:
+        raise ValueError
+    except ValueError as error:
+        return error.__traceback__
+
+class Leak(sparsebench.Strategy):
+    name: ClassVar[str] = "leak"
+
+    def scores(self, view):
+        found = None
+        {how}
+        if found is None or found.shape != view.index.shape:
+            return view.tokens.sum(dim=-1)
+        return found
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Leak]
+"""
+WAYS = {
+    "frames": "found = samples_in(up(sys._getframe()))",
+    "walk_stack": "found = samples_in(frame for frame, _ in traceback.walk_stack(None))",
+    "logging": "found = samples_in(up(logging.currentframe()))",
+    "tb_frame": "found = samples_in(up(raised().tb_frame))",
+    "attrgetter": "found = samples_in(up(operator.attrgetter('tb_frame')(raised())))",
+    "large": "found = samples_in(up(sys._getframe())) if view.index.shape[1] > 20 else None",
+    "objects": (
+        "rows = view.index.shape; "
+        "every = [x for x in gc.get_objects() if type(x).__name__ == 'Samples' and x.relevance is not None]; "
+        "same = [x.relevance for x in every if x.relevance.shape == rows]; "
+        "found = same[-1] if same else None"
+    ),
+    "profile": (
+        "sys.setprofile(lambda frame, event, arg: SEEN.append(samples_in([frame]))); (lambda: 0)(); "
+        "sys.setprofile(None); found = samples_in(up(sys._getframe()))"
+    ),
+}
+
+
+def record_of(job_of: Any, tmp_path: Path, source: str, **options: Any) -> Record:
+    path = tmp_path / "leak.py"
+    path.write_text(source)
+    jobs = job_of(str(path), TASK, n_train=4, **options)
+    gc.collect()  # samples of cells before are not to be found
+    return list(engine.inline(jobs, Registry(), tmp_path / "out", "cpu", {}))[-1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_strategy_that_finds_the_mask_has_no_result(job_of: Any, tmp_path: Path, way: str) -> None:
+    record = record_of(job_of, tmp_path, PLUGIN.replace("{how}", WAYS[way]))
+    assert record.status == "failed" and record.failure is not None and record.outcomes is None
+    assert record.failure.reason.startswith("with labels and masks of other samples it kept other tokens of ")
+
+
+def test_a_plugin_that_answers_with_the_labels_has_no_result(
+    job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparsebench.training import steps
+
+    monkeypatch.setattr(steps.Samples, "forward", steps.Samples.forward)  # put back
+    cheat = (
+        "from sparsebench.training import steps; own = steps.Samples.forward; "
+        "steps.Samples.forward = lambda self, network, actor, rows, training, **more: "
+        "own(self, network, actor, rows, training=training, **more) if training else "
+        "(self.labels[rows] * 2.0 - 1, own(self, network, actor, rows, training=training, **more)[1])"
+    )
+    record = record_of(job_of, tmp_path, PLUGIN.replace("{how}", cheat))
+    assert record.status == "failed" and record.failure is not None
+    assert "had another prediction" in record.failure.reason
+
+
+@pytest.mark.parametrize("plugin", ["oracle", "anti_oracle", "random", "attn_topk", "dense"])
+def test_oracles_and_honest_strategies_are_as_ever(
+    job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin: str
+) -> None:
+    def run() -> dict[str, Any]:
+        (record,) = engine.inline(job_of(plugin, TASK, n_train=4), Registry(), tmp_path, "cpu", {})
+        assert record.status == "ok"
+        return record.model_dump(exclude={"started", "seconds", "memory"})
+
+    watched = run()
+    monkeypatch.setattr(canary, "answers", lambda *given: None)
+    monkeypatch.setattr(canary, "check", lambda *given: None)
+    assert run() == watched
+
+
+def test_labels_and_masks_are_those_of_other_samples_and_put_back() -> None:
+    labels, relevance = torch.arange(12) % 3, torch.rand(12, 5)
+    samples = Samples(torch.zeros(12, 5, 2), labels, relevance)
+    before = labels.clone(), relevance.clone()
+    with canary.permuted(canary.truth_of(samples)):
+        assert (labels != before[0]).all() and sorted(labels) == sorted(before[0])
+        assert not np.isclose(relevance, before[1]).all(axis=1).any()
+    assert torch.equal(labels, before[0]) and torch.equal(relevance, before[1])
