@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,6 +15,9 @@ from sparsebench.records.record import Record, upgrade
 from sparsebench.strategy import KINDS
 
 LARGEST_REAL, LARGEST_WHOLE = 1e300, 2**63
+LONGEST_NAME = 100
+AHEAD = timedelta(days=1)
+"""How far a machine's clock may be before this one's."""
 MOST_ITEMS = 200_000
 """Test items of a cell."""
 
@@ -62,6 +66,29 @@ def _check_numbers(raw: Any) -> None:
             raise Unfit(f"it holds a number of {value.bit_length()} bits")
 
 
+def _wrong_name(name: str, label: str) -> str | None:
+    if not name.isidentifier() or len(name) > LONGEST_NAME:
+        return f"its strategy is called '{plain(name, 60)}', which is no name of a class"
+    if not label.isprintable():
+        return "its label holds characters that cannot be shown"
+    if label != name and not label.startswith(f"{name}("):
+        return f"its label '{plain(label, 60)}' is not that of strategy '{plain(name, 60)}'"
+    return None
+
+
+def _wrong_start(started: str) -> str | None:
+    """Return what is wrong with when a cell began; no record may come after all that are yet to come."""
+    if not started:
+        return None
+    try:
+        when = datetime.fromisoformat(started)
+    except ValueError:
+        when = None
+    if when is None or when.tzinfo is None:
+        return f"it began at '{plain(started, 60)}', which is no time in ISO 8601"
+    return f"it began in the future, at {plain(started, 60)}" if when > datetime.now(UTC) + AHEAD else None
+
+
 def _wrong(record: Record) -> str | None:
     """Return what no cell can have come to, or None."""
     counts = {
@@ -78,9 +105,8 @@ def _wrong(record: Record) -> str | None:
         return "its trajectory has a negative number"
     if record.kind not in KINDS:
         return f"its kind is '{plain(record.kind, 60)}', allowed: {', '.join(KINDS)}"
-    name = record.cell.strategy.name
-    if record.label != name and not record.label.startswith(f"{name}("):
-        return f"its label '{plain(record.label, 60)}' is not that of strategy '{plain(name, 60)}'"
+    if wrong := _wrong_name(record.cell.strategy.name, record.label) or _wrong_start(record.started):
+        return wrong
     if (record.status == "ok") != (record.failure is None):
         return f"its status is {record.status}, and it has {'no' if record.failure is None else 'a'} failure"
     if record.status == "ok" and not (record.metrics and record.outcomes):

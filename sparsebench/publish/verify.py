@@ -279,6 +279,9 @@ class _Examined:
             self.as_reported |= reported
 
     def _scores(self, record: Record, items: Items, task: Task | None) -> Iterator[str]:
+        asked = getattr(task, "test", 0)
+        if asked and len(items.labels) != asked:
+            yield f"it has {len(items.labels)} test items, and its task {asked}"
         yield from rescore.differences(record, items, task)
         for truth, what in _truths(record, items):
             first, cell_id = self._truths.setdefault(truth, (what, record.cell_id))

@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from forging import Tamper, flip, put, sealed
 
 from sparsebench.errors import UserError
-from sparsebench.publish.folder import MANIFEST, RECORDS
+from sparsebench.publish.folder import MANIFEST, RECORDS, Unfit
+from sparsebench.publish.lines import record_of
 from sparsebench.publish.verify import badge_of, submissions_in, verify, verify_each
+from sparsebench.records.cell import Part, canonical
 from sparsebench.records.manifests import Asked
-from sparsebench.records.record import pack, pack_reals, unpack, unpack_reals
+from sparsebench.records.record import Record, pack, pack_reals, unpack, unpack_reals
 
 Raw = dict[str, Any]
 
@@ -316,3 +319,34 @@ assert not [name for name in sys.modules if name.startswith(("sparsebench_plugin
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)[0]["badge"] == "recounted"
+
+
+@pytest.mark.parametrize(
+    ("started", "said"),
+    [("zzz", "no time in ISO 8601"), ("2026-01-01T00:00:00", "no time in ISO 8601"),
+     ("9999-12-31T23:59:59.999999+00:00", "in the future")],
+)  # fmt: skip
+def test_a_record_that_no_later_one_could_replace_is_refused(tampered: Tamper, started: str, said: str) -> None:
+    verdict = verify(tampered(put(started, "started")))
+    assert verdict.badge == "rejected" and said in verdict.why[0]
+
+
+@pytest.mark.parametrize("name", ["<img src=x onerror=a>", "[x](http://a.b)", "=cmd|a", "a\nb", "\x1b[31m", "a" * 5000])
+def test_a_name_that_no_class_has_is_refused(make_record: Callable[..., Record], name: str) -> None:
+    record = make_record()
+    cell = record.cell.model_copy(update={"strategy": Part(name=name)})
+    raw = record.model_dump(mode="json") | {"cell": cell.model_dump(mode="json"), "cell_id": cell.id, "label": name}
+    with pytest.raises(Unfit, match="which is no name of a class"):
+        record_of(canonical(raw).encode())
+
+
+def test_test_items_that_were_left_out_are_found(tampered: Tamper) -> None:
+    def fewer(raw: Raw) -> None:
+        outcomes = raw["outcomes"]
+        n, outcomes["n"] = outcomes["n"], 13
+        for name in ("predicted", "label", "group", "rank"):
+            outcomes[name] = pack(unpack(outcomes[name], n)[:13])
+        outcomes["loss"] = pack_reals(unpack_reals(outcomes["loss"], n)[:13])
+
+    verdict = verify(tampered(fewer, strategy=None))
+    assert verdict.badge == "reported" and "it has 13 test items, and its task " in " ".join(verdict.why)
