@@ -70,7 +70,7 @@ def _wrong_name(name: str, label: str) -> str | None:
     if not name.isidentifier() or len(name) > LONGEST_NAME:
         return f"its strategy is called '{plain(name, 60)}', which is no name of a class"
     if not label.isprintable():
-        return "its label holds characters that cannot be shown"
+        return f"its label '{plain(label, 60)}' holds characters that cannot be shown"
     if label != name and not label.startswith(f"{name}("):
         return f"its label '{plain(label, 60)}' is not that of strategy '{plain(name, 60)}'"
     return None
