@@ -50,26 +50,26 @@ def table() -> Table:
     """Return every function that is watched, of the modules that are imported by now."""
     for name in _FIRST:
         importlib.import_module(name)
-    found: dict[int, Space] = {}
+    spaces: dict[int, Space] = {}
     seen: set[int] = set()
     watched = [name for name in list(sys.modules) if name.partition(".")[0] in _WHOLE]
     for root in (*_ROOTS, *sorted(watched)):
         owner = _at(root)
-        if owner is None or id(owner) in found:
+        if owner is None or id(owner) in spaces:
             continue
-        found[id(owner)] = space = _space(root, owner, seen)
+        spaces[id(owner)] = space = _space(root, owner, seen)
         for _, thing in space.things:
-            if isinstance(thing, type) and id(thing) not in found and _is_watched(thing, root):
-                found[id(thing)] = _space(f"{thing.__module__}.{thing.__qualname__}", thing, seen)
-    return tuple(found.values())
+            if isinstance(thing, type) and id(thing) not in spaces and _is_watched(thing, root):
+                spaces[id(thing)] = _space(f"{thing.__module__}.{thing.__qualname__}", thing, seen)
+    return tuple(spaces.values())
 
 
-def replaced(before: Table) -> list[str]:
+def changes(before: Table) -> list[str]:
     """Return the names of the functions that are others than they were, or that are gone."""
-    return [name for space in before for name in _replaced(space)]
+    return [name for space in before for name in _changes_in(space)]
 
 
-def _replaced(space: Space) -> Iterator[str]:
+def _changes_in(space: Space) -> Iterator[str]:
     if isinstance(space.owner, ModuleType) and sys.modules.get(space.name, space.owner) is not space.owner:
         yield space.name
         return

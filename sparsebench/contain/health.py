@@ -61,7 +61,7 @@ class Health:
         if failure is not None and failure not in self.ordinary:
             return f"a cell failed with {failure}"
         if other := [*self.changed, *(["descriptors"] if self._files() != self.files else [])]:
-            return f"a cell has changed {shown(other)}"
+            return f"a cell has changed {names_of_changes(other)}"
         if [t for t in threading.enumerate() if t not in self.threads and not isinstance(t, threading._DummyThread)]:
             return "a cell has left threads"
         if set(descendants(self.keeper)) - self.processes:
@@ -79,7 +79,7 @@ class Health:
         return held_over(me, most) > 0
 
 
-def shown(names: Sequence[str]) -> str:
+def names_of_changes(names: Sequence[str]) -> str:
     """Return some names as a text: the first few, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

@@ -210,7 +210,7 @@ RANDOM = (
 )
 """The global random states, by library. A cell begins with its own, so they need not stay as they are."""
 
-FUNCTIONS = Row("functions", functions.table, None, functions.replaced)
+FUNCTIONS = Row("functions", functions.table, None, functions.changes)
 """The functions of torch, timm, torchvision, NumPy and sparsebench. Milliseconds to compare, so apart from `STATE`."""
 
 _ROWS = {row.name: row for row in (*STATE, *RANDOM, FUNCTIONS)}

@@ -86,12 +86,12 @@ class Queue:
 
     def _next(self, who: object) -> list[Job] | None:
         """Take out the next batch for somebody, if any may start."""
-        own, others = self.at.get(who, _Place((), "")), {place for one, place in self.at.items() if one != who}
+        current, others = self.at.get(who, _Place((), "")), {place for one, place in self.at.items() if one != who}
         for equals in self.equals:
-            ready = ((place, at) for place, some in equals.items() if (at := self._first(some)) is not None)
-            if own in equals and (at := self._first(equals[own])) is not None:
-                place = own
-            elif (choice := _best(ready, own, others)) is not None:
+            ready = ((place, at) for place, batches in equals.items() if (at := self._first(batches)) is not None)
+            if current in equals and (at := self._first(equals[current])) is not None:
+                place = current
+            elif (choice := _best(ready, current, others)) is not None:
                 place, at = choice
             else:
                 continue
@@ -146,20 +146,20 @@ def _place(job: Job) -> _Place:
     return _Place(job.strangers, job.cell.draw)
 
 
-def _best(ready: Iterator[tuple[_Place, int]], own: _Place, others: set[_Place]) -> tuple[_Place, int] | None:
+def _best(ready: Iterator[tuple[_Place, int]], current: _Place, others: set[_Place]) -> tuple[_Place, int] | None:
     """Return the first place with the same strangers that nobody else is at, or that at least, or any; None of none."""
     first: dict[bool, tuple[_Place, int]] = {}
     for place, at in ready:
-        same = place.strangers == own.strangers
+        same = place.strangers == current.strangers
         if same and place not in others:
             return place, at
         first.setdefault(same or place not in others, (place, at))
     return first.get(True) or first.get(False)
 
 
-def _by_place(some: Iterable[list[Job]]) -> OrderedDict[_Place, deque[list[Job]]]:
+def _by_place(batches: Iterable[list[Job]]) -> OrderedDict[_Place, deque[list[Job]]]:
     """Return batches by what the first in each needs."""
     found: OrderedDict[_Place, deque[list[Job]]] = OrderedDict()  # a dict passes by all that was taken out, each time
-    for batch in some:
+    for batch in batches:
         found.setdefault(_place(batch[0]), deque()).append(batch)
     return found

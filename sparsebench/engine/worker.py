@@ -54,7 +54,7 @@ def main(setting: Setting, *, strangers: bool) -> None:
     faulthandler.enable()  # a crash says in the log where it was
     line = Line()
 
-    from sparsebench.cells.changed import marked
+    from sparsebench.cells.changed import mark
     from sparsebench.cells.prepare import Context
     from sparsebench.cells.run_cell import run_cells
     from sparsebench.contain.health import Health, device_is_lost
@@ -92,7 +92,7 @@ def main(setting: Setting, *, strangers: bool) -> None:
                 faulthandler.cancel_dump_traceback_later()
                 record = record.model_copy(update={"memory": peak()})
                 unfit = unfit or health.trouble(record.failure.kind if record.failure else None)
-                record = marked(record, health.changed)
+                record = mark(record, health.changed)
                 # Cells that were trained together are all trained by now: what one has left cannot meet another's.
                 now = unfit and (done == len(jobs) or device_is_lost(context.device))
                 if now:  # said before the answer, after which it is ended

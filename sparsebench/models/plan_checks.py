@@ -155,13 +155,13 @@ def _check_groups(target: Tensor, name: str, keep: int) -> None:
         raise StrategyError(f"'{name}': Merge.target leaves one of its {keep} groups empty")
 
 
-def check_own_macs(own: Any, strategy: Strategy) -> Any:
+def check_own_macs(macs: Any, strategy: Strategy) -> Any:
     """Return the MACs that a strategy says a choice costs: one number, or one of each sample.
 
     Raises:
         StrategyError: one is negative, infinite or no number.
     """
-    numbers = np.asarray(own, dtype=np.float64)
+    numbers = np.asarray(macs, dtype=np.float64)
     if not np.isfinite(numbers).all() or (numbers < 0).any():
-        raise StrategyError(f"'{strategy.name}': own_macs must be numbers of 0 or more, got {own}")
-    return own
+        raise StrategyError(f"'{strategy.name}': own_macs must be numbers of 0 or more, got {macs}")
+    return macs

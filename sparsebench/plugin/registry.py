@@ -265,9 +265,9 @@ class Registry:
 
     def owners(self, strategy: str, task: str, model: str) -> list[Owner]:
         """Return where the strategy, the task and the model of those names came from."""
-        found = self.strategy(strategy)
+        registered = self.strategy(strategy)
         owned = [self._owners[cls] for cls in (self.task(task), self.model(model))]
-        return [Owner(found.origin, found.file), *owned]
+        return [Owner(registered.origin, registered.file), *owned]
 
     def _free_plugin(self, name: str) -> str:
         """Return the name, marked until no plugin has it."""

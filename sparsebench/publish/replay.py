@@ -84,10 +84,10 @@ def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> No
     records, counts = _draw(folder, manifest.strategy, number, seed)
     again = _run(records, manifest, registry, here)
     off = [text for record in records if (text := _disagreement(record, again[record.cell_id], len(records)))]
-    own = sum(record.cell.strategy.name == manifest.strategy for record in records)
+    of_strategy = sum(record.cell.strategy.name == manifest.strategy for record in records)
     verdict.notes.append(
-        f"replayed {len(records)} of {counts[0]} cells, {own} of its {counts[1]} own, with --replay-seed {seed}: "
-        + ", ".join(record.cell_id for record in records)
+        f"replayed {len(records)} of {counts[0]} cells, {of_strategy} of its {counts[1]} own, "
+        f"with --replay-seed {seed}: " + ", ".join(record.cell_id for record in records)
     )
     verdict.why, verdict.wrong = off, bool(off)
     if not off:
@@ -120,15 +120,15 @@ def _draw(folder: Path, strategy: str, number: int | None, seed: int) -> tuple[l
     At least half are of the strategy's own cells, as far as there are so many, and both halves go round the tasks. The
     draw hangs on the cells and on a seed that the submission cannot know: no other content of the records moves it.
     """
-    own: dict[str, list[tuple[int, str]]] = {}
+    of_strategy: dict[str, list[tuple[int, str]]] = {}
     other: dict[str, list[tuple[int, str]]] = {}
     for line in folders.lines(folder):
         record, _ = record_of(line)
         if record.status == "ok":
-            cells = own if record.cell.strategy.name == strategy else other
+            cells = of_strategy if record.cell.strategy.name == strategy else other
             key = seeds.seed_of("replay", str(seed), record.cell_id), record.cell_id
             cells.setdefault(record.cell.task.name, []).append(key)
-    first, second = _round(own), _round(other)
+    first, second = _round(of_strategy), _round(other)
     total = len(first) + len(second)
     most = total if number is None else min(number, total)
     others = min(most // 2, len(second))

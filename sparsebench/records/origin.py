@@ -24,6 +24,6 @@ class Origin(BaseModel):
     sha256: str = ""
 
     @property
-    def shipped(self) -> bool:
+    def is_shipped(self) -> bool:
         """Whether it came with sparsebench."""
         return self.distribution == PROJECT

@@ -232,12 +232,12 @@ def truth_changes_nothing(strategy: Strategy) -> str:
     """In a test where samples have others' labels and masks in place, it keeps the same tokens; so in every run."""
 
     def do(case: Case) -> None:
-        own = replace(case, labels=case.labels.clone(), relevance=case.relevance.clone())
-        actor = Runner(fresh(strategy), own).actor
-        samples = Samples(own.inputs, own.labels, own.relevance)
-        others = canary.answers(own.network, actor, samples, own.recipe)
+        copied = replace(case, labels=case.labels.clone(), relevance=case.relevance.clone())
+        actor = Runner(fresh(strategy), copied).actor
+        samples = Samples(copied.inputs, copied.labels, copied.relevance)
+        others = canary.answers(copied.network, actor, samples, copied.recipe)
         try:
-            canary.check(others, evaluate(own.network, actor, samples, own.recipe))
+            canary.check(others, evaluate(copied.network, actor, samples, copied.recipe))
         except StrategyError as error:
             raise RuleError(str(error)) from error
 

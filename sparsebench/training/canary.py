@@ -34,8 +34,8 @@ def truth_of(samples: Samples, originals: Sequence[Data | None] = ()) -> Truth:
     labels: list[Array] = [samples.labels]
     masks: list[Array] = [] if samples.relevance is None else [samples.relevance]
     for split in [data.test for data in originals if data is not None]:
-        labels += _others(labels, [split.labels, split.groups])
-        masks += _others(masks, _masks(split))
+        labels += _separate(labels, [split.labels, split.groups])
+        masks += _separate(masks, _masks(split))
     return Truth(labels, masks)
 
 
@@ -43,7 +43,7 @@ def _masks(split: Split) -> list[np.ndarray]:
     return [value for value in (split.relevance, split.boxes, split.foregrounds) if value is not None]
 
 
-def _others(known: Sequence[Array], arrays: Sequence[np.ndarray]) -> list[Array]:
+def _separate(known: Sequence[Array], arrays: Sequence[np.ndarray]) -> list[Array]:
     """Return the arrays that can be written and share no memory with those that are known."""
     memory = [np.asarray(one) for one in known if not isinstance(one, Tensor) or one.device.type == "cpu"]
     return [array for array in arrays if array.flags.writeable and not any(np.shares_memory(array, m) for m in memory)]
@@ -62,12 +62,12 @@ def answers(
         truth = truth._replace(masks=[])
     few = copy.copy(samples)
     few.items = samples.items[: first_batch(network, samples)]
-    with preserve(RANDOM), permuted(truth):
+    with preserve(RANDOM), permute(truth):
         return evaluate(network, actor, few, recipe)
 
 
 @contextmanager
-def permuted(truth: Truth) -> Iterator[None]:
+def permute(truth: Truth) -> Iterator[None]:
     """Give every sample the truth of another, of another class where there are enough; and put all back afterwards."""
     order = torch.as_tensor(truth.labels[0]).argsort(stable=True).cpu()
     rows = torch.empty_like(order)

@@ -125,7 +125,7 @@ def test_labels_and_masks_are_those_of_other_samples_and_put_back() -> None:
     labels, relevance = torch.arange(12) % 3, torch.rand(12, 5)
     samples = Samples(torch.zeros(12, 5, 2), labels, relevance)
     before = labels.clone(), relevance.clone()
-    with canary.permuted(canary.truth_of(samples)):
+    with canary.permute(canary.truth_of(samples)):
         assert (labels != before[0]).all() and sorted(labels) == sorted(before[0])
         assert not np.isclose(relevance, before[1]).all(axis=1).any()
     assert torch.equal(labels, before[0]) and torch.equal(relevance, before[1])
