@@ -148,7 +148,7 @@ def test_the_function_and_the_command_have_the_same_options() -> None:
         "columns",
         "dry_run",
     }  # how it is printed
-    assert options == set(inspect.signature(sparsebench.run).parameters) - {"on_record"}
+    assert options == set(inspect.signature(sparsebench.run).parameters) - {"on_record", "progress"}
 
 
 def test_the_public_names_are_there() -> None:

@@ -1,5 +1,6 @@
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_folder_that_does_not_say_what_it_is_about_is_refused(out: Path, tmp_p
 def test_records_of_several_sources_are_refused(out: Path, tmp_path: Path) -> None:
     again = copied(out, tmp_path)
     one = next(r for r in store.read(again).values() if r.cell.strategy.name == "norm")
-    newer = {"origin": one.origin.model_copy(update={"sha256": "f" * 64}), "started": "2099"}
+    newer = {"origin": one.origin.model_copy(update={"sha256": "f" * 64}), "started": datetime.now(UTC).isoformat()}
     append(again, one.model_copy(update=newer))
     with pytest.raises(UserError, match="several versions of its source"):
         submit(again, tmp_path / "to")
@@ -112,7 +113,7 @@ def test_what_would_not_verify_is_refused_and_nothing_is_left(out: Path, tmp_pat
     again = copied(out, tmp_path)
     one = next(r for r in store.read(again).values() if r.cell.strategy.name == "norm")
     better = one.metrics | {"accuracy": one.metrics["accuracy"].model_copy(update={"value": 0.999})}
-    append(again, one.model_copy(update={"metrics": better, "started": "2099"}))
+    append(again, one.model_copy(update={"metrics": better, "started": datetime.now(UTC).isoformat()}))
     with pytest.raises(UserError, match=r"would not be verified: .*accuracy is 0.999"):
         submit(again, tmp_path / "to")
     assert not list((tmp_path / "to").rglob("*.json*"))
