@@ -20,7 +20,7 @@ from typing import Any
 from playwright.sync_api import Browser, sync_playwright
 from tabulate import tabulate
 
-from sparsebench.board import page
+from sparsebench import page
 from sparsebench.board.board import Board, Row
 from sparsebench.board.columns import COLUMNS
 

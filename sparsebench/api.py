@@ -125,8 +125,8 @@ run.__signature__ = _signature()  # type: ignore[attr-defined]
 
 def execute(request: Request, files: Files, how: How, out: Path, callbacks: Callbacks) -> pd.DataFrame:
     """Run what is missing, write the leaderboard, and return the request's records, flat; see `run`."""
-    from sparsebench.board.publish import publish
     from sparsebench.engine import run as runs
+    from sparsebench.page.files import publish
     from sparsebench.plugin.registry import Registry
 
     plan = runs.run(request, files, how, Registry(), out, callbacks)
@@ -139,7 +139,7 @@ def refresh(folder: Path) -> bool:
     """Write the leaderboard of a run's folder again, from all its records, where it has one; return whether it has."""
     from sparsebench.board import reading
     from sparsebench.board.gather import WANTED
-    from sparsebench.board.publish import publish
+    from sparsebench.page.files import publish
 
     if exists := (folder / "leaderboard.csv").exists():
         publish(reading.read(folder, WANTED), folder)

@@ -71,7 +71,8 @@ def leaderboard(
 
 def _compare_or_write(folder: Path, write: bool) -> int:
     """Compare the boards in a folder with their records, or write them; return how the command leaves."""
-    from sparsebench.board import documents, published
+    from sparsebench.board import documents
+    from sparsebench.page import published
 
     wrong = 0
     folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder)
@@ -91,7 +92,7 @@ def _compare_or_write(folder: Path, write: bool) -> int:
 
 
 def _page(folder: Path) -> bytes:
-    from sparsebench.board import page
+    from sparsebench import page
     from sparsebench.board.gather import gather
 
     return page.render(gather(folder))

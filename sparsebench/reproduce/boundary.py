@@ -8,28 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
-from sparsebench.reproduce.trials import Trial, group_by, line, mean
+from sparsebench.reproduce.trials import Trial, group_by, mean
 from sparsebench.stats.intervals import Interval
-
-
-def crossing(snr: np.ndarray, losses: np.ndarray, threshold: float) -> float:
-    """Return the SNR, rising in `snr`, from which on the loss is below the threshold; interpolated in logarithms.
-
-    The smallest SNR if it always is, infinite if it is not even at the largest, and NaN if the loss where that ends is
-    unknown: a network that never fitted its training data is neither benign nor harmful.
-    """
-    above = np.flatnonzero(~(losses < threshold))
-    if not len(above):
-        return float(snr[0])
-    last = above[-1]
-    if np.isnan(losses[last]):
-        return float("nan")
-    if last + 1 == len(snr):
-        return float("inf")
-    with np.errstate(divide="ignore"):  # a loss of 0 is as far below as can be
-        x, y = np.log(snr[last : last + 2]), np.log(losses[last : last + 2])
-    share = (y[0] - np.log(threshold)) / (y[0] - y[1])
-    return float(np.exp(x[0] + share * (x[1] - x[0])))
+from sparsebench.stats.lines import crossing, line
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from sparsebench.reproduce.trials import (
     group_by,
     mean,
     resamples_of,
-    slopes,
     values_of,
 )
 from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge
 from sparsebench.stats.intervals import Interval
+from sparsebench.stats.lines import slopes
 
 GAIN = 0.10
 """The gain in accuracy that full removal should bring; the paper's are 0.122 and 0.147."""

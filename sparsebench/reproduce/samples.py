@@ -13,9 +13,10 @@ from sparsebench.measure import theory
 from sparsebench.models.shipped import Shallow
 from sparsebench.reproduce import published
 from sparsebench.reproduce.result import COLOURS, Panel, Result, draw_dashed, heat_map, legend, points
-from sparsebench.reproduce.trials import ENOUGH, Fit, Grid, Trial, compete, group_by, resamples_of, slopes, values_of
+from sparsebench.reproduce.trials import ENOUGH, Fit, Grid, Trial, compete, group_by, resamples_of, values_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 from sparsebench.stats.intervals import percentiles
+from sparsebench.stats.lines import slopes
 from sparsebench.tasks.theory import Theory
 
 HARD = 0.28

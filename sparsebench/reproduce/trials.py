@@ -14,6 +14,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
 from sparsebench.reproduce.verdicts import interval
 from sparsebench.stats.intervals import Interval, Successes, mean_interval, percentiles, sample_complexity
+from sparsebench.stats.lines import exponents, line
 
 K = TypeVar(
     "K", str, float, bool, tuple[int, int], tuple[int, float], tuple[str, str, float], tuple[float, float, float]
@@ -149,14 +150,6 @@ def resamples_of(grids: Iterable[Grid]) -> tuple[np.ndarray, list[int]]:
     return np.array([one.resamples() for one in successes]), [len(one.seeds) for one in successes]
 
 
-def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """Return slope, intercept and R2 of the least-squares line; R2 is 0 where y is constant."""
-    slope, intercept = np.polyfit(x, y, 1)
-    rest, spread = ((y - slope * x - intercept) ** 2).sum(), ((y - y.mean()) ** 2).sum()
-    varies = spread > 1e-12 * (y**2).sum()
-    return float(slope), float(intercept), float(1 - rest / spread) if varies else 0.0
-
-
 ENOUGH = 4
 """Points that say whether a line fits; through three, most curves look like one."""
 
@@ -212,33 +205,10 @@ def compete(
     fits = []
     for name, values in candidates.items():
         x = values[finite]
-        exponent = float(_exponents(np.log(x), y[finite, None])[0])
-        low, high = percentiles(_exponents(np.log(x), resamples[finite]), n)
+        exponent = float(exponents(np.log(x), y[finite, None])[0])
+        low, high = percentiles(exponents(np.log(x), resamples[finite]), n)
         fits.append(Fit(name, line(x, y[finite])[2], exponent, low, high, len(x), float(x.max() / x.min())))
     return sorted(fits, key=lambda fit: -fit.r2)
-
-
-def _exponents(log_x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return (R,) slopes of log y on log x over the finite ones of y (P, R); NaN where there are fewer than two."""
-    known = np.isfinite(y)
-    weights = known / np.maximum(known.sum(axis=0), 1)
-    log_y = np.log(np.where(known, y, 1.0))
-    dx = log_x[:, None] - (weights * log_x[:, None]).sum(axis=0)
-    dy = log_y - np.take_along_axis(log_y, known.argmax(axis=0)[None], axis=0)  # of a constant exactly 0, as no mean is
-    spread = (weights * dx**2).sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return _round(np.where(known.sum(axis=0) >= 2, (weights * dx * dy).sum(axis=0) / spread, np.nan))
-
-
-def slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return (R,) least-squares slopes of each column of y (P, R) on x (P,)."""
-    dx = x - x.mean()
-    return _round((dx[:, None] * (y - y[0])).sum(axis=0) / (dx**2).sum())  # of a constant exactly 0, as with no mean
-
-
-def _round(slopes: np.ndarray) -> np.ndarray:
-    """Return slopes without their last digits, which are not 0 even where all that rises falls again."""
-    return np.round(slopes, 9)
 
 
 def differences(first: Sequence[Trial], other: Sequence[Trial], metric: str) -> list[float]:

@@ -12,8 +12,8 @@ import sparsebench
 from sparsebench.board import reading
 from sparsebench.board.build import judge
 from sparsebench.board.gather import WANTED, gather
-from sparsebench.board.page import render
 from sparsebench.cli import main
+from sparsebench.page import render
 from sparsebench.records import store
 
 STRIPES = Path(__file__).resolve().parents[1] / "plugins" / "stripes.py"

@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sparsebench.board import documents, published
+from sparsebench.board import documents
 from sparsebench.board.board import BudgetBoard
 from sparsebench.cli import main
+from sparsebench.page import published
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "store"

@@ -18,9 +18,9 @@ from sparsebench.board.entries import DECLARED
 from sparsebench.board.fit import WIDTH, Choice
 from sparsebench.board.gather import board_of
 from sparsebench.board.notes import notes_on
-from sparsebench.board.publish import files
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
+from sparsebench.page.files import files
 from sparsebench.records.record import pack
 from sparsebench.stats.curves import area
 from sparsebench.stats.paired import Contender, compare

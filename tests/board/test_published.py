@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sparsebench.board import published
 from sparsebench.cli import main
 from sparsebench.errors import UserError
+from sparsebench.page import published
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 

@@ -6,13 +6,14 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.text import Text
 
-from sparsebench.board import figures, page, tables
+from sparsebench import page
+from sparsebench.board import figures, tables
 from sparsebench.board.board import Board
 from sparsebench.board.build import Leaderboard, judge
 from sparsebench.board.columns import FORMATS
 from sparsebench.board.gather import gather
-from sparsebench.board.publish import files
 from sparsebench.cli import main
+from sparsebench.page.files import files
 
 STRIPES = Path(__file__).resolve().parents[1] / "plugins" / "stripes.py"
 RUNS = {

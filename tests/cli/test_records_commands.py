@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from sparsebench.board.publish import publish
 from sparsebench.cli import main
+from sparsebench.page.files import publish
 from sparsebench.records import flat, parquet, store
 from sparsebench.records.record import SCHEMA
 
@@ -41,7 +41,7 @@ def test_what_works_on_records_imports_no_torch(out: Path, tmp_path: Path, argum
     code = f"""
 import sys
 from sparsebench.records import flat, parquet
-from sparsebench.board.publish import publish
+from sparsebench.page.files import publish
 from sparsebench.cli import main
 parquet.UNREAD = 1
 try:

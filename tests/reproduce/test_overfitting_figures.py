@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from sparsebench.models.shipped import TwoLayer
-from sparsebench.reproduce.boundary import Boundary, crossing
+from sparsebench.reproduce.boundary import Boundary
 from sparsebench.reproduce.overfitting import PAPER
 from sparsebench.reproduce.result import Result
 from sparsebench.reproduce.trials import Trial
+from sparsebench.stats.lines import crossing
 from sparsebench.tasks.overfitting import Overfitting
 
 YES, PARTLY, NO, OPEN = "reproduced", "partly", "not reproduced", "undecided"

@@ -23,15 +23,14 @@ from sparsebench.reproduce.trials import (
     differences,
     group_by,
     has_no_answer,
-    line,
     mean,
     resamples_of,
-    slopes,
     trials_of,
     values_of,
 )
 from sparsebench.reproduce.verdicts import as_csv
 from sparsebench.stats.intervals import RESAMPLES
+from sparsebench.stats.lines import line, slopes
 from sparsebench.tasks.theory import Theory
 
 NAN, INFINITY = float("nan"), float("inf")

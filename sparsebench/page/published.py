@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from sparsebench.board.gather import gather
-from sparsebench.board.publish import files
 from sparsebench.errors import UserError
+from sparsebench.page.files import files
 from sparsebench.records import store
 
 SAME = (".md", ".csv", ".json", ".html")

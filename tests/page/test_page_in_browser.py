@@ -12,8 +12,8 @@ from page_boards import board_of, row
 
 from sparsebench.board.board import Board, BudgetBoard, BudgetCurve
 from sparsebench.board.columns import keys_of, text_of
-from sparsebench.board.page import render
-from sparsebench.board.page.page import columns_with_values
+from sparsebench.page import render
+from sparsebench.page.page import columns_with_values
 
 Open = Callable[..., Any]
 NARROW = {"viewport": {"width": 390, "height": 800}}

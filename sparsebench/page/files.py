@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparsebench.board import figures, page
+from sparsebench import page
+from sparsebench.board import figures
 from sparsebench.board.board import Board
 from sparsebench.board.budget_table import text
 from sparsebench.board.build import Flats

@@ -1,5 +1,5 @@
 """The leaderboard as one HTML file that needs nothing else."""
 
-from sparsebench.board.page.page import render
+from sparsebench.page.page import render
 
 __all__ = ["render"]

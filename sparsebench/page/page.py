@@ -140,7 +140,7 @@ def _machine(environment: Mapping[str, str]) -> str:
 @cache
 def _environment() -> Environment:
     return Environment(
-        loader=PackageLoader("sparsebench.board.page", "assets"), autoescape=True, undefined=StrictUndefined,
+        loader=PackageLoader("sparsebench.page", "assets"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
 

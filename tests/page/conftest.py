@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from page_boards import board_of, row
 
-from sparsebench.board import page
+from sparsebench import page
 from sparsebench.board.board import Board
 
 CHROMIUM = os.environ.get("SPARSEBENCH_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")

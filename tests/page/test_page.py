@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from page_boards import board_of, row
 
-from sparsebench.board import page
+from sparsebench import page
 from sparsebench.board.board import Board, BudgetBoard, BudgetCurve
 from sparsebench.board.columns import COLUMNS, keys_of, text_of
-from sparsebench.board.page.page import SCRIPTS, columns_with_values
+from sparsebench.page.page import SCRIPTS, columns_with_values
 
 HOSTILE = [
     "<script>alert(1)</script>", "</script><script>alert(2)</script>", "<!--<script>",
@@ -116,14 +116,14 @@ def test_nothing_is_asked_of_anybody(board: Board) -> None:
     assert named and all(url.startswith(("data:image/png;base64,", "#")) for url in named)
     own = page.render(board).decode()
     for name in (name for name in SCRIPTS if name.startswith("vendor/")):
-        own = own.replace(resources.files("sparsebench.board.page").joinpath(name).read_text("utf-8").strip(), "")
+        own = own.replace(resources.files("sparsebench.page").joinpath(name).read_text("utf-8").strip(), "")
     assert not re.search(r"@import|url\(|sourceMappingURL|\beval\(|new Function|fetch\(|XMLHttpRequest|WebSocket", own)
 
 
 def test_the_same_board_gives_the_same_bytes_anywhere(board: Board) -> None:
     code = (
         "import sys, locale; from math import inf\n"
-        "from sparsebench.board import page; from sparsebench.board.board import Board\n"
+        "from sparsebench import page; from sparsebench.board.board import Board\n"
         f"board = Board(rows={board.rows!r}, by_task={board.by_task!r}, notes={board.notes!r})\n"
         "sys.stdout.buffer.write(page.render(board))"
     )
@@ -183,7 +183,7 @@ def test_a_board_without_rows_is_a_page() -> None:
 
 
 def test_vendored_files_can_be_inlined_and_have_their_licences() -> None:
-    vendor = resources.files("sparsebench.board.page").joinpath("vendor")
+    vendor = resources.files("sparsebench.page").joinpath("vendor")
     said = vendor.joinpath("README.md").read_text("utf-8")
     for name in (name.removeprefix("vendor/") for name in SCRIPTS if name.startswith("vendor/")):
         text = vendor.joinpath(name).read_text("utf-8")
