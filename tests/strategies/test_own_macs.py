@@ -5,8 +5,11 @@ import pytest
 import torch
 from sparsebench_plugins.atc import ATC
 from sparsebench_plugins.diffrate import DiffRate
+from sparsebench_plugins.divprune import DivPrune
 from sparsebench_plugins.dpc_knn import DPCKNN
+from sparsebench_plugins.dpp import DPP
 from sparsebench_plugins.dynamic_vit import DynamicViT
+from sparsebench_plugins.farthest_point import FarthestPoint
 from sparsebench_plugins.k_medoids import KMedoids
 from sparsebench_plugins.mctf import MCTF
 from sparsebench_plugins.perturbation import Perturbation
@@ -15,6 +18,7 @@ from sparsebench_plugins.tofu import ToFu
 from sparsebench_plugins.tome import ToMe
 from sparsebench_plugins.tps import TPS
 from sparsebench_plugins.value_norm import ValueNorm
+from sparsebench_plugins.vid_tldr import VidTLDR
 from sparsebench_plugins.zero_tprune import ZeroTPrune
 from tiny import SHIPPED, B, N, images, vit
 from torch.utils.flop_counter import FlopCounterMode
@@ -64,7 +68,8 @@ COUNTED = {
     "tome": ToMe(), "tofu": ToFu(), "pitome": PiToMe(), "mctf": MCTF(), "atc": ATC(), "diffrate": DiffRate(),
     "diffrate that merges all": DiffRate(merged=1.0), "zero_tprune": ZeroTPrune(iterations=(7, 3, 2)), "tps": TPS(),
     "dynamic_vit": DynamicViT(), "dynamic_vit, squeezed": DynamicViT(disposal="squeeze"),
-    "value_norm, merged": ValueNorm(disposal="merge"), "perturbation": Perturbation(draws=2),
+    "value_norm, merged": ValueNorm(disposal="merge"), "divprune": DivPrune(), "dpp": DPP(), "vid_tldr": VidTLDR(),
+    "perturbation": Perturbation(draws=2),
 }  # fmt: skip
 
 
@@ -97,6 +102,7 @@ def test_distances_cost_a_multiplication_a_channel():
     """The counter does not know them."""
     for strategy, macs in (
         (DPCKNN(), N * N * 32),
+        (FarthestPoint(), N * N * 32),
         (KMedoids(iterations=3), N * N * 32 + 3 * N * N),
         (KMedoids(iterations=0, weights="equal"), N * N * 32),
     ):
@@ -114,7 +120,7 @@ def test_what_multiplies_nothing_has_no_macs_of_its_own(name):
     if strategy.adaptive:
         pytest.skip("what it spends hangs on what it keeps: it is counted by hand in its own tests")
     own, found = act(strategy, vit(), images(), keep_rate=0.5)
-    assert bool(own) == (bool(found) or name in ("dpc_knn", "k_medoids"))
+    assert bool(own) == (bool(found) or name in ("dpc_knn", "k_medoids", "farthest_point"))
 
 
 def test_a_budget_includes_them():

@@ -1,4 +1,4 @@
-"""PatchMerger, SiT and Sinkhorn against plain loops in float64, and that they learn."""
+"""PatchMerger, SiT, TokenLearner and Sinkhorn against plain loops in float64, and that they learn."""
 
 import math
 
@@ -8,13 +8,14 @@ from merging import merged, place, view
 from sparsebench_plugins.patch_merger import PatchMerger
 from sparsebench_plugins.sinkhorn import Sinkhorn
 from sparsebench_plugins.sit import SiT
+from sparsebench_plugins.token_learner import TokenLearner
 from tiny import B, N, images, vit
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
 
-STRATEGIES = [PatchMerger(), SiT(), Sinkhorn(), Sinkhorn(epsilon=0.1, iterations=7)]
+STRATEGIES = [PatchMerger(), SiT(), TokenLearner(hidden=7), Sinkhorn(), Sinkhorn(epsilon=0.1, iterations=7)]
 each = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 K, C = 5, 6
 
@@ -65,14 +66,15 @@ def weights_and_values(strategy, x, module):
     if isinstance(strategy, PatchMerger):
         values = [normed(row, module["norm"]) for row in x]
         return [softmax([dot(q, row) for row in values]) for q in rows(module["queries"].weight)], values
-    if isinstance(strategy, SiT):
+    if isinstance(strategy, SiT | TokenLearner):
         norm, first, _, second = module
+        scale = float(module.scale.detach()) if isinstance(strategy, SiT) else 1.0
         logits = []
         for row in x:
             z = product(normed(row, norm), rows(first.weight), rows(first.bias))
             z = [0.5 * a * (1 + math.erf(a / math.sqrt(2))) for a in z]
             z = product(z, rows(second.weight), rows(second.bias))
-            logits.append([float(module.scale.detach()) * a for a in z])
+            logits.append([scale * a for a in z])
         return [softmax(column) for column in zip(*logits, strict=True)], x
     values, centres = [unit(row) for row in x], [unit(row) for row in rows(module.weight)]
     T = [[math.exp(dot(row, c) / strategy.epsilon) for c in centres] for row in values]

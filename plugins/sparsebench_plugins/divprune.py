@@ -1,0 +1,50 @@
+"""Tokens that point in different directions stay."""
+
+from typing import ClassVar
+
+import sparsebench
+from sparsebench import Keep, Place, Site, Strategy, TokenView
+
+
+class DivPrune(Strategy):
+    """Keeps tokens whose smallest cosine distance is as large as can be, chosen greedily (Alvar et al., Section 3).
+
+    With d_ij = 1 - cos(x_i, x_j): the first is the token whose nearest neighbour is farthest; each next one is the
+    token that is farthest from all before it. It looks at no attention. The paper chooses once, among the tokens that
+    a vision encoder gives to a language model; here it acts at each stage on what comes into a block. The class token
+    is not among the tokens here.
+    """
+
+    name: ClassVar[str] = "divprune"
+    site: ClassVar[Site] = "block"
+    citation: ClassVar[str] = "Alvar et al., DivPrune: diversity-based visual token pruning, CVPR 2025"
+    bibtex: ClassVar[str] = """@inproceedings{alvar2025divprune,
+  title = {DivPrune: Diversity-based Visual Token Pruning for Large Multimodal Models},
+  author = {Alvar, Saeed Ranjbar and Singh, Gursimran and Akbari, Mohammad and Zhang, Yong},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
+  year = {2025}
+}"""
+    differs: ClassVar[str] = "acts within the network, where the paper chooses once, before a language model"
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the cosines of all tokens."""
+        return place.tokens * place.tokens * place.width
+
+    def plan(self, view: TokenView, keep: int) -> Keep:
+        """Keep the spread-out tokens."""
+        import torch
+        import torch.nn.functional as F
+
+        from sparsebench.selection import farthest
+
+        unit = F.normalize(view.tokens.detach(), dim=2)
+        distances = 1 - unit @ unit.mT
+        itself = torch.eye(unit.shape[1], dtype=torch.bool, device=unit.device)
+        first = distances.masked_fill(itself, torch.inf).amin(dim=2).argmax(dim=1)
+        return Keep(farthest(distances, first, keep))
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [DivPrune]

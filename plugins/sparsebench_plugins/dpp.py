@@ -1,0 +1,54 @@
+"""Tokens that span a large volume stay."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+import sparsebench
+from sparsebench import Keep, Place, Site, Strategy, TokenView
+
+
+class DPP(Strategy):
+    """Keeps the tokens that a determinantal point process finds most likely together, chosen greedily.
+
+    The kernel is L = X X^T + r I, with r a share of the mean squared length of a token: a set is as likely as the
+    squared volume that its tokens span (Kulesza and Taskar 2012), so that long tokens stay and no two that point the
+    same way. The greedy search is that of Chen et al. (2018, Algorithm 1), in float64. r > 0 lets more tokens stay
+    than they have channels. CDPruner (Zhang et al. 2025) weighs such a kernel by what an instruction asks for; here
+    is no instruction. Acts on what comes into a block. The class token is not among the tokens here.
+    """
+
+    name: ClassVar[str] = "dpp"
+    site: ClassVar[Site] = "block"
+    citation: ClassVar[str] = "Chen et al., Fast greedy MAP inference for determinantal point process, NeurIPS 2018"
+    bibtex: ClassVar[str] = """@inproceedings{chen2018fast,
+  title = {Fast Greedy {MAP} Inference for Determinantal Point Process to Improve Recommendation Diversity},
+  author = {Chen, Laming and Zhang, Guoxin and Zhou, Hanning},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2018}
+}"""
+
+    ridge: float = Field(0.01, gt=0, description="r, a share of the mean squared length of a token")
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the kernel and of the inner products of the Cholesky factor."""
+        steps = max(place.keep - 1, 0)
+        return place.tokens * place.tokens * place.width + steps * place.tokens * place.keep
+
+    def plan(self, view: TokenView, keep: int) -> Keep:
+        """Keep the tokens of the largest determinant."""
+        import torch
+
+        from sparsebench.selection import largest_volume
+
+        x = view.tokens.detach().double()
+        kernel = x @ x.mT
+        ridge = self.ridge * kernel.diagonal(dim1=1, dim2=2).mean(dim=1)
+        eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        return Keep(largest_volume(kernel + ridge.clamp(min=1e-12)[:, None, None] * eye, keep))
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [DPP]

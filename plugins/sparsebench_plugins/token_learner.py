@@ -1,0 +1,57 @@
+"""A small network makes fewer tokens of many."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+import sparsebench
+from sparsebench import Mix, Place, Site, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+
+class TokenLearner(Strategy):
+    """Makes K tokens of N, each the sum of all with weights that a network gives (Ryoo et al.), version 1.1.
+
+    With X (N, C): the weights are the softmax over the tokens of MLP(LN(X)) (N, K), whose hidden layer has `hidden`
+    neurons with GELU; what comes out is their product with X, K tokens that stand for no place. The network is trained
+    with the model. K is the number that the budget gives. Before the block; class and register tokens pass by. The
+    paper does so once, in the middle; here it is at each stage, or where `blocks` says. All products are among the
+    MACs.
+    """
+
+    name: ClassVar[str] = "token_learner"
+    site: ClassVar[Site] = "block"
+    trained: ClassVar[bool] = True
+    citation: ClassVar[str] = "Ryoo et al., TokenLearner: adaptive space-time tokenization for videos, NeurIPS 2021"
+    bibtex: ClassVar[str] = """@inproceedings{ryoo2021tokenlearner,
+  title = {{TokenLearner}: Adaptive Space-Time Tokenization for Videos},
+  author = {Ryoo, Michael S. and Piergiovanni, AJ and Arnab, Anurag and Dehghani, Mostafa and Angelova, Anelia},
+  booktitle = {Advances in Neural Information Processing Systems},
+  year = {2021}
+}"""
+    differs: ClassVar[str] = "makes tokens at each stage, where the paper does so once, in the middle: blocks=6 of 12"
+
+    hidden: int = Field(64, gt=0, description="neurons of the hidden layer")
+
+    def module(self, place: Place) -> "Module":
+        """Return the norm and the layers."""
+        from torch import nn
+
+        layers = nn.Linear(place.width, self.hidden), nn.GELU(), nn.Linear(self.hidden, int(place.keep))
+        return nn.Sequential(nn.LayerNorm(place.width), *layers)
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the layers and of the sums."""
+        return place.tokens * (place.width * self.hidden + self.hidden * place.keep + place.keep * place.width)
+
+    def plan(self, view: TokenView, keep: int) -> Mix:
+        """Sum the tokens."""
+        return Mix(view.learned(view.tokens).softmax(dim=1).mT)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [TokenLearner]

@@ -1,0 +1,116 @@
+"""DivPrune, farthest points, determinantal choice and vid-TLDR against the loops of their equations."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from merging import cosine, mean, merged, view
+from sparsebench_plugins.attn_topk import AttnTopK
+from sparsebench_plugins.divprune import DivPrune
+from sparsebench_plugins.dpp import DPP
+from sparsebench_plugins.farthest_point import FarthestPoint
+from sparsebench_plugins.vid_tldr import VidTLDR
+from test_bipartite import HALVES, tome_groups
+
+COUNTS = [(17, 16), (17, 9), (17, 3), (16, 1), (1, 1)]
+DIVERSE = [DivPrune(), FarthestPoint(), DPP()]
+
+
+def one_by_one(apart, first, keep):
+    """Return the choice that begins with a token and takes the one farthest from all before it."""
+    chosen = [first]
+    while len(chosen) < keep:
+        rest = [i for i in range(len(apart)) if i not in chosen]
+        chosen.append(max(rest, key=lambda i: min(apart[i][j] for j in chosen)))
+    return chosen
+
+
+@pytest.mark.parametrize(("N", "keep"), COUNTS)
+def test_divprune_takes_the_token_farthest_in_angle(N, keep):
+    seen = view(N=N, seed=N + keep)
+    index = DivPrune().plan(seen, keep).index
+    for b in range(3):
+        tokens = seen.tokens[b].double().tolist()
+        apart = [[1 - cosine(p, q) for q in tokens] for p in tokens]
+        alone = [min([d for j, d in enumerate(row) if j != i] or [0.0]) for i, row in enumerate(apart)]
+        assert index[b].tolist() == one_by_one(apart, alone.index(max(alone)), keep)
+
+
+@pytest.mark.parametrize(("N", "keep"), COUNTS)
+def test_farthest_points_begin_with_the_one_farthest_from_the_mean(N, keep):
+    seen = view(N=N, seed=N + keep)
+    index = FarthestPoint().plan(seen, keep).index
+    for b in range(3):
+        tokens = seen.tokens[b].double().tolist()
+        centre = mean(tokens, [1.0] * N)
+        outer = [math.dist(x, centre) for x in tokens]
+        apart = [[math.dist(p, q) for q in tokens] for p in tokens]
+        assert index[b].tolist() == one_by_one(apart, outer.index(max(outer)), keep)
+
+
+@pytest.mark.parametrize("ridge", [0.01, 1.0])
+@pytest.mark.parametrize(("N", "keep"), COUNTS)
+def test_dpp_takes_the_token_that_gains_most_volume(N, keep, ridge):
+    seen = view(N=N, seed=N + keep)
+    index = DPP(ridge=ridge).plan(seen, keep).index
+    for b in range(3):
+        x = seen.tokens[b].double()
+        kernel = x @ x.T
+        kernel += ridge * kernel.diagonal().mean() * torch.eye(N)
+        chosen: list[int] = []
+        while len(chosen) < keep:
+            sets = {i: [*chosen, i] for i in range(N) if i not in chosen}
+            volumes = {i: torch.linalg.slogdet(kernel[one][:, one]).logabsdet.item() for i, one in sets.items()}
+            chosen.append(max(volumes, key=volumes.__getitem__))
+        assert index[b].tolist() == chosen
+
+
+@pytest.mark.parametrize("strategy", DIVERSE, ids=lambda one: one.name)
+def test_one_token_of_each_cluster_stays_where_attention_keeps_one_cluster(strategy):
+    rng = torch.Generator().manual_seed(0)
+    centres = torch.linalg.qr(torch.randn(8, 8, generator=rng)).Q[:4] * 10
+    cluster = torch.arange(16) % 4
+    tokens = (centres[cluster] + 0.05 * torch.randn(16, 8, generator=rng))[None]
+    seen = view(tokens=tokens, attention=(cluster == 2).float()[None] + 0.1)
+    assert sorted(cluster[strategy.plan(seen, 4).index[0]].tolist()) == [0, 1, 2, 3]
+    assert set(cluster[AttnTopK().plan(seen, 4).index[0]].tolist()) == {2}
+
+
+@pytest.mark.parametrize("strategy", DIVERSE, ids=lambda one: one.name)
+def test_equal_tokens_are_still_different_ones(strategy):
+    for tokens in (torch.ones(1, 12, 6), torch.zeros(1, 12, 6)):
+        index = strategy.plan(view(tokens=tokens), 12).index[0]
+        assert sorted(index.tolist()) == list(range(12))
+
+
+def test_more_tokens_stay_than_there_are_channels():
+    index = DPP().plan(view(1, 17, 3), 12).index[0]
+    assert len(set(index.tolist())) == 12
+
+
+def saliency(rows):
+    """Return what each of the tokens that leave counts beside its size, from (N, N) attention."""
+    sharp = [sum(a * math.log(a) for a in row if a > 0) for row in rows]
+    low, high = min(sharp), max(sharp)
+    scaled = [(s - low) / (high - low) if high > low else 0.0 for s in sharp]
+    middle = sum(scaled) / len(scaled)
+    return [s if s >= middle else 0.0 for s in scaled]
+
+
+@pytest.mark.parametrize(("P", "same"), list(itertools.product([1, 0, 2], [False, True])))
+@pytest.mark.parametrize(("N", "keep"), HALVES)
+def test_vid_tldr_merges_tomes_pairs_less_of_the_background(N, keep, P, same):
+    rng = torch.Generator().manual_seed(N)
+    maps = torch.randn(3, 2, P + N, P + N, generator=rng).softmax(dim=3)
+    if same:
+        maps = torch.full_like(maps, 1 / (P + N))
+    seen = view(N=N, seed=N + keep, prefix_count=P, attention_maps=maps)
+    x = merged(VidTLDR().plan(seen, keep), seen)
+    for b in range(3):
+        share = saliency(maps[b, :, P:, P:].double().mean(dim=0).tolist())
+        tokens, sizes = seen.tokens[b].double().tolist(), seen.sizes[b].tolist()
+        for row, group in enumerate(tome_groups(seen, b, N - keep)):
+            weights = [sizes[i] * (share[i] if i != group[0] else 1.0) for i in group]
+            expected = torch.tensor(mean([tokens[i] for i in group], weights))
+            torch.testing.assert_close(x[b, row], expected, atol=1e-5, rtol=1e-5)
