@@ -15,6 +15,7 @@ from sparsebench.publish.folder import MANIFEST, RECORDS, Answered, Manifest, ve
 from sparsebench.publish.verify import Verdict, verify
 from sparsebench.records import environment, manifests, store
 from sparsebench.records.cell import canonical, digest
+from sparsebench.records.files import content_of
 from sparsebench.records.manifests import Asked, setting_of
 from sparsebench.records.merge import Place, lines
 from sparsebench.records.origin import Origin
@@ -176,7 +177,7 @@ def _write(part: Path, out: Path, chosen: list[_Known], source: tuple[str, str],
 def _copy(out: Path, part: Path, folder: str, hashes: Iterable[str]) -> None:
     for name in hashes:
         try:
-            content = (out / folder / f"{name}.json").read_bytes()
+            content = content_of(out / folder / f"{name}.json")
         except OSError as error:
             raise UserError(f"{out}/{folder}/{name}.json is not there: {error.strerror}", next_step=AGAIN) from error
         store.write_whole(part / folder / f"{name}.json", content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from io import BufferedReader
 from pathlib import Path
 
 from sparsebench.errors import UserError
+from sparsebench.text import plain
+
+log = logging.getLogger(__name__)
 
 MOST_BYTES, FEW_BYTES = 2**34, 2**21
 """Of a segment of records, and of any other file unless it is said."""
@@ -72,3 +76,18 @@ def files_in(folder: Path, end: str) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(paths)
+
+
+def contents_in(folder: Path, end: str = ".json", most: int = FEW_BYTES) -> Iterator[tuple[Path, bytes]]:
+    """Yield the files of `files_in` with their contents; what cannot be read is left out with a warning."""
+    for path in files_in(folder, end):
+        try:
+            yield path, content_of(path, most)
+        except OSError as error:
+            leave_out(path, error)
+
+
+def leave_out(path: Path, error: Exception) -> None:
+    """Warn of a file that cannot be read."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    log.warning("%s is left out: %s", plain(path.name), plain(" ".join(str(reason).split()), 300))
