@@ -7,7 +7,7 @@ from typing import Any
 
 _FORMULA = re.compile(r"(^|;)(?=\s*[=+@\uff0b\uff0d\uff1d\uff20-].)")
 """Where a spreadsheet sees one; the wide forms of the signs count, and semicolons divide cells in many countries."""
-_ACTIVE = r"[\\|]|<(?=[A-Za-z/!?])|\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
+_ACTIVE = r"[\\|]|<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
 """What begins or ends a link, an image or HTML in Markdown, and `|`, which divides cells."""
 _MARKUP, _MARKUP_OR_CODE = re.compile(f"({_ACTIVE})"), re.compile(f"({_ACTIVE}|`)")
 _ADDRESS = re.compile(r"(?<=[\w.+-])@(?=[\w-]+\.)")
@@ -35,3 +35,8 @@ def markdown(text: str, code: bool = False) -> str:
     """Return a plain text so that Markdown shows it, without links, images, HTML or, unless it may have it, code."""
     escaped = (_MARKUP if code else _MARKUP_OR_CODE).sub(r"\\\1", text)
     return _ADDRESS.sub("@ ", escaped)
+
+
+def drawn(text: str) -> str:
+    """Return a text as matplotlib draws it, which takes what stands between dollars for a formula."""
+    return text.replace("$", r"\$")

@@ -57,6 +57,14 @@ def content_of(path: Path, most: int = FEW_BYTES) -> bytes:
     return content
 
 
+def content_or_none(path: Path, most: int = 2**28) -> bytes | None:
+    """Return the content of a plain file, or None where there is none that can be read; see `open_file`."""
+    try:
+        return content_of(path, most)
+    except OSError:
+        return None
+
+
 def files_in(folder: Path, end: str) -> list[Path]:
     """Return what lies in a folder under names that end so and are not hidden, by name; nothing if it is not there.
 

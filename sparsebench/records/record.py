@@ -6,13 +6,14 @@ import base64
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from sparsebench.records.cell import Cell, Part, Where, Whole
 from sparsebench.records.origin import Origin
+from sparsebench.strategy import Kind
 
 Raw = dict[str, Any]
 
@@ -41,6 +42,10 @@ MOST_METRICS = 10_000
 """Metrics and series of a record."""
 
 
+Real = Annotated[float, Field(ge=-1e150, le=1e150)]
+"""A number whose square is one too."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -54,11 +59,11 @@ class Metric(_Model):
         low, high, method: an interval, and how it was made.
     """
 
-    value: float | None
+    value: Real | None
     unit: str
     n: Whole
-    low: float | None = None
-    high: float | None = None
+    low: Real | None = None
+    high: Real | None = None
     method: str = ""
 
 
@@ -138,7 +143,7 @@ class Past(Head):
     """What is to be known of a record to tell how long others like it will take; see `Record`."""
 
     cell: Setting
-    seconds: float = 0.0
+    seconds: Real = 0.0
     memory: Whole = 0
 
 
@@ -163,11 +168,11 @@ class Record(Head):
     samples: dict[str, tuple[float | None, ...]] = Field(default_factory=dict, max_length=MOST_METRICS)
     outcomes: Outcomes | None = None
     failure: Failure | None = None
-    kind: str
+    kind: Kind
     label: str
-    environment: str = ""
+    environment: str = Field("", pattern=r"^[\w-]{0,64}$")
     device: str = ""
-    seconds: float = 0.0
+    seconds: Real = 0.0
     memory: Whole = 0
 
 
