@@ -54,7 +54,7 @@ class Budget(BaseModel):
             quarter of the network; a strategy may begin later, see `Strategy.first`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     macs: float | None = None
     keep_rate: float | None = None

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from sparsebench.text import plain
+
 
 class UserError(Exception):
     """A mistake its reader can mend. The command line catches it once and prints it as one line.
@@ -26,7 +28,7 @@ class UserError(Exception):
             parts.append(f"allowed: {allowed}")
         if next_step is not None:
             parts.append(next_step)
-        super().__init__("; ".join(" ".join(part.split()) for part in parts))
+        super().__init__("; ".join(plain(" ".join(part.split()), None) for part in parts))
 
 
 def unknown(what: str, got: str, allowed: Iterable[str]) -> UserError:

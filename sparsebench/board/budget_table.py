@@ -40,6 +40,7 @@ from sparsebench.board.tables import (
     shown_columns,
 )
 from sparsebench.errors import UserError
+from sparsebench.text import markdown
 
 LEGEND = (
     "Kept accuracy: mean height of accuracy by realised MACs, in straight lines from the lowest budget to dense at 1, "
@@ -119,7 +120,7 @@ def text(
     made = done(line for part in parts for line in _lines(part, form, choice))
     if form == "latex":
         return made + "".join(f"% {' '.join(note.split())}\n" for note in notes)
-    return "\n\n".join([made, *as_list(notes)]) + "\n"
+    return "\n\n".join([made, *as_list(notes, form)]) + "\n"
 
 
 def _track(row: Row) -> str:
@@ -169,5 +170,5 @@ def _lines(part: _Part, form: str, choice: Choice) -> list[str]:
         return [latex.table(columns, cells(rows, columns, form), caption, part.below)]
     if form == "table":
         rows, columns = choice.fit(rows, columns)
-    below = "\n".join(f"- {line}" for line in part.below)
-    return [line for line in (part.title, grid(rows, columns, form), below, part.legend) if line] if columns else []
+    title, legend = ((markdown(x, code=True) if form == "md" else x) for x in (part.title, part.legend))
+    return [x for x in (title, grid(rows, columns, form), *as_list(part.below, form), legend) if x] if columns else []

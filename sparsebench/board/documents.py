@@ -15,6 +15,7 @@ from sparsebench.board.board import BudgetBoard
 from sparsebench.board.columns import NOT_RANKED
 from sparsebench.board.entries import DENSE
 from sparsebench.board.gather import gather
+from sparsebench.records.files import content_or_none
 from sparsebench.records.store import write_whole
 
 README = "README.md"
@@ -56,7 +57,8 @@ def _documents(folder: Path) -> dict[Path, bytes]:
     wanted = {path: _fill(path.read_bytes(), folder, path == root / README) for path in pages}
     copies = [path for path in sorted((root / "docs" / "results").glob("*/*")) if path.suffix != ".md"]
     sources = {path: folder / path.parent.name / path.name for path in copies}
-    return wanted | {path: source.read_bytes() for path, source in sources.items() if source.is_file()}
+    contents = {path: content_or_none(source) for path, source in sources.items()}
+    return wanted | {path: content for path, content in contents.items() if content is not None}
 
 
 def _fill(content: bytes, folder: Path, is_readme: bool) -> bytes:
@@ -64,10 +66,10 @@ def _fill(content: bytes, folder: Path, is_readme: bool) -> bytes:
 
     def part(match: re.Match[str]) -> str:
         begin, name, kind, end = match.groups()
-        file = folder / name / ("leaderboard.md" if kind == "board" else "verdicts.md")
-        if not file.is_file():
+        shown = content_or_none(folder / name / ("leaderboard.md" if kind == "board" else "verdicts.md"))
+        if shown is None:
             return match[0]
         board = gather(folder / name).over_budgets if is_readme and kind == "board" else None
-        return f"{begin}{file.read_text('utf-8') if board is None else short(board)}{end}"
+        return f"{begin}{shown.decode('utf-8', 'surrogateescape') if board is None else short(board)}{end}"
 
     return MARKED.sub(part, content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparsebench.board import budget_figure
 from sparsebench.board.board import BudgetBoard, Row
 from sparsebench.board.columns import EVERY, NOT_REACHED, Column
+from sparsebench.text import drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,11 +25,15 @@ PANELS = {
 }
 
 
+MOST_ROWS = 1000
+"""Of a picture: there are none of more than 2^16 pixels."""
+
+
 def draw(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Sequence[Column] = EVERY) -> bytes:
     """Return a PNG of `figure_of`."""
-    drawn = io.BytesIO()
-    figure_of(rows, over, columns).savefig(drawn, format="png", dpi=110, metadata={"Software": None})
-    return drawn.getvalue()
+    png = io.BytesIO()
+    figure_of(rows, over, columns).savefig(png, format="png", dpi=110, metadata={"Software": None})
+    return png.getvalue()
 
 
 def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Sequence[Column] = EVERY) -> Figure:
@@ -45,6 +50,7 @@ def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Seq
     if over is not None:
         shown = [column for column in shown if column != "accuracy"]
         rows = [row for row in _at_middle(rows, over) if any(row[column] is not None for column in shown)]
+    rows = rows[:MOST_ROWS]
     wide, high = (2.5 + 4.2 * len(shown), 1.4 + 0.4 * len(rows)) if shown or over is None else (0.0, 0.0)
     top = 0.0 if over is None else budget_figure.HEIGHT
     figure = Figure(figsize=(max(wide, budget_figure.WIDTH if top else 0), high + top), layout="constrained")
@@ -55,7 +61,7 @@ def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Seq
         budget_figure.draw(parts[0].subplots(), over)
     if high:
         tasks = {column.key: column.task for column in columns}
-        titles = {key: f"{PANELS[key]} ({task})" if (task := tasks.get(key)) else PANELS[key] for key in shown}
+        titles = {key: f"{PANELS[key]} ({drawn(task)})" if (task := tasks.get(key)) else PANELS[key] for key in shown}
         _panels(parts[-1], titles, list(reversed(rows)))
     return figure
 
@@ -81,7 +87,7 @@ def _panels(figure: Any, titles: Mapping[str, str], shown: Sequence[Row]) -> Non
 
 
 def _name(row: Row) -> str:
-    return f"{row['strategy']}\n{row['budget']}"
+    return drawn(f"{row['strategy']}\n{row['budget']}")
 
 
 def _error(row: Row, column: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import TypeVar
@@ -15,15 +14,15 @@ from sparsebench.board import critical, notes, reading
 from sparsebench.board.board import Board, Curve, Group
 from sparsebench.board.build import Flats, judge
 from sparsebench.board.entries import METRICS, Entry, Setting, add_titles, frame_of, settings_of
-from sparsebench.records import environment, manifests
+from sparsebench.records import environment, files, manifests
 from sparsebench.stats.intervals import mean_interval, wilson
+from sparsebench.text import plain
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 GROUP = "accuracy: "
 """What the names of groups' accuracies begin with."""
-OWN_PICTURE = "leaderboard.png"
+OWN_PICTURE, PNG = "leaderboard.png", b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 1_000_000
 """Of pictures in a board, together; larger ones stay beside it."""
 CRITICAL = "critical-difference"
@@ -69,7 +68,7 @@ def board_of(records: Flats, folder: Path) -> Board:
         groups=[group for each in _entries(_largest(settings)) for group in _groups(*each)],
         bibtex=bibtex(folder, frame),
         environments=_environments(folder, set(frame["environment"])),
-        suites=[f"{suite.name}, version {suite.version}" for suite in manifests.suites(folder)],
+        suites=[plain(f"{suite.name}, version {suite.version}") for suite in manifests.suites(folder)],
         pictures=pictures,
     )
 
@@ -79,7 +78,8 @@ def bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
     known = manifests.strategies(folder)
     pairs = frame[["strategy", "sha256"]].drop_duplicates().itertuples(index=False)
     sources = {(label.partition("(")[0], sha256) for label, sha256 in pairs}
-    return sorted({known[key].bibtex.strip() for key in sources if key in known} - {""})
+    entries = (known[key].bibtex.strip().splitlines() for key in sources if key in known)
+    return sorted({"\n".join(map(plain, lines)) for lines in entries} - {""})
 
 
 _About = tuple[str, str, str, str, str]
@@ -127,18 +127,19 @@ def _environments(folder: Path, wanted: set[str]) -> dict[str, dict[str, str]]:
     for name in sorted(wanted - {""}):
         path = folder / environment.FOLDER / f"{name}.json"
         try:
-            environments[name] = {str(key): str(value) for key, value in sorted(json.loads(path.read_bytes()).items())}
-        except (OSError, ValueError, AttributeError) as error:
-            log.warning("%s is left out: %s", path, error)
+            said = sorted(json.loads(files.content_of(path)).items())
+            environments[name] = {plain(key): plain(value) for key, value in said}
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            files.leave_out(path, error)
     return environments
 
 
 def _pictures(folder: Path) -> dict[str, bytes]:
     """Return the PNG files of a folder by name, without the board's own, as many as there is room for."""
     pictures, room = {}, MOST_BYTES
-    for path in sorted(folder.glob("*.png")):
-        if path.name == OWN_PICTURE or path.stat().st_size > room:
-            continue
-        pictures[path.stem] = path.read_bytes()
-        room -= len(pictures[path.stem])
+    for path in files.files_in(folder.resolve(), ".png"):
+        content = None if path.name == OWN_PICTURE else files.content_or_none(path, room)
+        if content is not None and content.startswith(PNG):
+            pictures[plain(path.stem)] = content
+            room -= len(content)
     return pictures

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
+import os
 from collections.abc import Set
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -13,10 +14,9 @@ from sparsebench.board.entries import DECLARED, HOW, TRAINED, VERIFIED
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind, check
 from sparsebench.publish.folder import MANIFEST
-from sparsebench.records import checks, flat, manifests
+from sparsebench.records import checks, files, flat, manifests
 from sparsebench.records.badges import CHECKS, REMARK, UNCHECKED, Badges
-
-log = logging.getLogger(__name__)
+from sparsebench.text import plain
 
 
 def read(out: Path, metrics: Set[str] | None = None) -> pd.DataFrame:
@@ -37,13 +37,14 @@ def read(out: Path, metrics: Set[str] | None = None) -> pd.DataFrame:
 def metrics_in(out: Path) -> tuple[MetricKind, ...]:
     """Return what a run's folder says of the metrics that its tasks declare, by name."""
     kinds = {}
-    for path in sorted((out / manifests.METRICS).glob("*.json")):
+    for path, content in files.contents_in(out / manifests.METRICS):
         try:
-            kind = MetricKind(**json.loads(path.read_bytes()))
+            said: dict[str, Any] = {k: plain(x) if isinstance(x, str) else x for k, x in json.loads(content).items()}
+            kind = MetricKind(**said)
             check([kind])
             kinds[kind.name] = kind
-        except (OSError, ValueError, TypeError, UserError) as error:
-            log.warning("%s is left out: %s", path, error)
+        except (ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
+            files.leave_out(path, error)
     return tuple(kinds[name] for name in sorted(kinds))
 
 
@@ -58,7 +59,7 @@ def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
         trained = "" if about is None else "yes" if about.trained else "no"
         checked = badges.of(label, sha256) if badges else (UNCHECKED, "")
         how = "" if about is None else manifests.how_of_label(about.how, label)
-        said.append((*checked, trained, badge if name == submitted else "", how))
+        said.append((*checked, trained, badge if name == submitted else "", plain(how)))
     number = grouped.ngroup()
     named = zip((CHECKS, REMARK, TRAINED, VERIFIED, HOW), zip(*said, strict=True), strict=True)
     return records.assign(**{name: pd.Categorical(values).take(number) for name, values in named})
@@ -66,7 +67,7 @@ def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
 
 def _badge_of(out: Path) -> tuple[str, str]:
     """Return whose submission a folder is and its badge, as far as its own records bear it; "" of any other folder."""
-    if not (out / MANIFEST).is_file():
+    if not os.path.lexists(out / MANIFEST):
         return "", ""
     from sparsebench.publish.verify import verify
 

@@ -26,6 +26,7 @@ from sparsebench.board.columns import (
     text_of,
 )
 from sparsebench.errors import UserError
+from sparsebench.text import cell, markdown
 
 LEGEND = (
     "[ ]: 95 % intervals, of seeds and items, each for itself; differences and ratios are to dense unless named. "
@@ -76,7 +77,8 @@ def render(
     legend = legend_of(rows, shown) if legend is None else legend
     if form == "latex":
         return latex.table(shown, cells(rows, shown, form), legend, notes)
-    return "\n\n".join([grid(rows, shown, form), legend, *as_list(notes)]) + "\n"
+    legend = markdown(legend, code=True) if form == "md" else legend
+    return "\n\n".join([grid(rows, shown, form), legend, *as_list(notes, form)]) + "\n"
 
 
 def legend_of(rows: Sequence[Row], columns: Sequence[Column]) -> str:
@@ -105,22 +107,23 @@ def _of(column: Column) -> str:
 def grid(rows: Sequence[Row], columns: Sequence[Column], form: str) -> str:
     """Return the lines of a table, for a terminal ("table") or in Markdown ("md")."""
     headings, style = [column.heading for column in columns], {"table": "simple", "md": "pipe"}[form]
+    headings = [markdown(heading) for heading in headings] if form == "md" else headings
     sides = [side(column) for column in columns]
     return tabulate(cells(rows, columns, form), headings, style, disable_numparse=True, colalign=sides)
 
 
-def as_list(notes: Sequence[str]) -> list[str]:
+def as_list(notes: Sequence[str], form: str) -> list[str]:
     """Return notes as a list, if there are any."""
-    return ["\n".join(f"- {note}" for note in notes)] if notes else []
+    return ["\n".join(f"- {markdown(note) if form == 'md' else note}" for note in notes)] if notes else []
 
 
 def cells(rows: Sequence[Row], columns: Sequence[Column], form: str) -> list[Any]:
     """Return the cells of a table as a form has them."""
     body = [[text_of(row, column) for column in columns] for row in rows]
     if form == "md":
-        return [[cell.replace("|", "\\|") for cell in line] for line in body]
+        return [list(map(markdown, line)) for line in body]
     if form == "latex":
-        body = [[latex.printable(cell) for cell in line] for line in body]
+        body = [list(map(latex.printable, line)) for line in body]
     return _apart(rows, body)
 
 
@@ -153,5 +156,5 @@ def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, keys_of(columns), extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(map(_short, rows))
+    writer.writerows({key: cell(value) for key, value in _short(row).items()} for row in rows)
     return out.getvalue()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sparsebench.progress import clock, time_of
+from sparsebench.text import plain
 
 if TYPE_CHECKING:
     from sparsebench.engine.underway import Underway
@@ -51,13 +52,13 @@ def _rows(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[str,
             counts[cells.label]["running"] += cells.n
             counts[cells.label]["left"] -= cells.n
     columns = ("done", "failed", "running", "left")
-    return [{"strategy": label} | {name: counts[label][name] for name in columns} for label in sorted(counts)]
+    return [{"strategy": plain(label)} | {name: counts[label][name] for name in columns} for label in sorted(counts)]
 
 
 def _about(run: Underway) -> str:
     from sparsebench.planning.planner import apart
 
-    where = f"the run on {run.host} (process {run.pid})"
+    where = f"the run on {plain(run.host)} (process {run.pid})"
     left = sum(cells.n for cells in run.left)
     if not run.alive:
         silent = clock(time.time() - run.updated)

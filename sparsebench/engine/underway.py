@@ -17,7 +17,7 @@ from sparsebench.errors import UserError
 from sparsebench.planning.expected import Expected
 from sparsebench.planning.job import Job
 from sparsebench.planning.remaining import UNKNOWN, Estimate, Remaining
-from sparsebench.records import store
+from sparsebench.records import files, store
 from sparsebench.records.record import Record
 
 EVERY = 2.0
@@ -138,7 +138,7 @@ def path_of(out: Path) -> Path:
 def read(path: Path) -> Underway | None:
     """Return what a file says; None if it is not there or cannot be read."""
     with suppress(OSError, ValueError):
-        return Underway.model_validate_json(path.read_bytes())
+        return Underway.model_validate_json(files.content_of(path))
     return None
 
 
@@ -148,4 +148,4 @@ def underway(out: Path) -> list[Underway]:
 
 
 def _files(folder: Path) -> list[tuple[Path, Underway]]:
-    return [(path, run) for path in sorted(folder.glob("*.json")) if (run := read(path)) is not None]
+    return [(path, run) for path in files.files_in(folder, ".json") if (run := read(path)) is not None]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from sparsebench.board.gather import gather
 from sparsebench.errors import UserError
 from sparsebench.page.files import files
 from sparsebench.records import store
+from sparsebench.records.files import content_or_none
 
 SAME = (".md", ".csv", ".json", ".html")
 """Files that are the same bytes anywhere; pictures hang on the version of what draws them."""
@@ -33,18 +33,13 @@ def boards(folder: Path) -> list[Path]:
 def differing(folder: Path) -> list[str]:
     """Return the names of a board's files that are not what its records give."""
     contents = {name: content for name, content in files(gather(folder)).items() if Path(name).suffix in SAME}
-    return [name for name, content in contents.items() if _content(folder / name) != content]
+    return [name for name, content in contents.items() if content_or_none(folder / name) != content]
 
 
 def update(folder: Path) -> list[str]:
     """Write a board's files anew where they are not what its records give, and return their names."""
     made = files(gather(folder))
-    changed = [name for name, content in made.items() if _content(folder / name) != content]
+    changed = [name for name, content in made.items() if content_or_none(folder / name) != content]
     for name in changed:
         store.write_whole(folder / name, made[name])
     return changed
-
-
-def _content(path: Path) -> bytes | None:
-    """Return what is in a file, or None where there is no such plain file."""
-    return path.read_bytes() if os.path.isfile(path) and not path.is_symlink() else None

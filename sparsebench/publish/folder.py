@@ -21,9 +21,10 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sparsebench.records import environment, manifests
+from sparsebench.records import environment, files, manifests
 from sparsebench.records.cell import digest
 from sparsebench.records.origin import Origin
+from sparsebench.text import plain
 
 MANIFEST, RECORDS = "manifest.json", "records/records.jsonl"
 BESIDE = (environment.FOLDER, manifests.STRATEGIES, manifests.SUITES)
@@ -31,8 +32,7 @@ BESIDE = (environment.FOLDER, manifests.STRATEGIES, manifests.SUITES)
 _NAMED = re.compile(rf"({'|'.join(BESIDE)})/([0-9a-f]{{16}})\.json")
 MOST_FILES = 1000
 MOST_BYTES = {RECORDS: 2**28}
-"""Of a file, by its name; of another it is `FEW_BYTES`."""
-FEW_BYTES, LINE_BYTES = 2**21, 2**22
+"""Of a file, by its name; of another it is `files.FEW_BYTES`."""
 ALL_BYTES = 2**25
 """Of all files but the records."""
 
@@ -78,14 +78,6 @@ def version_of(suite: Answered, plugin: Origin) -> str:
     return f"{suite.name}-{suite.version}-{plugin.sha256[:12]}"
 
 
-def plain(text: object, most: int = 200) -> str:
-    """Return a stranger's text in one line of at most so many printable characters, for people to read."""
-    shown = str(text)[: most + 1]
-    if not shown.isprintable():
-        shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown)
-    return shown if len(shown) <= most else shown[: most - 3] + "..."
-
-
 def files_of(folder: Path) -> set[str]:
     """Return the names of the files in a submission's folder.
 
@@ -120,20 +112,15 @@ def files_of(folder: Path) -> set[str]:
 
 @contextmanager
 def open_file(folder: Path, name: str) -> Iterator[BufferedReader]:
-    """Open a file of a submission: a plain one, under one name alone, of bounded size.
+    """Open a file of a submission, which has one name alone; see `files.open_file`.
 
     Raises:
-        Unfit: it is something else.
-        OSError: it cannot be read.
+        Unfit: it has others.
+        OSError: it is no plain file of bounded size, or cannot be read.
     """
-    # A pipe that took its place would be waited for, and a link followed.
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    with open(os.open(folder / name, flags), "rb") as file:
-        info, most = os.fstat(file.fileno()), MOST_BYTES.get(name, FEW_BYTES)
-        if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+    with files.open_file(folder / name, MOST_BYTES.get(name, files.FEW_BYTES)) as file:
+        if os.fstat(file.fileno()).st_nlink != 1:
             raise Unfit(f"'{name}' is no plain file of one name")
-        if info.st_size > most:
-            raise Unfit(f"'{name}' has {info.st_size} bytes, more than {most}")
         yield file
 
 
@@ -144,7 +131,7 @@ def read(folder: Path, name: str, kind: type[M]) -> M:
         Unfit, OSError: it cannot be read, or says something else.
     """
     with open_file(folder, name) as file:
-        content = file.read(FEW_BYTES + 1)
+        content = file.read(files.FEW_BYTES + 1)
     try:
         return kind.model_validate_json(content, strict=True)
     except ValidationError as error:
@@ -159,8 +146,8 @@ def manifest_of(folder: Path) -> Manifest:
     Raises:
         Unfit, OSError: they are not.
     """
-    files = files_of(folder)
-    if MANIFEST not in files:
+    names = files_of(folder)
+    if MANIFEST not in names:
         raise Unfit(f"there is no {MANIFEST}")
     manifest = read(folder, MANIFEST, Manifest)
     if manifest.version != version_of(manifest.suite, manifest.plugin):
@@ -168,7 +155,7 @@ def manifest_of(folder: Path) -> Manifest:
     listed = set(manifest.files)
     if RECORDS not in listed:
         raise Unfit(f"{MANIFEST} lists no {RECORDS}")
-    if odd := sorted(listed ^ (files - {MANIFEST})):
+    if odd := sorted(listed ^ (names - {MANIFEST})):
         raise Unfit(f"'{plain(odd[0])}' is " + ("listed and not there" if odd[0] in listed else "there and not listed"))
     for name in sorted(listed):
         with open_file(folder, name) as file:
@@ -200,7 +187,7 @@ def lines(folder: Path) -> Iterator[bytes]:
         Unfit, OSError: one is too long or torn.
     """
     with open_file(folder, RECORDS) as file:
-        while line := file.readline(LINE_BYTES + 1):
+        while line := file.readline(files.LINE_BYTES + 1):
             if not line.endswith(b"\n"):
-                raise Unfit(f"{RECORDS} has a line that is torn, or of more than {LINE_BYTES} bytes")
+                raise Unfit(f"{RECORDS} has a line that is torn, or of more than {files.LINE_BYTES} bytes")
             yield line[:-1]

@@ -11,15 +11,13 @@ from pydantic import ValidationError
 from sparsebench.errors import UserError
 from sparsebench.publish.folder import Unfit, plain
 from sparsebench.records.cell import canonical, digest
-from sparsebench.records.record import Record, upgrade
+from sparsebench.records.record import MOST_ITEMS, Record, upgrade
 from sparsebench.strategy import KINDS
 
 LARGEST_REAL, LARGEST_WHOLE = 1e300, 2**63
 LONGEST_NAME = 100
 AHEAD = timedelta(days=1)
 """How far a machine's clock may be before this one's."""
-MOST_ITEMS = 200_000
-"""Test items of a cell."""
 
 
 def record_of(line: bytes) -> tuple[Record, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Collection, Iterable
@@ -15,6 +16,7 @@ from sparsebench.publish.folder import MANIFEST, RECORDS, Answered, Manifest, ve
 from sparsebench.publish.verify import Verdict, verify
 from sparsebench.records import environment, manifests, store
 from sparsebench.records.cell import canonical, digest
+from sparsebench.records.files import content_of
 from sparsebench.records.manifests import Asked, setting_of
 from sparsebench.records.merge import Place, lines
 from sparsebench.records.origin import Origin
@@ -23,6 +25,7 @@ from sparsebench.strategy import Kind
 
 TO = "leaderboard/submissions"
 AGAIN = "give the command of the run again: what is there is not run again, and the folder then says it"
+_NAME = re.compile(r"\w[\w.-]{0,199}")
 
 
 class _Known(NamedTuple):
@@ -70,7 +73,12 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     suite = _suite(manifests.suites(out), {one.setting for one in entries}, out)
     chosen = _choose(known, name, suite)
     answered = Answered(name=suite.name, version=suite.version, sha256=suite.sha256)
-    folder = to / name / version_of(answered, origin)
+    version = version_of(answered, origin)
+    if odd := [part for part in (name, version) if not _NAME.fullmatch(part)]:
+        raise UserError(
+            "the name of a folder of the submission", got=repr(odd[0]), allowed="letters, digits, _, - and ."
+        )
+    folder = to / name / version
     if folder.is_symlink() or folder.exists():
         raise UserError(f"{folder} is there and is not written over", next_step="remove it, or give another --to")
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
@@ -176,7 +184,7 @@ def _write(part: Path, out: Path, chosen: list[_Known], source: tuple[str, str],
 def _copy(out: Path, part: Path, folder: str, hashes: Iterable[str]) -> None:
     for name in hashes:
         try:
-            content = (out / folder / f"{name}.json").read_bytes()
+            content = content_of(out / folder / f"{name}.json")
         except OSError as error:
             raise UserError(f"{out}/{folder}/{name}.json is not there: {error.strerror}", next_step=AGAIN) from error
         store.write_whole(part / folder / f"{name}.json", content)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sparsebench.records.report import GROUPS, Outcome, Report
+from sparsebench.text import plain
 from sparsebench.version import __version__
 
 CHECKS, REMARK = "checks", "checks_remark"
@@ -52,7 +53,7 @@ class Badges:
                 return _badge(report), _remark(report)
         if matching:
             checked = ", ".join(sorted({report.versions.get("sparsebench", "?") for report in matching}))
-            return CHANGED, f"checked by sparsebench {checked}, this is {version}"
+            return CHANGED, plain(f"checked by sparsebench {checked}, this is {version}")
         return (CHANGED, "another version of its source was checked") if reports else (UNCHECKED, "")
 
 
@@ -74,7 +75,7 @@ def _remark(report: Report) -> str:
         remarks.append(f"fails, as it declares, {', '.join(expected)}")
     if report.conforms is False and (left := sum(o.status == "not run" for o in report.outcomes)):
         remarks.append(f"{left} not run for that")
-    return "; ".join(remarks)
+    return plain("; ".join(remarks), 1000)
 
 
 def _name_of(outcome: Outcome) -> str:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError
 from sparsebench.spec import unused_parameters
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+LARGEST = 2**63
+Whole = Annotated[int, Field(gt=-LARGEST, lt=LARGEST)]
+"""A number that files with columns of 64 bits can hold."""
 Where = Literal["both", "train", "test"]
 Track = Literal["frozen", "tuned", "scratch"]
 """What is trained with the strategy: nothing, a trained network for a little longer, or one from its first step."""
@@ -26,6 +38,19 @@ class Part(BaseModel):
 
     name: str
     params: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @field_validator("params")
+    @classmethod
+    def _check_numbers(cls, params: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        todo: list[JsonValue] = list(params.values())
+        for value in todo:  # which grows meanwhile
+            if isinstance(value, dict | list):
+                todo += value.values() if isinstance(value, dict) else value
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"a parameter is {value}")
+            elif isinstance(value, int) and abs(value) >= LARGEST:
+                raise ValueError(f"a parameter is a number of {value.bit_length()} bits")
+        return params
 
     @classmethod
     def of(cls, thing: Any) -> Part:
@@ -50,8 +75,8 @@ class Cell(BaseModel):
     model: Part
     strategy: Part
     budget: Budget
-    n_train: int = Field(ge=0)
-    repetition: int = Field(ge=0)
+    n_train: Whole = Field(ge=0)
+    repetition: Whole = Field(ge=0)
     where: Where = "both"
     init: Cell | None = None
     track: Track = "scratch"

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from pathlib import Path
 
+from sparsebench.records import files
 from sparsebench.records.cell import canonical
 from sparsebench.records.report import SCHEMA, Report
 from sparsebench.records.store import write_whole
-
-log = logging.getLogger(__name__)
 
 
 def write(report: Report, out: Path) -> Path:
@@ -32,11 +30,11 @@ def write(report: Report, out: Path) -> Path:
 def read(out: Path) -> list[Report]:
     """Return the reports of a results folder; those that cannot be read are left out with a warning."""
     reports = []
-    for path in sorted((out / "checks").glob("*.json")):
+    for path, content in files.contents_in(out / "checks"):
         try:
-            reports.append(_parse(path.read_bytes()))
-        except (OSError, ValueError, RecursionError) as error:
-            log.warning("%s is left out: %s", path.name, " ".join(str(error).split())[:300])
+            reports.append(_parse(content))
+        except (ValueError, RecursionError) as error:
+            files.leave_out(path, error)
     return reports
 
 

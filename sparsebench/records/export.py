@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -11,6 +12,7 @@ from typing import BinaryIO
 from sparsebench.errors import UserError
 from sparsebench.records import flat, merge, parquet, store
 from sparsebench.records.record import Record
+from sparsebench.text import cell
 
 
 def write(out: Path, form: str, file: BinaryIO) -> None:
@@ -34,9 +36,9 @@ def _csv(out: Path, file: BinaryIO) -> None:
     writer = None
     for row in flat.load(out):
         if writer is None:
-            writer = csv.DictWriter(text, list(row), lineterminator="\n")
-            writer.writeheader()
-        writer.writerow(row)
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(map(cell, row))
+        writer.writerow(map(cell, row.values()))
     text.detach()
 
 
@@ -46,7 +48,9 @@ def _jsonl(out: Path, file: BinaryIO) -> None:
         newest = store.newest(places)
     if not newest:
         raise flat.nothing(out)
-    file.writelines(merge.lines(place for _, place in sorted(newest.items())))
+    for line in merge.lines(place for _, place in sorted(newest.items())):
+        shown = line.decode()
+        file.write(line if shown[:-1].isprintable() else (json.dumps(json.loads(line)) + "\n").encode())
 
 
 def _parquet(out: Path, file: BinaryIO) -> None:

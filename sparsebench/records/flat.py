@@ -12,7 +12,7 @@ from sparsebench.errors import UserError
 from sparsebench.records import checks, parquet, store
 from sparsebench.records.badges import Badges
 from sparsebench.records.record import Record
-from sparsebench.records.row import Row, row_of
+from sparsebench.records.row import Row, checked_names, metrics_of, row_of
 
 
 def load(out: Path, metrics: Collection[str] | None = None) -> Iterator[Row]:
@@ -67,13 +67,13 @@ def _from_records(out: Path, metrics: Collection[str] | None) -> Iterator[Row]:
     )
     with store.without_collector():
         newest = store.newest(stored)
-    names = sorted({name for _, metrics_of in newest.values() for name in metrics_of})
-    empty = dict.fromkeys(names)
-    for _, (about, metrics_of) in sorted(newest.items()):
-        yield about | empty | metrics_of
+    empty = dict.fromkeys(checked_names(name for _, values in newest.values() for name in values))
+    for _, (about, values) in sorted(newest.items()):
+        yield about | empty | values
 
 
 def _slim(row: Row, record: Record, metrics: Collection[str] | None, shared: dict[Any, Any]) -> tuple[Row, Row]:
     """Return what a row is about and its wanted metrics, apart; equal texts share one object."""
     about = {name: shared.setdefault(x, x) if type(x) is str else x for name, x in row.items()}
-    return about, {name: metric.value for name, metric in record.metrics.items() if metrics is None or name in metrics}
+    named = metrics_of(record, row)
+    return about, {name: metric.value for name, metric in named.items() if metrics is None or name in metrics}

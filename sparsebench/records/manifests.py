@@ -9,7 +9,6 @@ Each file is named after what it says, and no record hangs on it.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +16,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from sparsebench.records import files
 from sparsebench.records.cell import Cell, digest
 from sparsebench.strategy import Kind, Site, Strategy
-
-log = logging.getLogger(__name__)
 
 STRATEGIES, SUITES, METRICS = "strategies", "suites", "metrics"
 DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
@@ -103,8 +101,8 @@ def suites(out: Path) -> list[Asked]:
 
 
 def _read(folder: Path, kind: type[T]) -> Iterator[T]:
-    for path in sorted(folder.glob("*.json")):
+    for path, content in files.contents_in(folder):
         try:
-            yield kind.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            log.warning("%s is left out: %s", path, str(error).splitlines()[0])
+            yield kind.model_validate_json(content)
+        except ValidationError as error:
+            files.leave_out(path, error)

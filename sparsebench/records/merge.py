@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparsebench.errors import UserError
-from sparsebench.records import environment, manifests, store
+from sparsebench.records import environment, files, manifests, store
 from sparsebench.records.cell import canonical
 from sparsebench.records.record import Record
 
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 BESIDE = (environment.FOLDER, "checks", manifests.STRATEGIES, manifests.SUITES, manifests.METRICS)
 """Folders whose .json files belong to records and are named after what they say."""
+_NAMED = re.compile(r"[\w-]{1,64}\.json", re.ASCII)
 
 
 class Place(NamedTuple):
@@ -70,12 +72,12 @@ def _records(folder: Path) -> Iterator[store.Found[Record]]:
 def lines(places: Iterable[Place]) -> Iterator[bytes]:
     """Yield the records at some places, each as a line of canonical JSON."""
     for path, offset, length in places:
-        with path.open("rb") as file:
-            file.seek(offset)
-            line = file.read(length)
         try:
+            with files.open_file(path, files.MOST_BYTES) as file:
+                file.seek(offset)
+                line = file.read(length)
             record = store.parse(line, Record)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"{path} was changed while it was read: {error}") from error
         respelled = (canonical(record.model_dump(mode="json")) + "\n").encode()
         yield respelled if record.cell.id == record.cell_id else line
@@ -84,8 +86,12 @@ def lines(places: Iterable[Place]) -> Iterator[bytes]:
 def _beside(stores: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
     """Yield path and content of what lies beside the records."""
     contents: dict[str, bytes] = {}
-    for path in (path for each in stores for folder in BESIDE for path in sorted((each / folder).glob("*.json"))):
-        name, content = f"{path.parent.name}/{path.name}", path.read_bytes()
+    every = (one for each in stores for folder in BESIDE for one in files.contents_in(each / folder))
+    for path, content in every:
+        name = f"{path.parent.name}/{path.name}"
+        if not _NAMED.fullmatch(path.name):
+            files.leave_out(path, ValueError("its name is of another form"))
+            continue
         if contents.get(name, content) != content:
             log.warning("%s differs between the stores; one of them is taken", name)
         contents[name] = max(contents.get(name, b""), content)

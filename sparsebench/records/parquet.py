@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsebench import budget
+from sparsebench import budget, text
 from sparsebench.errors import UserError
-from sparsebench.records import cell, record, store
+from sparsebench.records import cell, files, record, store
 from sparsebench.records import row as flat_rows
 from sparsebench.records.record import Record
-from sparsebench.records.row import Row, row_of
+from sparsebench.records.row import CHECKSUM, SEGMENT, Row, checked_names, metrics_of, row_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +35,6 @@ UNREAD = 32 * 2**20
 """Bytes of records outside the cache from which it is written anew: some 10,000 records, a second to read."""
 BATCH = 20_000
 MANIFEST, UNIT = b"sparsebench", b"unit"
-SEGMENT, CHECKSUM = "segment", "checksum"
 PLAIN = ("cell_id", "started", "test_predictions")
 """Columns of texts that are all different; of others each text is stored once."""
 Key = list[int]
@@ -73,7 +72,7 @@ def table(out: Path, metrics: Collection[str] | None = None) -> pa.Table | None:
         try:
             warnings, segment = _segment(out / "records" / name)
         except OSError as error:
-            store.left_out(out / "records" / name, error)
+            files.leave_out(out / "records" / name, error)
             continue
         fresh[name] = {"key": keys[name], "warnings": warnings}
         tables += segment
@@ -93,7 +92,7 @@ def _keys(out: Path) -> dict[str, Key]:
     keys = {}
     for path in store.segments(out):
         try:
-            status = path.stat()
+            status = path.lstat()
         except OSError:  # gone, or not to be read: as if it were not there
             continue
         keys[path.name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
@@ -108,7 +107,7 @@ def _is_much(keys: dict[str, Key], manifest: dict[str, Any]) -> bool:
 def _code() -> str:
     """Return a hash of what makes rows of records: those of another version are not taken."""
     return (
-        "-".join(store.content_hash(Path(str(m.__file__)))[:16] for m in (flat_rows, budget, cell, record, store))
+        "-".join(store.content_hash(Path(str(m.__file__)))[:16] for m in (flat_rows, budget, cell, record, store, text))
         + (store.content_hash(Path(__file__))[:16])
     )
 
@@ -120,7 +119,10 @@ def _load(out: Path, keys: dict[str, Key], metrics: Collection[str] | None) -> t
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path_of(out), page_checksum_verification=True) as file:
+        with (
+            files.open_file(path_of(out), files.MOST_BYTES) as opened,
+            pq.ParquetFile(opened, page_checksum_verification=True) as file,
+        ):
             schema = file.schema_arrow
             manifest = json.loads(schema.metadata[MANIFEST])
             if manifest["code"] != _code():
@@ -163,11 +165,11 @@ def _table(stored: Iterable[store.Found[Record]]) -> pa.Table:
         row = row_of(each.item) | {SEGMENT: each.path.name, CHECKSUM: each.checksum}
         names = names or list(row)
         about.append(tuple(row.values()))
-        metrics = each.item.metrics
+        metrics = metrics_of(each.item, row)
         if (alike := tuple(metrics)) not in measured:
             units |= {name: metric.unit for name, metric in metrics.items()}
         measured[alike].append((number, *[metric.value for metric in metrics.values()]))
-    columns = {name: np.full(len(about), None) for name in sorted(units)}
+    columns = {name: np.full(len(about), None) for name in checked_names(units)}
     for alike, rows in measured.items():
         at, *values = zip(*rows, strict=True)
         for name, column in zip(alike, values, strict=True):
@@ -198,9 +200,11 @@ def _join(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _save(out: Path, whole: pa.Table, segments: dict[str, Any]) -> None:
-    """Write the cache, if it can be written."""
+    """Write the cache, if it can be written, and never through a link."""
     import pyarrow.parquet as pq
 
+    if path_of(out).parent.is_symlink():
+        return
     manifest = json.dumps({"code": _code(), "segments": segments})
     try:
         with store.whole_file(path_of(out)) as file:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from sparsebench.records.cell import Cell, Part, Where
+from sparsebench.records.cell import Cell, Part, Where, Whole
 from sparsebench.records.origin import Origin
+from sparsebench.strategy import Kind
 
 Raw = dict[str, Any]
 
@@ -34,8 +36,18 @@ SCHEMA = 1 + len(UPGRADES)
 Status = Literal["ok", "failed", "oom", "timeout", "crashed", "unsupported", "skipped"]
 
 
+MOST_ITEMS = 200_000
+"""Test items of a cell."""
+MOST_METRICS = 10_000
+"""Metrics and series of a record."""
+
+
+Real = Annotated[float, Field(ge=-1e150, le=1e150)]
+"""A number whose square is one too."""
+
+
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Metric(_Model):
@@ -47,11 +59,11 @@ class Metric(_Model):
         low, high, method: an interval, and how it was made.
     """
 
-    value: float | None
+    value: Real | None
     unit: str
-    n: int
-    low: float | None = None
-    high: float | None = None
+    n: Whole
+    low: Real | None = None
+    high: Real | None = None
     method: str = ""
 
 
@@ -83,13 +95,19 @@ class Outcomes(_Model):
     pictures than 16 bits can number.
     """
 
-    n: int
+    n: int = Field(ge=0, le=MOST_ITEMS)
     predicted: str
     label: str
     group: str
     rank: str
     loss: str
     foreground: str
+
+    def check(self) -> None:
+        """Raise ValueError unless what boards read can be unpacked; what many records share is looked at once."""
+        _bytes_of(self.predicted, self.n)
+        for text in filter(None, (self.label, self.group, self.foreground)):
+            _check(text, self.n)
 
 
 class Head(_Model):
@@ -100,7 +118,7 @@ class Head(_Model):
         started: UTC, in ISO 8601. Of two records of a cell the one that came later says so here, whatever the clocks.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     schema_version: int = SCHEMA
     cell_id: str
@@ -113,11 +131,11 @@ class Head(_Model):
 class Setting(_Model):
     """What of a cell decides, for the most part, how long it takes."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     task: Part
     model: Part
-    n_train: int
+    n_train: Whole
     where: Where = "both"
 
 
@@ -125,8 +143,8 @@ class Past(Head):
     """What is to be known of a record to tell how long others like it will take; see `Record`."""
 
     cell: Setting
-    seconds: float = 0.0
-    memory: int = 0
+    seconds: Real = 0.0
+    memory: Whole = 0
 
 
 class Record(Head):
@@ -142,20 +160,20 @@ class Record(Head):
         memory: the most bytes that the worker process had meanwhile, 0 if unknown; of the run too.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     cell: Cell
-    metrics: dict[str, Metric] = Field(default_factory=dict)
+    metrics: dict[str, Metric] = Field(default_factory=dict, max_length=MOST_METRICS)
     trajectory: tuple[TokenStep, ...] = ()
-    samples: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
+    samples: dict[str, tuple[float | None, ...]] = Field(default_factory=dict, max_length=MOST_METRICS)
     outcomes: Outcomes | None = None
     failure: Failure | None = None
-    kind: str
+    kind: Kind
     label: str
-    environment: str = ""
+    environment: str = Field("", pattern=r"^[\w-]{0,64}$")
     device: str = ""
-    seconds: float = 0.0
-    memory: int = 0
+    seconds: Real = 0.0
+    memory: Whole = 0
 
 
 class NewerSchemaError(ValueError):
@@ -213,11 +231,20 @@ def unpack_reals(text: str, n: int) -> np.ndarray:
 
 
 def _unpack(text: str, n: int, kind: str) -> np.ndarray:
-    size = np.dtype(kind).itemsize * n
+    return np.frombuffer(_bytes_of(text, n, np.dtype(kind).itemsize), kind)
+
+
+def _bytes_of(text: str, n: int, each: int = 2) -> bytes:
+    size = n * each
     try:
         bounded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)
     except zlib.error as error:
         raise ValueError(f"packed outcomes are corrupt ({error})") from error
     if len(bounded) != size:
         raise ValueError(f"packed outcomes do not hold {n} numbers")
-    return np.frombuffer(bounded, kind)
+    return bounded
+
+
+@lru_cache(maxsize=256)
+def _check(text: str, n: int) -> None:
+    _bytes_of(text, n)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from sparsebench.errors import UserError
 from sparsebench.records.cell import canonical
-from sparsebench.records.record import Record
+from sparsebench.records.record import MOST_METRICS, Metric, Record
+from sparsebench.text import plain
 
 Row = dict[str, Any]
 
@@ -18,17 +21,30 @@ FOREGROUNDS = "test_foregrounds"
 """The column of the numbers of the foregrounds that they show, packed likewise; "" where that is not known."""
 
 
+LONG, LONGEST = 1000, {"setting": None}
+"""Characters of a text in a row; of a setting, which is JSON, all."""
+SEGMENT, CHECKSUM = "segment", "checksum"
+TAKEN = frozenset({SEGMENT, CHECKSUM, "checks", "checks_remark"})
+"""Columns that a metric cannot have, besides those of `row_of`."""
+
+
 WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"}
 """What a budget's text says of where it holds; in the frozen track it is the test everywhere."""
 
 
 def row_of(record: Record) -> Row:
-    """Return what a record is about, without its metrics."""
+    """Return what a record is about, without its metrics; its texts are plain, whoever wrote them."""
     cell, origin, outcomes = record.cell, record.origin, record.outcomes
     # Networks of two trainings are two settings; their repetitions are not.
     trainings = [] if cell.track == "scratch" else cell.inits
     network = [[part.task.model_dump(), part.model.model_dump(), part.n_train] for part in trainings]
-    return {
+    packed = {
+        "test_labels": outcomes.label if outcomes else "",
+        PREDICTIONS: outcomes.predicted if outcomes else "",
+        GROUPS: outcomes.group if outcomes else "",
+        FOREGROUNDS: outcomes.foreground if outcomes else "",
+    }
+    about = {
         "cell_id": record.cell_id,
         "status": record.status,
         "reason": record.failure.reason if record.failure else "",
@@ -54,13 +70,25 @@ def row_of(record: Record) -> Row:
         "environment": record.environment,
         "inactive": record.notes.get("inactive", ""),
         "test_items": outcomes.n if outcomes else 0,
-        "test_labels": outcomes.label if outcomes else "",
-        "test_predictions": outcomes.predicted if outcomes else "",
-        GROUPS: outcomes.group if outcomes else "",
-        FOREGROUNDS: outcomes.foreground if outcomes else "",
     }
+    return {name: plain(x, LONGEST.get(name, LONG)) if type(x) is str else x for name, x in about.items()} | packed
+
+
+def metrics_of(record: Record, about: Row) -> dict[str, Metric]:
+    """Return a record's metrics by their names, made plain, without those that are called as what it is about."""
+    named = {plain(name): metric for name, metric in record.metrics.items()}
+    return {name: metric for name, metric in named.items() if name not in about and name not in TAKEN}
+
+
+def checked_names(names: Iterable[str]) -> list[str]:
+    """Return the different names of metrics, sorted; UserError if they are so many that a table of them is too wide."""
+    different = sorted(set(names))
+    if len(different) > MOST_METRICS:
+        raise UserError(f"these records have {len(different)} different metrics", allowed=f"up to {MOST_METRICS}")
+    return different
 
 
 def flatten(record: Record) -> Row:
     """Return a record as one flat row: what it is about, then each metric's value under its name."""
-    return row_of(record) | {name: metric.value for name, metric in record.metrics.items()}
+    about = row_of(record)
+    return about | {name: metric.value for name, metric in metrics_of(record, about).items()}

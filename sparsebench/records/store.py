@@ -26,13 +26,17 @@ from pathlib import Path
 from typing import BinaryIO, Generic, NamedTuple, TypeVar
 
 from sparsebench.errors import UserError
+from sparsebench.records import files
 from sparsebench.records.cell import canonical, digest
 from sparsebench.records.record import SCHEMA, Head, NewerSchemaError, Record, upgrade
+from sparsebench.text import plain
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=Head)
 X = TypeVar("X")
+SHOWN = 5
+"""Lines of a segment that cannot be read and are named."""
 CELL, CELL_ID = b'{"cell":', b',"cell_id":"'
 
 
@@ -44,7 +48,7 @@ def weights_path(out: Path, cell_id: str) -> Path:
 def content_hash(path: Path) -> str:
     """Return the SHA-256 of a file, or "" if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with files.open_file(path, files.MOST_BYTES) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return ""
@@ -235,7 +239,7 @@ def without_collector() -> Iterator[None]:
 
 def segments(out: Path) -> list[Path]:
     """Return the segments of a run's folder, by name."""
-    return sorted((out / "records").glob("*.jsonl"))
+    return files.files_in(out / "records", ".jsonl")
 
 
 def scan_all(out: Path, kind: type[T]) -> Iterator[Found[T]]:
@@ -244,12 +248,7 @@ def scan_all(out: Path, kind: type[T]) -> Iterator[Found[T]]:
         try:
             yield from scan(path, kind)
         except OSError as error:
-            left_out(path, error)
-
-
-def left_out(path: Path, error: OSError) -> None:
-    """Warn of a segment that cannot be read, or not to its end."""
-    log.warning("%s is left out, or its end: %s", path.name, error.strerror or error)
+            files.leave_out(path, error)
 
 
 def scan(path: Path, kind: type[T], warn: Callable[[str], None] = log.warning) -> Iterator[Found[T]]:
@@ -259,19 +258,25 @@ def scan(path: Path, kind: type[T], warn: Callable[[str], None] = log.warning) -
         UserError: a record was written by a later sparsebench.
         OSError: the segment cannot be read.
     """
-    offset = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    name, number, offset, unread = plain(path.name), 0, 0, 0
+    with files.open_file(path, files.MOST_BYTES) as file:
+        while line := file.readline(files.LINE_BYTES + 1):
+            number += 1
             if not line.endswith(b"\n"):
-                warn(f"{path.name}: the last line is torn (a run was stopped while writing it) and is left out")
-                return
+                why = "too long" if len(line) > files.LINE_BYTES else "torn (a run was stopped while writing it)"
+                warn(f"{name}: line {number} is {why} and is left out, with what comes after it")
+                break
             try:
                 yield Found(parse(line, kind), path, offset, len(line), zlib.crc32(line))
             except NewerSchemaError as error:
                 raise UserError(f"{path} line {number} has {error}", next_step="upgrade sparsebench") from error
             except ValueError as error:
-                warn(f"{path.name} line {number} is left out: {error}")
+                unread += 1
+                if unread <= SHOWN:
+                    warn(f"{name} line {number} is left out: {error}")
             offset += len(line)
+    if unread > SHOWN:
+        warn(f"{name}: {unread - SHOWN} more lines are left out")
 
 
 def parse(line: bytes, kind: type[T] = Record) -> T:  # type: ignore[assignment]
@@ -286,7 +291,7 @@ def parse(line: bytes, kind: type[T] = Record) -> T:  # type: ignore[assignment]
     except NewerSchemaError:
         raise
     except (ValueError, UserError, RecursionError) as error:
-        raise ValueError(" ".join(str(error).split())[:300]) from error
+        raise ValueError(plain(" ".join(str(error).split()), 300)) from error
 
 
 def _parse(line: bytes, kind: type[T]) -> T:
@@ -295,11 +300,13 @@ def _parse(line: bytes, kind: type[T]) -> T:
     except (ValueError, UserError):
         item = None
     if item is None or item.schema_version != SCHEMA or "schema_version" not in item.model_fields_set:
-        item = kind.model_validate(upgrade(json.loads(line)))
+        item = kind.model_validate_json(canonical(upgrade(json.loads(line))).encode())
     if not _names_its_cell(line, item.cell_id):
         record = item if isinstance(item, Record) else _parse(line, Record)
         if record.cell.id != record.cell_id:
             raise ValueError(f"its cell has hash {record.cell.id}, not {record.cell_id}")
+    if isinstance(item, Record) and item.outcomes is not None:
+        item.outcomes.check()
     return item
 
 

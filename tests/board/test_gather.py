@@ -14,7 +14,7 @@ from scipy import stats
 from sparsebench.board import gather, reading
 from sparsebench.board.board import Board
 from sparsebench.board.build import build
-from sparsebench.board.gather import WANTED, board_of
+from sparsebench.board.gather import PNG, WANTED, board_of
 from sparsebench.board.notes import notes_on
 from sparsebench.records import flat, store
 
@@ -108,12 +108,12 @@ def test_environments_are_those_of_the_records(tmp_path: Path, caplog: pytest.Lo
 def test_pictures_of_the_folder_are_in_it_as_far_as_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather, "MOST_BYTES", 10)
-    for name, size in {"agreement": 4, "leaderboard": 1, "large": 7, "tokens": 6}.items():
-        (tmp_path / f"{name}.png").write_bytes(bytes(size))
+    monkeypatch.setattr(gather, "MOST_BYTES", 30)
+    for name, size in {"agreement": 14, "leaderboard": 9, "large": 17, "tokens": 16}.items():
+        (tmp_path / f"{name}.png").write_bytes(PNG + bytes(size - len(PNG)))
     assert {name: len(png) for name, png in board_of([record()], tmp_path).pictures.items()} == {
-        "agreement": 4,
-        "tokens": 6,
+        "agreement": 14,
+        "tokens": 16,
     }
 
 
