@@ -43,6 +43,10 @@ def one_line(error: BaseException) -> str:
     return str(error) if isinstance(error, UserError) else " ".join(f"{type(error).__name__}: {error}".split())
 
 
+class NotReadyError(UserError):
+    """A cell's first weights are not there, or are damaged: it is skipped, and the same command runs it."""
+
+
 class StrategyError(Exception):
     """A strategy broke its contract (wrong plan, NaN scores, a field it did not declare): the cell failed."""
 

@@ -6,6 +6,8 @@ import math
 import os
 import sys
 import threading
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +100,17 @@ class Progress:
             self.bar.close()
         if stopped and self.exits:
             sys.exit(130)
+
+
+def remedy(statuses: Iterable[str]) -> str:
+    """Return, of the statuses of cells without a result, how many there are and which command tries them again."""
+    counts = Counter(statuses)
+    number = counts.total()
+    said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+    skipped = number == counts["skipped"]
+    command = "the same command" if skipped else "the same command with --rerun failed"
+    cells = "1 cell has" if number == 1 else f"{number} cells have"
+    return f"{cells} no result ({said}): {command} tries {'it' if number == 1 else 'them'} again"
 
 
 def in_a_notebook() -> bool:

@@ -16,7 +16,7 @@ from sparsebench.cells.checkpoint import Checkpoint
 from sparsebench.cells.prepare import Context, Prepared, prepare, weights_file
 from sparsebench.cells.results import Result, add_watched, measure
 from sparsebench.contain.exclusive import timing
-from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
+from sparsebench.errors import DivergedError, NotReadyError, StrategyError, UnsupportedError, UserError
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.planning.job import Job
@@ -103,6 +103,8 @@ def failure_of(error: BaseException) -> Failure:
 def _status(error: BaseException) -> Status:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "oom"
+    if isinstance(error, NotReadyError):
+        return "skipped"
     return "unsupported" if isinstance(error, UnsupportedError) else "failed"
 
 

@@ -21,8 +21,8 @@ SHOWN = 5
 """Names of what was changed that are told."""
 
 ORDINARY = {
-    "StrategyError", "DivergedError", "UnsupportedError", "UserError", "ArithmeticError", "AssertionError",
-    "AttributeError", "ImportError", "IndexError", "KeyError", "ModuleNotFoundError", "NameError",
+    "StrategyError", "DivergedError", "UnsupportedError", "UserError", "NotReadyError", "ArithmeticError",
+    "AssertionError", "AttributeError", "ImportError", "IndexError", "KeyError", "ModuleNotFoundError", "NameError",
     "NotImplementedError", "RecursionError", "StopIteration", "TypeError", "UnboundLocalError", "ValueError",
     "ZeroDivisionError",
 }  # fmt: skip

@@ -130,6 +130,18 @@ class Worker:
             os.close(lifeline)
 
 
+FAULTS = frozenset({
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP,
+    signal.SIGXCPU, signal.SIGXFSZ, signal.SIGPIPE, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,
+})  # fmt: skip
+"""Signals by which a process ends of itself: a fault, a limit or a timer of its own."""
+
+
+def was_killed(code: int) -> bool:
+    """Say whether an exit code tells of a signal that somebody else sent, as the kernel does that lacks memory."""
+    return code < 0 and -code not in FAULTS
+
+
 def how_it_left(code: int) -> str:
     """Return an exit code in words, which go on after "the worker"."""
     if code == 0:
