@@ -22,7 +22,7 @@ from sparsebench.planning.planner import Plan, keep_metrics, keep_strategies
 from sparsebench.planning.request import Files, How, Request
 from sparsebench.planning.shard import Shard
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import environment, store
+from sparsebench.records import environment, place, store
 from sparsebench.records.record import Failure, Head, Record
 
 CUT_SHORT = ("crashed", "timeout", "oom")
@@ -159,7 +159,8 @@ def collect(
         observers: who sees each record, with the registry from which strategies come.
 
     Raises:
-        UserError: the seconds are negative, the folder cannot be written, or the engine gave no record of a cell.
+        UserError: the seconds are negative, the folder cannot be written or is gone, or the engine gave no record of a
+            cell.
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
     out, lost = setting.out, {job.cell.id for job in plan.todo}
@@ -173,8 +174,8 @@ def collect(
     writer = store.Writer(out)
     store.keep(out / environment.FOLDER, environment.describe())
     stop, begun_with = Stop(callbacks.on_stop), BegunWith(plan, setting.locations)
-    beat = Beat(out, plan.todo, workers, plan.expected)
-    records = engine.records(plan.todo, setting, stop, beat.begin)
+    beat, home = Beat(out, plan.todo, workers, plan.expected), place.identity(out)
+    records = engine.records(plan.todo, setting.model_copy(update={"home": home}), stop, beat.begin)
     try:
         with stop.on_interrupt(), beat, _closing(records):
             for record in records:
@@ -188,6 +189,7 @@ def collect(
                 callbacks.on_record(record)
     finally:
         writer.close()
+    place.check(out, home)
     if stop.asked:
         raise KeyboardInterrupt
     if lost:
