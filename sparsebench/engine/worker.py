@@ -61,7 +61,7 @@ def main(setting: Setting, *, strangers: bool) -> None:
     from sparsebench.contain.health import Health, device_is_lost
     from sparsebench.contain.memory import forget_peak, peak
 
-    registry, stack = Registry(), ExitStack()
+    registry, stack = Registry(rehearses=False), ExitStack()
     context = Context(
         stack.enter_context(held(setting.out, setting.home)), setting.device, setting.locations, setting.checkpoint,
         alone=True, exclusive=setting.limits.exclusive,
