@@ -59,8 +59,9 @@ class Progress:
         self.bar = tqdm(total=len(plan.todo), bar_format=form, mininterval=interval, file=sys.stderr)
         self.left = time_of(estimate)
         if self.thread is None:
-            self.thread = threading.Thread(target=self._tick_on, daemon=True)
-            self.thread.start()
+            thread = threading.Thread(target=self._tick_on, daemon=True)
+            thread.start()
+            self.thread = thread
 
     def step(self, record: Record) -> None:
         """Count one record."""
