@@ -2,15 +2,19 @@
 
 python benchmarks/chaos.py --kills 200            # tens of minutes: a killed run loads the libraries anew
 python benchmarks/chaos.py --kills 12 --cells 96  # the short form that the tests run
+python benchmarks/chaos.py --workers --kills 50 --cells 56  # workers alone, and only the same command again
 
 The run, its keepers and its workers are killed, by SIGKILL and SIGTERM, while they load, work, write records and
 checkpoints, or end; the same command is given again whenever it is gone. Moments and victims are drawn from a seed, but
-what they hit hangs on the machine.
+what they hit hangs on the machine. With `--workers` nothing but workers is killed, by SIGKILL and no cell twice, and
+the command is given without `--rerun failed`: the board must be the undisturbed one, but for columns of time.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import json
 import os
 import random
 import signal
@@ -47,28 +51,27 @@ n_train = [8]
 name = "composite"
 model = "vit"
 model_params = {{dim = 16, depth = 2, heads = 2}}
-params = {{epochs = 2, test = 20, pretrain_epochs = 0, batch = 10}}
+params = {{epochs = 2, test = 20, pretrain_epochs = 1, pretrain_samples = 40, batch = 10}}
 n_train = [40]
 """
 PAUSES = (0.05, 0.5, 5.0, 20.0)
 """The longest seconds between two kills, drawn each time: a run takes some to load the libraries."""
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
+OF_TIME = frozenset({"images_per_s", "pareto_speed"})
+"""Columns of boards that tell of time."""
 NOT_COMPARED = frozenset({"images_per_s"})
 """Metrics of time, which no two runs have alike."""
 
 
-def command(out: Path, cells: int) -> list[str]:
-    """Return the command of a sweep of so many cells, or up to 7 more."""
+def command(out: Path, cells: int, *more: str) -> list[str]:
+    """Return the command of a sweep of so many cells, or up to 7 more, and one for each 8 that is pre-trained."""
     suite = out.parent / "chaos.toml"
     suite.write_text(SUITE.format(seeds=-(-cells // 8)))
     words = [
         "run",
         "--suite",
         str(suite),
-        "--rerun",
-        "failed",
-        "--jobs",
-        "2",
+        *(more or ("--rerun", "failed", "--jobs", "2")),
         "--checkpoint",
         "0.02",
         "--out",
@@ -125,6 +128,64 @@ def _kill(run: subprocess.Popen[bytes], rng: random.Random) -> str:
     return f"{'runs' if victim is None else 'keepers and workers'} by {how.name}"
 
 
+def end_workers(out: Path, cells: int, kills: int, rng: random.Random) -> tuple[int, int]:
+    """Give the command until it ends well, killing workers meanwhile, with a record at least between two kills.
+
+    Returns:
+        how many were killed, and how often the command was given.
+    """
+    killed = times = records = 0
+    with (out.parent / f"{out.name}.log").open("ab") as log:
+        while True:
+            times += 1
+            run = subprocess.Popen(command(out, cells, "--jobs", "1"), stdout=log, stderr=log)
+            while run.poll() is None:
+                time.sleep(rng.random() * rng.choice((0.02, 0.5, 2.0)))
+                workers = [pid for pid in descendants(run.pid) if _is_worker(pid)]
+                if killed < kills and workers and (not killed or _lines(out) > records):
+                    records = _lines(out)
+                    with suppress(ProcessLookupError):
+                        os.kill(workers[-1], signal.SIGKILL)
+                        killed += 1
+            if run.returncode == 0:
+                return killed, times
+            if times > kills + 3:
+                raise RuntimeError(f"the same command does not heal: see {log.name}")
+
+
+def _is_worker(pid: int) -> bool:
+    """Say whether a process is a worker; its keeper's command holds the worker's."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"sparsebench.engine.worker" in words and not any(word.endswith(b"keeper.py") for word in words)
+
+
+def _lines(out: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in store.segments(out))
+
+
+def board(out: Path) -> str:
+    """Return the board of a folder as CSV, without its columns of time."""
+    with (out / "leaderboard.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return json.dumps([{k: v for k, v in row.items() if k not in OF_TIME} for row in rows])
+
+
+def heal(folder: Path, cells: int, kills: int, seed: int) -> tuple[int, list[str], int, int]:
+    """Return how many workers were killed, how boards and records differ, and how many sweeps and commands it took."""
+    rng, killed, wrong, sweeps, times = random.Random(seed), 0, list[str](), 0, 0
+    finish(folder / "undisturbed", cells)
+    while killed < kills:
+        out, sweeps = folder / f"disturbed-{sweeps}", sweeps + 1
+        hit, given = end_workers(out, cells, kills - killed, rng)
+        killed, times = killed + hit, times + given
+        wrong += differences(out, folder / "undisturbed")
+        wrong += ["another board"] * (board(out) != board(folder / "undisturbed"))
+    return killed, wrong, sweeps, times
+
+
 def differences(out: Path, undisturbed: Path) -> list[str]:
     """Return what the records of two folders do not have in common, in words; also what is torn or there twice."""
     found, torn = Counter[str](), 0
@@ -172,9 +233,17 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--cells", type=int, default=304)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", action="store_true", help="kill workers alone, and give the same command again")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
+        if given.workers:
+            number, wrong, rounds, times = heal(Path(folder), given.cells, given.kills, given.seed)
+            cells = len(store.read(Path(folder) / "undisturbed"))
+            print(f"{number} workers killed by SIGKILL in {rounds} sweeps of {cells} cells, the command given {times}")
+            what = ", ".join(wrong) or "boards and records are the undisturbed ones"
+            print(f"times, {time.monotonic() - began:.0f} s: {what}")
+            sys.exit(bool(wrong))
         killed, wrong, rounds = chaos(Path(folder), given.cells, given.kills, given.seed)
         cells = len(store.read(Path(folder) / "undisturbed"))
     hit = ", ".join(f"{n} {what}" for what, n in sorted(killed.items()))

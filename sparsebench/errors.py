@@ -40,9 +40,23 @@ def unknown(what: str, got: str, allowed: Iterable[str]) -> UserError:
     return UserError(f"unknown {what}", got=f"'{got}'", allowed=listed or "none is there", next_step=hint)
 
 
+def text_of(error: BaseException) -> str:
+    """Return what an error says, whatever that is: as UTF-8 can write it, and also where it does not let itself say."""
+    try:
+        text = str(error)
+    except BaseException as other:  # a stranger's code
+        text = f"(its text raises {type(other).__name__})"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def one_line(error: BaseException) -> str:
     """Return what an error says on one line; of any but a UserError its type first."""
-    return str(error) if isinstance(error, UserError) else " ".join(f"{type(error).__name__}: {error}".split())
+    text = text_of(error)
+    return text if isinstance(error, UserError) else " ".join(f"{type(error).__name__}: {text}".split())
+
+
+class NotReadyError(UserError):
+    """A cell's first weights are not there, or are damaged: it is skipped, and the same command runs it."""
 
 
 class StrategyError(Exception):

@@ -6,6 +6,8 @@ import math
 import os
 import sys
 import threading
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +59,9 @@ class Progress:
         self.bar = tqdm(total=len(plan.todo), bar_format=form, mininterval=interval, file=sys.stderr)
         self.left = time_of(estimate)
         if self.thread is None:
-            self.thread = threading.Thread(target=self._tick_on, daemon=True)
-            self.thread.start()
+            thread = threading.Thread(target=self._tick_on, daemon=True)
+            thread.start()
+            self.thread = thread
 
     def step(self, record: Record) -> None:
         """Count one record."""
@@ -98,6 +101,17 @@ class Progress:
             self.bar.close()
         if stopped and self.exits:
             sys.exit(130)
+
+
+def remedy(statuses: Iterable[str]) -> str:
+    """Return, of the statuses of cells without a result, how many there are and which command tries them again."""
+    counts = Counter(statuses)
+    number = counts.total()
+    said = ", ".join(f"{n} {status}" for status, n in sorted(counts.items()))
+    skipped = number == counts["skipped"]
+    command = "the same command" if skipped else "the same command with --rerun failed"
+    cells = "1 cell has" if number == 1 else f"{number} cells have"
+    return f"{cells} no result ({said}): {command} tries {'it' if number == 1 else 'them'} again"
 
 
 def in_a_notebook() -> bool:

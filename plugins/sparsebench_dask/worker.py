@@ -25,7 +25,7 @@ from sparsebench.engine.slots import slots
 from sparsebench.errors import UserError
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import PROJECT
-from sparsebench.records import environment, store
+from sparsebench.records import environment, place, store
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
 from sparsebench.version import __version__
@@ -155,7 +155,7 @@ class _Place:
             if not path.exists():
                 raise UserError(f"the images '{name}' are not on this machine", got=str(path))
         self.out = setting.out if self.shared else folder / sent.proof
-        self.setting = setting.model_copy(update={"out": self.out})
+        self.setting = setting.model_copy(update={"out": self.out, "home": place.identity(self.out)})
         self.files = {path: _at_hand(Path(path), source, folder) for path, source in sent.files.items()}
         self.free = slots(setting.device, threads if setting.device == "cpu" else gpus, gpus)
         self.idle: list[_Idle] = []

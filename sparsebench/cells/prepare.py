@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 
 from sparsebench import seeds
 from sparsebench.cells.data_cache import Drawn
-from sparsebench.errors import StrategyError, UnsupportedError, UserError
+from sparsebench.errors import NotReadyError, StrategyError, UnsupportedError, UserError
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.base import HEADS, Network, Start
 from sparsebench.planning.job import Job
@@ -193,7 +193,8 @@ def load_trained(network: Network, path: Path) -> tuple[str, dict[str, float], s
     """Put the weights of a file into the network; return what it began with, how its training came out, its SHA-256.
 
     Raises:
-        UserError: the file is missing or torn, holds another network, or says nothing of a training.
+        NotReadyError: the file is missing or torn, or holds another network.
+        UserError: it says nothing of a training.
     """
     content = _put(network, path, (), "trained network")
     with safe_open(path, "pt") as file:
@@ -216,7 +217,7 @@ def _load_initial(network: Network, path: Path, *, head: bool) -> str:
         head: whether output layers are among them, which those of another task are not (Li et al. 2023).
 
     Raises:
-        UserError: the file is missing, torn, or holds the weights of another network.
+        NotReadyError: the file is missing, torn, or holds the weights of another network.
     """
     return hashlib.sha256(_put(network, path, () if head else HEADS, "first network")).hexdigest()
 
@@ -227,21 +228,21 @@ def _put(network: Network, path: Path, fresh: tuple[str, ...], what: str) -> byt
     `what` is what an error calls them.
 
     Raises:
-        UserError: the file is missing, torn, or holds the weights of another network.
+        NotReadyError: the file is missing, torn, or holds the weights of another network.
     """
-    again = "run again, with --rerun failed: they are made anew"
+    again = "the same command makes it and goes on"
     try:
         content = path.read_bytes()
     except OSError as error:
         missing = f"the {what} of this cell is not there ({path.name}): the cell that makes it did not succeed"
-        raise UserError(missing) from error
+        raise NotReadyError(missing, next_step=again) from error
     try:
         state = {k: v for k, v in load(content).items() if not k.startswith(fresh)}
     except SafetensorError as error:
-        raise UserError(f"the {what} of this cell is torn ({path.name}: {error})", next_step=again) from error
+        raise NotReadyError(f"the {what} of this cell is torn ({path.name}: {error})", next_step=again) from error
     shapes = {name: value.shape for name, value in network.module.state_dict().items() if not name.startswith(fresh)}
     if shapes != {name: value.shape for name, value in state.items()}:
-        raise UserError(f"the {what} of this cell is another network's ({path.name})", next_step=again)
+        raise NotReadyError(f"the {what} of this cell is another network's ({path.name})", next_step=again)
     network.module.load_state_dict(state, strict=False)
     return content
 

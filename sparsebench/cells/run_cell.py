@@ -16,7 +16,15 @@ from sparsebench.cells.checkpoint import Checkpoint
 from sparsebench.cells.prepare import Context, Prepared, prepare, weights_file
 from sparsebench.cells.results import Result, add_watched, measure
 from sparsebench.contain.exclusive import timing
-from sparsebench.errors import DivergedError, StrategyError, UnsupportedError, UserError
+from sparsebench.errors import (
+    DivergedError,
+    NotReadyError,
+    StrategyError,
+    UnsupportedError,
+    UserError,
+    one_line,
+    text_of,
+)
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.planning.job import Job
@@ -95,14 +103,17 @@ KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
 def failure_of(error: BaseException) -> Failure:
     """Return what a record says of an error."""
     kind = type(error).__name__
-    text = str(error) if isinstance(error, KNOWN) else f"{kind}: {error}"
+    text = text_of(error) if isinstance(error, KNOWN) else one_line(error)
     trace = "" if isinstance(error, KNOWN) else "".join(traceback.format_exception(error))[-4000:]
+    trace = trace.encode("utf-8", "backslashreplace").decode()
     return Failure(reason=" ".join(text.split())[:500], kind=kind, traceback=trace)
 
 
 def _status(error: BaseException) -> Status:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return "oom"
+    if isinstance(error, NotReadyError):
+        return "skipped"
     return "unsupported" if isinstance(error, UnsupportedError) else "failed"
 
 

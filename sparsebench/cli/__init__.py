@@ -27,6 +27,7 @@ from sparsebench.cli import (
     submit,
     verify,
 )
+from sparsebench.cli.streams import flush_output, open_streams, refusal
 from sparsebench.contain.thread import leave_in_time
 from sparsebench.errors import UserError
 from sparsebench.version import __version__
@@ -50,6 +51,13 @@ class _Group(click.Group):
         except UserError as error:
             click.echo(f"Error: {error}", err=True)
             sys.exit(2)
+        except BrokenPipeError:  # who reads has enough
+            sys.exit(1)
+        except (OSError, MemoryError, RuntimeError) as error:
+            if (line := refusal(error)) is None:
+                raise
+            click.echo(f"Error: {line}", err=True)
+            sys.exit(2)
         if kwargs.get("standalone_mode", True):
             sys.exit(result if isinstance(result, int) else 0)
         return result
@@ -71,9 +79,14 @@ for command in (
 
 def run_cli() -> None:
     """Start the command line; warnings of the library go to standard error, and what hangs at the end is cut off."""
+    open_streams()
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
         main()
     except SystemExit as left:
-        leave_in_time(left.code if isinstance(left.code, int) else int(left.code is not None))
-        raise
+        code = left.code if isinstance(left.code, int) else int(left.code is not None)
+        if (line := flush_output()) is not None and code != 1:
+            click.echo(f"Error: standard output: {line}", err=True)
+            code = 2
+        leave_in_time(code)
+        sys.exit(code)

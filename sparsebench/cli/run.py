@@ -14,7 +14,7 @@ from sparsebench.board.fit import Choice
 from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
 from sparsebench.cli.width import table
 from sparsebench.planning.request import values_of
-from sparsebench.progress import Progress
+from sparsebench.progress import Progress, remedy
 
 
 @click.command()
@@ -38,6 +38,7 @@ def run(form: str, choice: Choice, dry_run: bool, out: Path, **values: Any) -> N
     from sparsebench.board.budget_table import text
     from sparsebench.board.build import judge
     from sparsebench.board.notes import notes_on
+    from sparsebench.records.record import ANSWERS
 
     request, files, how = values_of(values)
     if dry_run:
@@ -53,4 +54,7 @@ def run(form: str, choice: Choice, dry_run: bool, out: Path, **values: Any) -> N
     notes = notes_on(finished, judged.single)
     click.echo(text(judged.rows, judged.budgets, form, notes, choice, judged.columns), nl=False)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
-    sys.exit(int(not finished["status"].isin(("ok", "unsupported", "skipped")).all()))
+    lost = finished[~finished["status"].isin(ANSWERS)]["status"]
+    if len(lost):
+        click.echo(remedy(lost), err=True)
+    sys.exit(int(bool(len(lost))))

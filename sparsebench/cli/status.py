@@ -41,9 +41,11 @@ def status(folder: Path) -> None:
 
 def _rows(records: Iterable[Record], runs: Iterable[Underway]) -> list[dict[str, str | int]]:
     """Return a row a strategy."""
+    from sparsebench.records.record import ANSWERS
+
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for record in records:
-        good = record.status in ("ok", "unsupported", "skipped")
+        good = record.status in ANSWERS
         counts[record.label]["done" if good else "failed"] += 1
     for run in runs:
         for cells in run.left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ BESIDE = "perhaps beside other cells"
 
 
 def check() -> None:
-    """Raise UserError where files cannot be locked."""
+    """Raise UserError where files cannot be locked, or the machine's is none."""
     try:
         import fcntl  # noqa: F401
     except ImportError as error:
@@ -26,6 +27,7 @@ def check() -> None:
             "--exclusive locks files, which this system cannot", got=os.name, allowed="Linux, macOS",
             next_step="give --jobs 1, and start nothing else",
         ) from error  # fmt: skip
+    os.close(_open(_path("machine")))
 
 
 def timing(device: str, exclusive: bool) -> str:
@@ -61,7 +63,7 @@ def turn(device: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[No
 def _lock(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
     import fcntl
 
-    file = _open(Path(tempfile.gettempdir()) / f"sparsebench-{name}.lock")
+    file = _open(_path(name))
     try:
         while True:
             try:
@@ -76,11 +78,30 @@ def _lock(name: str, kind: int, on_wait: Callable[[], None]) -> Iterator[None]:
         os.close(file)
 
 
+def _path(name: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"sparsebench-{name}.lock"
+
+
 def _open(path: Path) -> int:
-    """Return a descriptor of the file, made for all users if it was not there."""
+    """Return a descriptor of the file, made for all users if it was not there.
+
+    Raises:
+        UserError: something else has its name, which anybody may give to anything.
+    """
+    how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.open(path, os.O_RDONLY)  # with O_CREAT Linux refuses the files of others in /tmp
-    except FileNotFoundError:
-        file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
-        os.fchmod(file, 0o644)
-        return file
+        try:
+            file = os.open(path, how)  # with O_CREAT Linux refuses the files of others in /tmp
+        except FileNotFoundError:
+            file = os.open(path, how | os.O_CREAT, 0o644)
+            os.fchmod(file, 0o644)
+    except OSError as error:
+        raise _unfit(path, error.strerror or str(error)) from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise _unfit(path, "no regular file")
+    return file
+
+
+def _unfit(path: Path, why: str) -> UserError:
+    return UserError(f"--exclusive cannot lock {path}", got=why, next_step="remove it, or set TMPDIR")

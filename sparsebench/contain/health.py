@@ -11,8 +11,8 @@ import torch
 
 from sparsebench.contain.keeper import descendants
 from sparsebench.contain.memory import held_bytes, held_over
-from sparsebench.contain.messages import identity
 from sparsebench.contain.process_state import FUNCTIONS, changes, values
+from sparsebench.records.place import identity
 
 GROWTH = 2**30
 """Bytes that a worker may hold between cells, beyond what it held before its first."""
@@ -21,8 +21,8 @@ SHOWN = 5
 """Names of what was changed that are told."""
 
 ORDINARY = {
-    "StrategyError", "DivergedError", "UnsupportedError", "UserError", "ArithmeticError", "AssertionError",
-    "AttributeError", "ImportError", "IndexError", "KeyError", "ModuleNotFoundError", "NameError",
+    "StrategyError", "DivergedError", "UnsupportedError", "UserError", "NotReadyError", "ArithmeticError",
+    "AssertionError", "AttributeError", "ImportError", "IndexError", "KeyError", "ModuleNotFoundError", "NameError",
     "NotImplementedError", "RecursionError", "StopIteration", "TypeError", "UnboundLocalError", "ValueError",
     "ZeroDivisionError",
 }  # fmt: skip

@@ -6,6 +6,8 @@ import os
 
 from pydantic import BaseModel
 
+from sparsebench.records.place import identity
+
 LINE_IS_CUT = 78
 """Exit code of a worker that finds the descriptor of its answers closed or replaced."""
 
@@ -38,12 +40,3 @@ class Line:
             os._exit(LINE_IS_CUT)
         self.answers.write(message.model_dump_json().encode() + b"\n")
         self.answers.flush()
-
-
-def identity(descriptor: int) -> tuple[int, int] | None:
-    """Return which file a descriptor is of, or None if it is closed."""
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino

@@ -18,8 +18,13 @@ from pydantic import BaseModel
 
 from sparsebench.contain import keeper
 from sparsebench.contain.messages import LINE_IS_CUT
+from sparsebench.errors import UserError
 
 M = TypeVar("M", bound=BaseModel)
+LOOK = 0.25
+"""Seconds between two looks at how much it has printed."""
+MOST_PRINTED = 2**20
+"""Bytes that a log keeps of what it prints from one thing that it is given to the next."""
 LONGEST_LINE = 2**26
 """Bytes of the longest message: a strategy that finds the descriptor may write to it without end."""
 
@@ -31,29 +36,39 @@ class Worker:
         command: the worker's.
         environment: its variables.
         log: where what it prints is added.
+
+    Raises:
+        UserError: the system refuses another process, or the log.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path):
         self.log, self._line, self._lock = log, bytearray(), threading.Lock()
-        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+            self._heard = self._size()
+            self.keeper = self._start(command, environment)
+        except OSError as error:
+            raise UserError(f"a worker process with log {log} cannot be started: {error.strerror or error}") from error
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         lifeline, self._lifeline = os.pipe()
         try:
-            with log.open("ab") as file:
-                self.keeper = subprocess.Popen(
-                    [sys.executable, "-I", "-S", keeper.__file__, str(lifeline), *command],
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, env=environment, pass_fds=[lifeline],
-                    start_new_session=True,
-                )  # fmt: skip
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", keeper.__file__, str(lifeline), *command],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._file, env=environment, pass_fds=[lifeline],
+                start_new_session=True,
+            )  # fmt: skip
         except BaseException:
             os.close(self._lifeline)
             raise
         finally:
             os.close(lifeline)
-        self._heard = self._size()
 
     def ask(self, line: bytes) -> None:
         """Give it a line to work on. If it is gone, `answer` will say so."""
         assert self.keeper.stdin is not None
+        self._shorten_log()
         self._heard = self._size()
         with contextlib.suppress(OSError):
             self.keeper.stdin.write(line + b"\n")
@@ -70,8 +85,11 @@ class Worker:
         pipe, end = self.keeper.stdout.fileno(), time.monotonic() + seconds
         length = self._line.find(b"\n")
         while length < 0:
-            if not select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
-                return None
+            self._shorten_log()
+            if not select.select([pipe], [], [], max(0.0, min(LOOK, end - time.monotonic())))[0]:
+                if time.monotonic() >= end:
+                    return None
+                continue
             if not (read := os.read(pipe, 2**16)):
                 raise EOFError
             before = len(self._line)
@@ -92,18 +110,18 @@ class Worker:
 
     def last_words(self) -> str:
         """Return the end of what it printed since it was last given something."""
-        try:
-            with self.log.open("rb") as file:
-                file.seek(max(self._heard, self._size() - 4000))
-                return file.read(4000).decode(errors="replace")
-        except OSError:
-            return ""
+        return os.pread(self._file, 4000, max(self._heard, self._size() - 4000)).decode(errors="replace")
 
     def _size(self) -> int:
-        try:
-            return self.log.stat().st_size
-        except OSError:
-            return 0
+        return os.fstat(self._file).st_size
+
+    def _shorten_log(self) -> None:
+        """Leave only the end of what it printed since, if that is too much."""
+        printed = self._size() - self._heard
+        if printed > MOST_PRINTED:
+            end = os.pread(self._file, MOST_PRINTED // 2, self._size() - MOST_PRINTED // 2)
+            os.ftruncate(self._file, self._heard)
+            os.write(self._file, b"[%d bytes are left out]\n" % (printed - len(end)) + end)
 
     def end(self, patience: float = 0.0) -> int:
         """End it, with all that it has started, unless it ends by itself in time; return how it left."""
@@ -120,7 +138,12 @@ class Worker:
         with contextlib.suppress(OSError):  # a last flush finds nobody
             self.keeper.stdin.close()
         self.keeper.stdout.close()
+        self._shorten_log()
         return code
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it was not opened
+            os.close(self._file)
 
     def cut(self) -> None:
         """Tell the keeper to end everything, and do not wait."""
@@ -128,6 +151,18 @@ class Worker:
             lifeline, self._lifeline = self._lifeline, -1
         if lifeline >= 0:
             os.close(lifeline)
+
+
+FAULTS = frozenset({
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP,
+    signal.SIGXCPU, signal.SIGXFSZ, signal.SIGPIPE, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,
+})  # fmt: skip
+"""Signals by which a process ends of itself: a fault, a limit or a timer of its own."""
+
+
+def was_killed(code: int) -> bool:
+    """Say whether an exit code tells of a signal that somebody else sent, as the kernel does that lacks memory."""
+    return code < 0 and -code not in FAULTS
 
 
 def how_it_left(code: int) -> str:

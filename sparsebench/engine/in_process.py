@@ -14,6 +14,7 @@ from sparsebench.engine.slots import first_of
 from sparsebench.engine.stop import Stop
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
+from sparsebench.records.place import held
 from sparsebench.records.record import Record
 from sparsebench.tasks.base import Locations
 
@@ -39,8 +40,8 @@ class InProcess:
 
         device, exclusive = first_of(setting.device), setting.limits.exclusive
         queue = Queue(jobs, most_together(device), self.seconds)
-        context = Context(setting.out, device, setting.locations, setting.checkpoint, exclusive=exclusive)
-        with one_thread():
+        with one_thread(), held(setting.out, setting.home) as out:
+            context = Context(out, device, setting.locations, setting.checkpoint, exclusive=exclusive)
             while not stop.asked and (batch := queue.take("here", wait=False)):
                 with turn(device) if exclusive else nullcontext():
                     records = run_cells(batch, self.registry, context, lambda at: on_begin([job.cell.id for job in at]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import sys
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparsebench.contain.memory import held_over
-from sparsebench.contain.process import Worker, how_it_left
+from sparsebench.contain.process import Worker, how_it_left, was_killed
 from sparsebench.engine.limits import CHECKPOINT, Limits, shown_size, shown_time
 from sparsebench.engine.messages import JOBS, Message
 from sparsebench.engine.queue import Queue, Seconds, most_together, unknown
@@ -23,8 +24,11 @@ from sparsebench.engine.slots import Slot, slots
 from sparsebench.engine.stop import Stop
 from sparsebench.errors import UserError
 from sparsebench.planning.job import Job
+from sparsebench.records import place
 from sparsebench.records.record import Failure, Record, Status
 from sparsebench.tasks.base import Locations
+
+log = logging.getLogger(__name__)
 
 LOOK = 0.25
 """Seconds between looks at a worker that says nothing."""
@@ -122,11 +126,16 @@ def log_of(out: Path, worker: int | str) -> Path:
 
 
 class _End(NamedTuple):
-    """How it came to an end with a worker that did not answer."""
+    """How it came to an end with a worker that did not answer.
+
+    Attributes:
+        killed: whether by a signal that the run did not send.
+    """
 
     status: Status
     reason: str
     words: str = ""
+    killed: bool = False
 
 
 @dataclass
@@ -184,8 +193,9 @@ class Supervisor:
 
         If it does not go well with a worker, the cell that it was at has a record that says so, and what is left of
         the batch is given to the next one. If it was at several, nobody knows whose fault it is: each is given alone.
+        If it was killed, whoever did so, the cell is first given once more, alone.
         """
-        batches = [batch]
+        batches, again = [batch], set[str]()
         while batches and not self.stopped:
             asked = _Asked({job.cell.id: job for job in batches.pop()})
             end = yield from self._ask(asked)
@@ -195,6 +205,11 @@ class Supervisor:
                     batches += [[job] for job in reversed(asked.left.values())]
                     continue
                 del asked.left[job.cell.id]
+                if end.killed and job.cell.id not in again:
+                    log.warning("%s of %s: %s; it is tried once more", job.cell.id, job.label, end.reason)
+                    again.add(job.cell.id)
+                    batches += [list(asked.left.values()), [job]] if asked.left else [[job]]
+                    continue
                 failure = Failure(reason=end.reason, kind=end.status, traceback=end.words)
                 yield job, job.record_of_failure(end.status, failure, asked.started.isoformat(), asked.seconds)
             if asked.left:
@@ -231,7 +246,8 @@ class Supervisor:
             if message is not None and message.record is not None and message.record.cell_id not in asked.left:
                 raise ValueError("it is about another cell")
         except EOFError:
-            return _End("crashed", f"the worker {how_it_left(worker.end(PATIENCE))}", worker.last_words())
+            code = worker.end(PATIENCE)
+            return _End("crashed", f"the worker {how_it_left(code)}", worker.last_words(), was_killed(code))
         except ValueError as error:
             return _End("crashed", f"the worker's answer cannot be read: {error}", worker.last_words())
         return self._over(worker, asked) if message is None else message
@@ -260,6 +276,7 @@ class Supervisor:
             with self.lock:
                 if self.stopped:
                     return None
+                place.check(self.setting.out, self.setting.home)
                 self.workers[strangers] = worker = Worker(
                     _command(self.setting, strangers), self.slot.environment, self.log
                 )

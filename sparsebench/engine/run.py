@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,8 +22,8 @@ from sparsebench.planning.planner import Plan, keep_metrics, keep_strategies
 from sparsebench.planning.request import Files, How, Request
 from sparsebench.planning.shard import Shard
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import environment, store
-from sparsebench.records.record import Head, Record
+from sparsebench.records import environment, place, store
+from sparsebench.records.record import Failure, Head, Record
 
 CUT_SHORT = ("crashed", "timeout", "oom")
 """Statuses of cells that were ended before their time: what runs them again goes on from their checkpoints."""
@@ -159,7 +159,8 @@ def collect(
         observers: who sees each record, with the registry from which strategies come.
 
     Raises:
-        UserError: the seconds are negative, the folder cannot be written, or the engine gave no record of a cell.
+        UserError: the seconds are negative, the folder cannot be written or is gone, or the engine gave no record of a
+            cell.
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
     out, lost = setting.out, {job.cell.id for job in plan.todo}
@@ -172,13 +173,13 @@ def collect(
         return
     writer = store.Writer(out)
     store.keep(out / environment.FOLDER, environment.describe())
-    stop = Stop(callbacks.on_stop)
-    beat = Beat(out, plan.todo, workers, plan.expected)
-    records = engine.records(plan.todo, setting, stop, beat.begin)
+    stop, begun_with = Stop(callbacks.on_stop), BegunWith(plan, setting.locations)
+    beat, home = Beat(out, plan.todo, workers, plan.expected), place.identity(out)
+    records = engine.records(plan.todo, setting.model_copy(update={"home": home}), stop, beat.begin)
     try:
         with stop.on_interrupt(), beat, _closing(records):
             for record in records:
-                record = _after(record, plan.known.get(record.cell_id))
+                record = _after(begun_with.checked(record), plan.known.get(record.cell_id))
                 writer.append(record)
                 lost.discard(record.cell_id)
                 beat.done(record)
@@ -188,6 +189,7 @@ def collect(
                 callbacks.on_record(record)
     finally:
         writer.close()
+    place.check(out, home)
     if stop.asked:
         raise KeyboardInterrupt
     if lost:
@@ -195,6 +197,27 @@ def collect(
             f"the engine gave no record of {len(lost)} of {len(plan.todo)} cells, {min(lost)} among them",
             next_step="the records of the others are stored; the same command goes on",
         )
+
+
+class BegunWith:
+    """What cells of a plan that begin with weights in the run's folder should have begun with, by content."""
+
+    def __init__(self, plan: Plan, elsewhere: Mapping[str, Path]):
+        self.jobs = {job.cell.id: job for job in plan.todo}
+        starts = {job.after for job in plan.todo} - {""} - elsewhere.keys()
+        heads = {cell_id: plan.known[cell_id] for cell_id in starts if cell_id in plan.known}
+        self.hashes = {cell_id: head.notes["weights"] for cell_id, head in heads.items() if "weights" in head.notes}
+
+    def checked(self, record: Record) -> Record:
+        """Return the record, or, where its weights had been damaged, one that says that the cell was skipped."""
+        if "weights" in record.notes:
+            self.hashes[record.cell_id] = record.notes["weights"]
+        job = self.jobs[record.cell_id]
+        hash_ = record.notes.get("tested_weights" if job.network else "initial_weights")
+        if hash_ in (None, self.hashes.get(job.after, hash_)):
+            return record
+        reason = f"the weights it began with are not those that {job.after} wrote: the same command makes them again"
+        return job.record_of_failure("skipped", Failure(reason=reason, kind="NotReadyError"), record.started)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench.engine.limits import CHECKPOINT, Limits
 from sparsebench.engine.stop import Stop
 from sparsebench.planning.job import Job
+from sparsebench.records.place import Identity
 from sparsebench.records.record import Record
 
 OnBegin = Callable[[Sequence[str]], None]
@@ -30,6 +31,7 @@ class Setting(BaseModel):
         locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
         checkpoint: seconds between checkpoints of a cell, 0 for none.
         limits: what a cell may take.
+        home: which folder `out` is, where nothing is to be written to another that has taken its name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
@@ -39,6 +41,7 @@ class Setting(BaseModel):
     locations: dict[str, Path] = {}
     checkpoint: float = CHECKPOINT
     limits: Limits = Limits()
+    home: Identity | None = None
 
 
 class Engine(Protocol):

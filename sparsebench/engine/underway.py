@@ -17,7 +17,7 @@ from sparsebench.errors import UserError
 from sparsebench.planning.expected import Expected
 from sparsebench.planning.job import Job
 from sparsebench.planning.remaining import UNKNOWN, Estimate, Remaining
-from sparsebench.records import files, store
+from sparsebench.records import files, place, store
 from sparsebench.records.record import Record
 
 EVERY = 2.0
@@ -80,6 +80,7 @@ class Beat:
 
     def __init__(self, out: Path, jobs: Sequence[Job], workers: int, expected: Expected):
         self.workers, self.path = workers, path_of(out)
+        self.out, self.home = out, place.identity(out)
         self.remaining = Remaining(jobs, expected)
         self.lock, self.over = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self._write_on, daemon=True)
@@ -112,6 +113,7 @@ class Beat:
     def _write_on(self) -> None:
         while True:
             with suppress(UserError):  # the run itself will say that the folder cannot be written
+                place.check(self.out, self.home)
                 store.write_whole(self.path, self._now().model_dump_json().encode())
             if self.over.wait(EVERY):
                 return

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from sparsebench.contain.exclusive import turn
@@ -17,6 +17,7 @@ from sparsebench.engine.messages import JOBS, Message
 from sparsebench.engine.setting import Setting
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
+from sparsebench.records.place import held
 
 LONGEST = 1e8
 """Seconds; timers take no more than some hundred years."""
@@ -60,10 +61,10 @@ def main(setting: Setting, *, strangers: bool) -> None:
     from sparsebench.contain.health import Health, device_is_lost
     from sparsebench.contain.memory import forget_peak, peak
 
-    registry = Registry()
+    registry, stack = Registry(rehearses=False), ExitStack()
     context = Context(
-        setting.out, setting.device, setting.locations, setting.checkpoint, alone=True,
-        exclusive=setting.limits.exclusive,
+        stack.enter_context(held(setting.out, setting.home)), setting.device, setting.locations, setting.checkpoint,
+        alone=True, exclusive=setting.limits.exclusive,
     )  # fmt: skip
 
     def begin(jobs: Sequence[Job]) -> None:

@@ -113,7 +113,9 @@ def _jobs(setting: _Setting, contender: Contender, n_train: int, repetition: int
 
 
 def code_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
-    """Return what a job says of whose code its cell runs: `Job.files` and `Job.strangers`."""
+    """Return `Job.files` and `Job.strangers` of a cell, whose code it runs; none where its strategy failed to load."""
+    if registry.strategy(cell.strategy.name).failure is not None:
+        return {"files": (), "strangers": ()}
     owners = registry.owners(cell.strategy.name, cell.task.name, cell.model.name)
     strangers = {f"{owner.origin.plugin} {owner.origin.sha256}" for owner in owners if not owner.origin.is_shipped}
     files = {str(owner.file) for owner in owners if owner.file is not None}

@@ -21,7 +21,7 @@ from sparsebench.planning.suite import Suite, load
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.manifests import Asked, Described, how_of, setting_of
-from sparsebench.records.record import Head, Past
+from sparsebench.records.record import ANSWERS, Head, Past
 
 HISTORY = 10_000
 """Records that are looked at to tell how long cells will take: a large store is not read twice for that."""
@@ -120,11 +120,11 @@ def jobs_of(request: Request, files: Files, registry: Registry) -> tuple[list[Jo
 
 
 def _is_missing(job: Job, known: Mapping[str, Head], rerun: Rerun) -> bool:
-    """Say whether a cell has no answer: no record, or one by another version of the strategy's source."""
+    """Say whether a cell has no answer: no record, one that was skipped, or one by another version of the source."""
     record = known.get(job.cell.id)
-    if record is None or record.origin.sha256 != job.origin.sha256:
+    if record is None or record.status == "skipped" or record.origin.sha256 != job.origin.sha256:
         return True
-    return rerun == "failed" and record.status not in ("ok", "unsupported")
+    return rerun == "failed" and record.status not in ANSWERS
 
 
 def keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:

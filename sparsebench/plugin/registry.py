@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pluggy
 
+from sparsebench.contain.rehearse import harm
 from sparsebench.contract import complaint
 from sparsebench.errors import UserError, one_line, unknown
 from sparsebench.hooks import PROJECT, Hooks
@@ -31,6 +33,9 @@ log = logging.getLogger(__name__)
 
 FIRST = ("tasks", "models")
 """Entry points that bring sparsebench's own tasks and models: loaded first, so that nobody takes their names."""
+
+KEPT = "the working directory", "signal handlers", "a timer"
+"""What a plugin may not change of the process that loads it."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,12 @@ class Registry:
 
     Args:
         shipped_only: whether no installed plugin counts but sparsebench's own.
+        rehearses: whether what does not come with sparsebench is first loaded in a copy of this process, which ends in
+            its place.
     """
 
-    def __init__(self, *, shipped_only: bool = False) -> None:
+    def __init__(self, *, shipped_only: bool = False, rehearses: bool = True) -> None:
+        self.rehearses = rehearses
         self.manager = pluggy.PluginManager(PROJECT)
         self.manager.add_hookspecs(Hooks)
         self.broken: dict[str, str] = {}
@@ -168,12 +176,29 @@ class Registry:
         if name in self.broken or self.manager.has_plugin(name):
             return
         entry = self.entries[name]
+        load = partial(self._load_entry, name, entry)
+        failure = load() if _is_shipped(entry) else self._load_rehearsed(load)
+        if failure is not None:
+            self.broken[name] = failure
+
+    def _load_rehearsed(self, load: Callable[[], str | None]) -> str | None:
+        """Load a stranger's plugin unless that harms the process; put back what later ones need of it."""
+        from sparsebench.contain.process_state import STATE, preserve  # torch, which its copy has then too
+
+        if self.rehearses and (harmed := harm(load)) is not None:
+            return f"while it was loaded it {harmed}"
+        with preserve([row for row in STATE if row.name in KEPT]):
+            return load()
+
+    def _load_entry(self, name: str, entry: metadata.EntryPoint) -> str | None:
+        """Import an installed plugin and take what its hooks return; return why that failed, or None."""
         try:
             with redirect_stdout(sys.stderr):
                 module = entry.load()
-        except (Exception, SystemExit) as error:
-            self.broken[name] = one_line(error)
-            return
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a stranger's code: whatever it raises is its own
+            return one_line(error)
         source = getattr(module, "__file__", None)
         origin = Origin(
             plugin=name,
@@ -181,8 +206,7 @@ class Registry:
             version=entry.dist.version if entry.dist else "",
             sha256=_sha256(Path(source)) if source else "",
         )
-        if (failure := self._register(module, origin)) is not None:
-            self.broken[name] = failure
+        return self._register(module, origin)
 
     def load_file(self, path: Path) -> list[str]:
         """Load a plugin from a .py file under a private module name; return the names of its strategies.
@@ -198,7 +222,7 @@ class Registry:
         if path not in self._files:
             origin = Origin(plugin=f"file:{path.name}", sha256=_sha256(path))
             known, observers = self._size(), set(self._observers)
-            failure = self._load_module(path, origin)
+            failure = self._load_rehearsed(partial(self._load_module, path, origin))
             if failure is None and known == self._size():
                 raise UserError(
                     f"plugin file {path.name} brings no strategy, task, model or observer",
@@ -238,7 +262,9 @@ class Registry:
         try:
             with redirect_stdout(sys.stderr):  # the command line's own output must stay what it is
                 spec.loader.exec_module(module)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             del sys.modules[module_name]
             return one_line(error)
         return self._register(module, origin, path)
@@ -254,7 +280,9 @@ class Registry:
             self._take(name, "sparsebench_tasks", self._add_task)
             self._take(name, "sparsebench_models", lambda x: _add(x, Model, self._models))
             self._take(name, "sparsebench_observers", lambda x: _add(x, Observer, self._observers))
-        except Exception as error:  # a stranger's code: whatever it raises is its own
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self._strategies, self._tasks, self._models, self._observers = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)

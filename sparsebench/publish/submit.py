@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shlex
 import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -195,7 +196,7 @@ def git_steps(submission: Submission) -> str:
     about = f"{submission.manifest.strategy}-{submission.manifest.version}"
     return (
         f"git switch -c submit-{about}\n"
-        f"git add {submission.folder}\n"
+        f"git add {shlex.quote(str(submission.folder))}\n"
         f'git commit -m "Records of {submission.manifest.strategy} for suite {submission.manifest.suite.name} '
         f'{submission.manifest.suite.version}"\n'
         f"git push -u origin submit-{about}\n"

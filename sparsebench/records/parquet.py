@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 UNREAD = 32 * 2**20
 """Bytes of records outside the cache from which it is written anew: some 10,000 records, a second to read."""
 BATCH = 20_000
+SAFE = [14, 0, 1]
+"""The first pyarrow that runs no code from a file that it reads (CVE-2023-47248)."""
 MANIFEST, UNIT = b"sparsebench", b"unit"
 PLAIN = ("cell_id", "started", "test_predictions")
 """Columns of texts that are all different; of others each text is stored once."""
@@ -41,14 +44,14 @@ Key = list[int]
 
 
 def worth(out: Path) -> bool:
-    """Say whether a store has a cache or is large enough for one, and pyarrow is there."""
+    """Say whether a store has a cache or is large enough for one, and pyarrow is there, and safe to read it with."""
     if not path_of(out).exists() and sum(size for size, *_ in _keys(out).values()) < UNREAD:
         return False
     try:
-        import pyarrow  # noqa: F401
+        import pyarrow
     except ImportError:
         return False
-    return True
+    return [int(number) for number in re.findall(r"\d+", pyarrow.__version__)][:3] >= SAFE
 
 
 def path_of(out: Path) -> Path:

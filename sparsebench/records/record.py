@@ -34,6 +34,8 @@ UPGRADES: tuple[Callable[[Raw], Raw], ...] = (_with_ranks, _with_foregrounds)
 """The function at i makes a raw record of schema i + 1 one of schema i + 2; a field more or less is a schema more."""
 SCHEMA = 1 + len(UPGRADES)
 Status = Literal["ok", "failed", "oom", "timeout", "crashed", "unsupported", "skipped"]
+ANSWERS: tuple[Status, ...] = ("ok", "unsupported")
+"""Statuses of cells that are not run again unless all are."""
 
 
 MOST_ITEMS = 200_000

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import BinaryIO, Generic, NamedTuple, TypeVar
 
 from sparsebench.errors import UserError
-from sparsebench.records import files
+from sparsebench.records import files, place
 from sparsebench.records.cell import canonical, digest
 from sparsebench.records.record import SCHEMA, Head, NewerSchemaError, Record, upgrade
 from sparsebench.text import plain
@@ -78,7 +78,8 @@ def remove_checkpoint(out: Path, cell_id: str) -> None:
 def check_writable(out: Path) -> None:
     """Raise UserError unless files can be made in the folder; makes it if it is not there."""
     try:
-        for folder in (out, out / "records"):
+        for folder, pattern in ((out, "records"), (out / "records", "*.jsonl")):
+            place.check_link(folder, pattern)
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
@@ -89,13 +90,17 @@ def check_writable(out: Path) -> None:
 class Writer:
     """Appends records to a segment of its own, which nobody else ever writes.
 
+    A segment that was removed meanwhile is written again. Nothing is written to what has taken the folder's name.
+
     Raises:
-        UserError: the folder cannot be written, or the disk is full. What was acknowledged before is whole.
+        UserError: the folder cannot be written or is gone, or the disk is full. What was acknowledged before is whole.
     """
 
     def __init__(self, out: Path):
-        self.folder = out / "records"
+        self.folder, self._home = out / "records", place.identity(out)
+        self._records = place.identity(self.folder)
         self._file: int | None = None
+        self._path = self.folder
 
     def append(self, record: Record) -> None:
         """Write one record; when this returns, the record is on the disk."""
@@ -104,6 +109,8 @@ class Writer:
             if self._file is None:
                 self._file = self._open()
             self._write(self._file, line)
+            if place.identity(self._path) != place.identity(self._file):
+                self._write_again(self._file)
         except OSError as error:
             raise UserError(
                 f"cannot write records to {self.folder}: {error.strerror or error}",
@@ -125,12 +132,22 @@ class Writer:
                 self.close()
             raise
 
+    def _write_again(self, gone: int) -> None:
+        """Write what a segment that has lost its name holds to another one."""
+        log.warning("%s was removed while it was written; its records are written again", self._path.name)
+        self._file = self._open()
+        self._write(self._file, os.pread(gone, os.fstat(gone).st_size, 0))
+        os.close(gone)
+
     def _open(self) -> int:
+        place.check(self.folder.parent, self._home)
+        if self.folder.is_symlink():
+            place.check(self.folder, self._records)
         self.folder.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
         host = "".join(c for c in socket.gethostname() if c.isalnum() or c == "-")[:40]
-        path = self.folder / f"{stamp}-{host}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._path = self.folder / f"{stamp}-{host}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         for folder in (self.folder, self.folder.parent):
             _sync_folder(folder)
         return file

@@ -128,14 +128,19 @@ class Pairs:
 
 
 def detectable(pairs: Pairs, what: str = "accuracy") -> str | None:
-    """Return the difference that would be significant in 4 of 5 pairs, as a clause; None where it is not known."""
+    """Return the difference that would be significant in 4 of 5 pairs, as a clause; None where it is not known.
+
+    What is compared are shares, which differ by 1 at most.
+    """
     if np.isnan(least := pairs.least()):
         return None
     upper = np.triu_indices(len(pairs.mean), 1)
+    board = f"{int(np.median(pairs.n_seeds[upper]))} seeds each, among the {len(upper[0])} pairs of this board"
+    if least > 1:
+        return f"no difference in {what} is large enough to be significant in 4 of 5 pairs of strategies, {board}"
     return (
         f"of pairs of strategies that differ by {least:.3f} in {what} 4 of 5 are expected to differ significantly, "
-        f"{int(np.median(pairs.n_seeds[upper]))} seeds each, among the {len(upper[0])} pairs of this board; "
-        "smaller differences may exist and not be significant"
+        f"{board}; smaller differences may exist and not be significant"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparsebench.contain.keeper import descendants, end_with_parent
 from sparsebench.contain.messages import Line
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, text_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.origin import Origin
 from sparsebench.strategy import Strategy
@@ -37,14 +37,14 @@ def main() -> None:
     processes = _Processes()
     try:
         with audit.watch() as audit.AT_LOAD:
-            strategies = resolve(request.target, Registry(), request.given)
+            strategies = resolve(request.target, Registry(rehearses=False), request.given)
         for strategy, origin in strategies[request.start :]:
             _check(strategy, origin, line, processes)
     except PluginError as error:
         line.say(Message(report=of_loading(error.name, error.origin)))
         line.say(Message(outcome=LOADS.after("failed", error.failure)))
     except UserError as error:
-        line.say(Message(error=str(error)))
+        line.say(Message(error=text_of(error)))
     line.say(Message(done=True))
     os._exit(0)  # threads that a strategy began are not waited for
 

@@ -12,7 +12,7 @@ import torch
 
 from sparsebench.contain.process_state import preserve
 from sparsebench.engine.worker import one_thread
-from sparsebench.errors import UnsupportedError, unknown
+from sparsebench.errors import UnsupportedError, one_line, text_of, unknown
 from sparsebench.records.origin import Origin
 from sparsebench.records.report import Group, Outcome, Report
 from sparsebench.strategy import Strategy
@@ -90,13 +90,13 @@ def outcomes(
         try:
             remark = check(strategy)
         except UnsupportedError as error:
-            yield outcome.after("unsupported", str(error), time.perf_counter() - begun)
-        except (Exception, SystemExit) as error:
+            yield outcome.after("unsupported", text_of(error), time.perf_counter() - begun)
+        except BaseException as error:  # a strategy is a stranger's code and may raise anything
             if isinstance(error, RuleError) and error.of in failed - {check.name}:
                 yield outcome.after("not run", f"see {error.of}")
                 continue
             failed.add(check.name)
-            what = str(error) if isinstance(error, RuleError) else f"{type(error).__name__}: {error}"
+            what = text_of(error) if isinstance(error, RuleError) else one_line(error)
             reason = declared.get(check.name)
             message = " ".join(what.split()) if reason is None else f"{reason} ({' '.join(what.split())})"
             yield outcome.after("failed" if reason is None else "expected", message, time.perf_counter() - begun)

@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -76,6 +77,8 @@ def test_other_deployable_strategies_are_not_in_it_and_several_are_named(suite: 
     names = {record.cell.strategy.name for record in store.read(made.folder).values()}
     assert names == {"noise", "dense", "random", "oracle"}
     assert submit(out, tmp_path / "to", "dense").manifest.strategy == "dense"  # where it is asked for
+    spaced = replace(made, folder=tmp_path / "a b; c")
+    assert f"git add '{spaced.folder}'\n" in git_steps(spaced)
     steps = git_steps(made)
     assert f"git add {made.folder}\n" in steps and "push" in steps and "pull request" in steps
 

@@ -184,6 +184,17 @@ def test_a_folder_that_cannot_be_written_is_read_without_a_cache(out: Path) -> N
     assert list(flat.load(out)) == from_records(out)
 
 
+def test_a_pyarrow_that_runs_code_from_files_reads_none(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+
+    expected = list(flat.load(out))
+    assert parquet.worth(out)
+    for version, safe in (("9.0.0", False), ("14.0.0", False), ("14.0.1", True), ("15.0.0.dev3", True)):
+        monkeypatch.setattr(pyarrow, "__version__", version)
+        assert parquet.worth(out) == safe
+    assert list(flat.load(out)) == expected
+
+
 def test_without_pyarrow_everything_is_read_from_the_records(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = list(flat.load(out))
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -9,7 +9,7 @@ from loops import rule_by_loops
 from scipy import stats
 from scipy.special import expit
 
-from sparsebench.stats.paired import Contender, compare, holm, mcnemar
+from sparsebench.stats.paired import Contender, compare, detectable, holm, mcnemar
 
 RNG = np.random.default_rng
 
@@ -219,6 +219,16 @@ def test_the_least_difference_is_told_in_four_of_five_pairs_at_the_level_that_is
     assert np.mean(power) == pytest.approx(0.8, abs=1e-6)
     assert found.among([1, 2]).least() < found.least()  # of fewer pairs
     assert np.isnan(compare([contender(hits[0])]).least())
+
+
+def test_no_difference_is_named_that_shares_cannot_have() -> None:
+    hits = np.array([[[1] * 9, [0] * 9], [[0] * 9, [1] * 9]], dtype=bool)
+    found = compare([contender(one) for one in hits])
+    assert found.least() > 1
+    assert detectable(found) == (
+        "no difference in accuracy is large enough to be significant in 4 of 5 pairs of strategies, 2 seeds each, "
+        "among the 1 pairs of this board"
+    )
 
 
 def test_blocks_of_unlike_seeds_compare_as_pairs_do() -> None:

@@ -1,0 +1,78 @@
+"""What the system refuses, and streams that are closed or full: one line where it can be said, no traceback."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+LIST = [sys.executable, "-m", "sparsebench", "list", "suites"]
+LONG = "a" * 300
+
+
+def shell(command: Sequence[str], redirection: str = "") -> "subprocess.CompletedProcess[str]":
+    words = ["bash", "-c", f'"$@" {redirection}', "bash", *command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--suite", "quick-scratch", "--task", "theory:steps=10", "--n-train", "4", "--out", LONG],
+        ["run", "--suite", "quick-scratch", "--out", "abcdefg/" * 700],
+        ["leaderboard", LONG],
+        ["status", LONG],
+    ],
+)  # fmt: skip
+def test_a_path_that_is_too_long_is_one_line(words: list[str]) -> None:
+    done = shell([*LIST[:3], *words])
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("Error: the system refuses: File name too long, 'a") and len(done.stderr) < 400
+
+
+def test_a_full_standard_output_is_one_line() -> None:
+    done = shell(LIST, ">/dev/full")
+    assert done.returncode == 2
+    assert done.stderr in {
+        f"Error: {where}the system refuses: No space left on device\n" for where in ("", "standard output: ")
+    }
+
+
+@pytest.mark.parametrize("streams", [">&-", "<&- >&-", "2>&-", "2>/dev/full", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_do_not_matter(streams: str) -> None:
+    done = shell(LIST, streams)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (">&- " not in f"{streams.replace('2>', '')} ")
+
+
+@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-"])
+def test_a_mistake_has_its_exit_code_also_where_it_cannot_be_said(streams: str) -> None:
+    assert shell([*LIST[:3], "leaderboard", "/nowhere"], streams).returncode == 2
+
+
+def test_a_reader_that_has_enough_is_no_mistake() -> None:
+    done = shell(["sh", "-c", '"$@" | head -c 1', "sh", *LIST[:3], "list"])
+    assert "Traceback" not in done.stderr and "Error" not in done.stderr and len(done.stdout) == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes somebody else, who has a limit of processes")
+def test_a_limit_of_processes_is_one_line(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(0o755)
+    program = (
+        "import os, resource, sys, torch, numba, pandas, tqdm\n"
+        "import sparsebench.api, sparsebench.engine.run, sparsebench.board.build, sparsebench.board.publish\n"
+        "from sparsebench.plugin.registry import Registry; Registry().load_all()\n"
+        "from sparsebench.cli import run_cli\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))\n"
+        "sys.argv = ['sparsebench', 'run', '--suite', 'quick-scratch', '--n-train', '4', '--seeds', '1', '--jobs', "
+        f"'1', '--task', 'theory:steps=10,test=20,tokens=20', '--out', {str(tmp_path / 'out')!r}]\n"
+        "run_cli()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "Error: " in done.stderr and ("ulimit -u" in done.stderr or "cannot be started" in done.stderr)
