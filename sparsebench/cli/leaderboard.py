@@ -13,6 +13,8 @@ from sparsebench.cli.width import table
 from sparsebench.errors import UserError
 
 HTML, BIBTEX = "html", "bibtex"
+SHOWN = 5
+"""Cells of a board that --check names."""
 
 
 @click.command()
@@ -51,7 +53,7 @@ def leaderboard(
     """Show the leaderboard of a run's FOLDER, made from its records alone.
 
     html is one page with all of it, charts included, that any browser opens without a network; bibtex what the
-    strategies in it cite. --check leaves with 1 if files differ.
+    strategies in it cite. --check leaves with 1 if files differ, or a record is not what its outcomes come to.
     """
     from sparsebench.records.store import write_whole
 
@@ -73,14 +75,23 @@ def _compare_or_write(folder: Path, write: bool) -> int:
     """Compare the boards in a folder with their records, or write them; return how the command leaves."""
     from sparsebench.board import documents
     from sparsebench.page import published
+    from sparsebench.publish.boards import contradictions
 
-    wrong = 0
+    wrong = contradicted = 0
     folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder)
     for one in folders:
         names = published.update(one) if write else published.differing(one)
         said = "written" if write else "not what the records give"
         click.echo(f"{one}: {said}: {', '.join(names)}" if names else f"{one}: as it must be")
         wrong += bool(names) and not write
+        torn = [] if write else list(contradictions(one))
+        for text in torn[:SHOWN]:
+            click.echo(f"{one}: {text}")
+        if len(torn) > SHOWN:
+            click.echo(f"{one}: and {len(torn) - SHOWN} more such cells")
+        contradicted += bool(torn)
+    if contradicted:
+        click.echo(f"records of {contradicted} boards contradict themselves: run their cells again", err=True)
     if wrong:
         click.echo(f"{wrong} of {len(folders)} boards differ; sparsebench leaderboard {folder} --update", err=True)
     stale = documents.update(folder) if write else documents.differing(folder)
@@ -88,7 +99,7 @@ def _compare_or_write(folder: Path, write: bool) -> int:
         click.echo(f"{path}: {'written' if write else f'does not show what is in {folder}'}")
     if stale and not write:
         click.echo(f"{len(stale)} documents differ; sparsebench leaderboard {folder} --update", err=True)
-    return int(wrong > 0 or (bool(stale) and not write))
+    return int(wrong + contradicted > 0 or (bool(stale) and not write))
 
 
 def _page(folder: Path) -> bytes:

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
-import numpy as np
 from pydantic import RootModel
 
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items
 from sparsebench.models.base import Model
-from sparsebench.models.shipped import SHIPPED as MODELS
 from sparsebench.publish import folder as folders
 from sparsebench.publish import recount, rescore
 from sparsebench.publish.folder import MANIFEST, Manifest, Unfit, plain
 from sparsebench.publish.lines import record_of
+from sparsebench.publish.parts import shipped_model, shipped_task, truths
 from sparsebench.records import environment, manifests
-from sparsebench.records.cell import Part, canonical, digest
 from sparsebench.records.manifests import Asked, Described, setting_of
 from sparsebench.records.record import Record
-from sparsebench.spec import fill
 from sparsebench.tasks.base import Task
-from sparsebench.tasks.shipped import SHIPPED as TASKS
 
 Badge = Literal["rejected", "reported", "rescored", "recounted", "replayed"]
 BADGES: tuple[Badge, ...] = ("rejected", "reported", "rescored", "recounted", "replayed")
@@ -259,7 +252,7 @@ class _Examined:
         try:
             items = rescore.items_of(record)
             assert items is not None
-            task, model = _task(record.cell.task), _model(record.cell.model)
+            task, model = shipped_task(record.cell.task), shipped_model(record.cell.model)
         except (Unfit, UserError) as error:
             self.rescored.add(f"{_cell(record)}: {plain(error)}")
             return
@@ -283,7 +276,7 @@ class _Examined:
         if asked and len(items.labels) != asked:
             yield f"it has {len(items.labels)} test items, and its task {asked}"
         yield from rescore.differences(record, items, task)
-        for truth, what in _truths(record, items):
+        for truth, what in truths(record, items):
             first, cell_id = self._truths.setdefault(truth, (what, record.cell_id))
             if first != what:
                 yield f"its {truth[0]} are others than those of cell {cell_id}"
@@ -316,44 +309,6 @@ class _Examined:
 
 def _cell(record: Record) -> str:
     return f"cell {record.cell_id} ({plain(record.label, 60)} on {plain(record.cell.task.name, 40)})"
-
-
-def _truths(record: Record, items: Items) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yield what records must agree on, by what it is: the same task and repetition have the same test items."""
-    cell = record.cell
-    data = cell.task.model_dump(mode="json"), cell.repetition
-    items_ = hashlib.sha256(np.stack([items.labels, items.groups]).tobytes()).hexdigest()
-    yield ("test labels or groups", digest(data)), items_
-    if items.foregrounds is not None:  # older records do not have them
-        yield ("foregrounds", digest(data)), hashlib.sha256(items.foregrounds.tobytes()).hexdigest()
-    sizes = {name: one.value for name, one in record.metrics.items() if name.startswith(rescore.TRAINED)}
-    yield ("training groups", digest([*data, cell.n_train])), digest(sizes)
-
-
-def _task(part: Part) -> Task | None:
-    return cast(Task | None, _make(Task, part.name, canonical(part.params)))
-
-
-def _model(part: Part) -> Model | None:
-    return cast(Model | None, _make(Model, part.name, canonical(part.params)))
-
-
-@lru_cache(maxsize=256)
-def _make(kind: type[Task] | type[Model], name: str, params: str) -> Task | Model | None:
-    """Return a task or model that comes with sparsebench, or None for another.
-
-    Raises:
-        UserError: it has no such parameters.
-    """
-    known: dict[str, type[Task] | type[Model]] = {cls.name: cls for cls in (TASKS if kind is Task else MODELS)}
-    if name not in known:
-        return None
-    given, what = json.loads(params), f"{kind.__name__.lower()} '{name}'"
-    made = fill(known[name], given, what)
-    kept = made.model_dump(mode="json")
-    if odd := sorted(key for key, value in given.items() if kept[key] != value):
-        raise UserError(f"{what}: {odd[0]}", got=plain(given[odd[0]], 60))
-    return made
 
 
 def _against(suite: Asked, board: Sequence[Asked]) -> str | None:

@@ -1,20 +1,38 @@
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.page import published
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
+PUBLISHED = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
+FOLDERS = ("environments", "strategies", "suites")
+
+
+def write_records(folder: Path) -> None:
+    """Write two segments of records of one task."""
+    (folder / "records").mkdir(parents=True)
+    lines = [
+        line
+        for path in sorted((PUBLISHED / "records").glob("*.jsonl"))
+        for line in path.read_bytes().splitlines(keepends=True)
+    ]
+    lines = [line for line in lines if json.loads(line)["cell"]["task"]["name"] == "composite"]
+    for name, part in (("first", lines[0:12]), ("second", lines[12:24])):
+        (folder / "records" / f"{name}.jsonl").write_bytes(b"".join(part))
 
 
 @pytest.fixture
 def board(tmp_path: Path) -> Path:
     """Return a published board, in a folder of several things."""
-    shutil.copytree(GOLDEN / "records", tmp_path / "boards" / "one" / "records")
+    write_records(tmp_path / "boards" / "one")
+    for name in FOLDERS:
+        shutil.copytree(PUBLISHED / name, tmp_path / "boards" / "one" / name)
     (tmp_path / "boards" / "figures").mkdir()
     published.update(tmp_path / "boards" / "one")
     return tmp_path / "boards" / "one"
@@ -45,6 +63,31 @@ def test_a_file_that_was_changed_or_is_missing_is_named_and_mended(board: Path, 
     assert code == 0 and f"written: {name}" in said and (board / name).read_bytes() == content
 
 
+def test_another_picture_is_named_and_one_of_another_drawer_is_not(board: Path) -> None:
+    path = board / "leaderboard.png"
+    with Image.open(path) as drawn:
+        picture = drawn.convert("RGB")
+    picture.save(path, pnginfo=None, compress_level=1)  # other bytes, the same pixels
+    assert published.differing(board) == []
+    for wrong in (picture.rotate(180), picture.resize((8, 8)), Image.new("RGB", picture.size)):
+        wrong.save(path)
+        assert published.differing(board) == ["leaderboard.png"]
+    path.write_bytes(Path("/etc/hostname").read_bytes())
+    code, said = call(board.parent, "--check")
+    assert code == 1 and "leaderboard.png" in said
+
+
+def test_a_record_that_is_not_what_its_outcomes_come_to_is_named(board: Path) -> None:
+    path = max((board / "records").glob("*.jsonl"), key=lambda one: one.stat().st_size)
+    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    raw = next(one for one in lines if one["status"] == "ok")
+    raw["metrics"]["accuracy"]["value"] = 0.95
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
+    published.update(board)
+    code, said = call(board.parent, "--check")
+    assert code == 1 and f"cell {raw['cell_id']}" in said and "accuracy is 0.95" in said
+
+
 def test_records_less_are_another_board(board: Path) -> None:
     sorted((board / "records").glob("*.jsonl"))[0].unlink()
     assert published.differing(board)
@@ -63,7 +106,7 @@ def test_a_folder_without_boards_is_the_users_mistake(tmp_path: Path) -> None:
 
 
 def test_update_makes_a_board_where_there_was_none(tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    write_records(tmp_path)
     code, said = call(tmp_path, "--update")
     assert code == 0 and "leaderboard.html" in said and (tmp_path / "leaderboard.csv").exists()
 
@@ -71,6 +114,7 @@ def test_update_makes_a_board_where_there_was_none(tmp_path: Path) -> None:
 def test_bibtex_of_what_is_in_a_board(board: Path) -> None:
     from sparsebench.records import store
 
+    shutil.rmtree(board / "strategies")
     sha = next(iter(store.read(board).values())).origin.sha256
     name = next(record.cell.strategy.name for record in store.read(board).values() if record.origin.sha256 == sha)
     about = {"name": name, "sha256": sha, "kind": "baseline", "site": "input", "trained": False, "adaptive": False,
