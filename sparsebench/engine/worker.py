@@ -17,6 +17,7 @@ from sparsebench.engine.messages import JOBS, Message
 from sparsebench.engine.setting import Setting
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
+from sparsebench.records import environment
 from sparsebench.records.place import held
 
 LONGEST = 1e8
@@ -74,6 +75,7 @@ def main(setting: Setting, *, strangers: bool) -> None:
 
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        environment.describe()  # as it is before strangers' code is here
         health = Health(line.descriptors, context.device, os.getppid())
         if strangers:
             import sparsebench.training.kernels  # noqa: F401  # what is watched must be there
