@@ -18,7 +18,7 @@ from sparsebench.engine.setting import Setting
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import environment
-from sparsebench.records.place import held
+from sparsebench.records.place import hold
 
 LONGEST = 1e8
 """Seconds; timers take no more than some hundred years."""
@@ -64,7 +64,7 @@ def main(setting: Setting, *, strangers: bool) -> None:
 
     registry, stack = Registry(rehearses=False), ExitStack()
     context = Context(
-        stack.enter_context(held(setting.out, setting.home)), setting.device, setting.locations, setting.checkpoint,
+        stack.enter_context(hold(setting.out, setting.home)), setting.device, setting.locations, setting.checkpoint,
         alone=True, exclusive=setting.limits.exclusive,
     )  # fmt: skip
 
