@@ -14,7 +14,7 @@ from sparsebench.engine.slots import first_of
 from sparsebench.engine.stop import Stop
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.place import held
+from sparsebench.records.place import hold
 from sparsebench.records.record import Record
 from sparsebench.tasks.base import Locations
 
@@ -40,7 +40,7 @@ class InProcess:
 
         device, exclusive = first_of(setting.device), setting.limits.exclusive
         queue = Queue(jobs, most_together(device), self.seconds)
-        with one_thread(), held(setting.out, setting.home) as out:
+        with one_thread(), hold(setting.out, setting.home) as out:
             context = Context(out, device, setting.locations, setting.checkpoint, exclusive=exclusive)
             while not stop.asked and (batch := queue.take("here", wait=False)):
                 with turn(device) if exclusive else nullcontext():

@@ -173,13 +173,13 @@ def collect(
         return
     writer = store.Writer(out)
     store.keep(out / environment.FOLDER, environment.describe())
-    stop, begun_with = Stop(callbacks.on_stop), BegunWith(plan, setting.locations)
+    stop, first_weights = Stop(callbacks.on_stop), FirstWeights(plan, setting.locations)
     beat, home = Beat(out, plan.todo, workers, plan.expected), place.identity(out)
     records = engine.records(plan.todo, setting.model_copy(update={"home": home}), stop, beat.begin)
     try:
         with stop.on_interrupt(), beat, _closing(records):
             for record in records:
-                record = _after(begun_with.checked(record), plan.known.get(record.cell_id))
+                record = _after(first_weights.check(record), plan.known.get(record.cell_id))
                 writer.append(record)
                 lost.discard(record.cell_id)
                 beat.done(record)
@@ -199,7 +199,7 @@ def collect(
         )
 
 
-class BegunWith:
+class FirstWeights:
     """What cells of a plan that begin with weights in the run's folder should have begun with, by content."""
 
     def __init__(self, plan: Plan, elsewhere: Mapping[str, Path]):
@@ -208,7 +208,7 @@ class BegunWith:
         heads = {cell_id: plan.known[cell_id] for cell_id in starts if cell_id in plan.known}
         self.hashes = {cell_id: head.notes["weights"] for cell_id, head in heads.items() if "weights" in head.notes}
 
-    def checked(self, record: Record) -> Record:
+    def check(self, record: Record) -> Record:
         """Return the record, or, where its weights had been damaged, one that says that the cell was skipped."""
         if "weights" in record.notes:
             self.hashes[record.cell_id] = record.notes["weights"]

@@ -17,7 +17,8 @@ from sparsebench.engine.messages import JOBS, Message
 from sparsebench.engine.setting import Setting
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.place import held
+from sparsebench.records import environment
+from sparsebench.records.place import hold
 
 LONGEST = 1e8
 """Seconds; timers take no more than some hundred years."""
@@ -63,7 +64,7 @@ def main(setting: Setting, *, strangers: bool) -> None:
 
     registry, stack = Registry(rehearses=False), ExitStack()
     context = Context(
-        stack.enter_context(held(setting.out, setting.home)), setting.device, setting.locations, setting.checkpoint,
+        stack.enter_context(hold(setting.out, setting.home)), setting.device, setting.locations, setting.checkpoint,
         alone=True, exclusive=setting.limits.exclusive,
     )  # fmt: skip
 
@@ -74,6 +75,7 @@ def main(setting: Setting, *, strangers: bool) -> None:
 
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        environment.describe()  # as it is before strangers' code is here
         health = Health(line.descriptors, context.device, os.getppid())
         if strangers:
             import sparsebench.training.kernels  # noqa: F401  # what is watched must be there

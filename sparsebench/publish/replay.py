@@ -31,7 +31,7 @@ from sparsebench.publish import rescore
 from sparsebench.publish.folder import Manifest, plain
 from sparsebench.publish.lines import record_of
 from sparsebench.publish.verify import Verdict
-from sparsebench.records import store
+from sparsebench.records import environment, store
 from sparsebench.records.cell import Cell
 from sparsebench.records.record import Record
 from sparsebench.spec import fill
@@ -212,7 +212,7 @@ def _disagreement(before: Record, after: Record, cells: int) -> str | None:
         return f"{what} has other test items here"
     if old.foregrounds is not None and (new.foregrounds is None or (old.foregrounds != new.foregrounds).any()):
         return f"{what} has other foregrounds here"
-    same_machine = before.environment == after.environment and before.device == after.device == "cpu"
+    same_machine = environment.same(before.environment, after.environment) and before.device == after.device == "cpu"
     if same_machine:
         same = before.trajectory == after.trajectory and all(
             np.array_equal(getattr(old, name), getattr(new, name)) for name in ("predicted", "ranks", "losses")

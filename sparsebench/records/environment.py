@@ -9,14 +9,31 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from sparsebench.records.cell import digest
+
 FOLDER = "environments"
 PACKAGES = ("sparsebench", "torch", "timm", "torchvision", "numpy", "scipy", "scikit-learn", "pillow", "pluggy",
             "pydantic", "numba", "llvmlite")  # fmt: skip
 
 
+SETTINGS = (
+    "ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "OPENBLAS_CORETYPE",
+    "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_DISABLE_JIT",
+)  # fmt: skip
+"""Variables by which the libraries compute otherwise. Numbers of threads are not among them: a cell has one."""
+LATER = "capability"
+"""What descriptions from before lack, besides the settings."""
+
+
 @lru_cache(maxsize=1)
 def describe() -> dict[str, str]:
-    """Return the description; probes no GPU and imports no torch."""
+    """Return the description; probes no GPU. Imports torch.
+
+    Settings are in it where they are set, as most are nowhere.
+    """
+    import torch
+
     versions = {}
     for name in PACKAGES:
         try:
@@ -28,8 +45,21 @@ def describe() -> dict[str, str]:
         "system": platform.platform(),
         "processor": _processor(),
         "cores": str(os.cpu_count()),
+        LATER: torch.backends.cpu.get_cpu_capability(),
+        **{name: os.environ[name] for name in SETTINGS if os.environ.get(name)},
         **versions,
     }
+
+
+def same(before: str, now: str) -> bool:
+    """Say whether the hash of a description from before is of the machine whose hash is `now`.
+
+    Descriptions from before there were capability and settings are of this machine where the rest is the same, and
+    nothing is set that they would not have said.
+    """
+    here = describe()
+    former = {name: value for name, value in here.items() if name != LATER}
+    return before == now or (now == digest(here) and before == digest(former) and not former.keys() & set(SETTINGS))
 
 
 def _processor() -> str:

@@ -33,7 +33,7 @@ def check(folder: Path, known: Identity | None) -> None:
 
 
 @contextmanager
-def held(folder: Path, known: Identity | None) -> Iterator[Path]:
+def hold(folder: Path, known: Identity | None) -> Iterator[Path]:
     """Yield a path that leads to the known folder whatever takes its name meanwhile; outside Linux its own name.
 
     Raises:

@@ -12,7 +12,7 @@ from sparsebench.contain.keeper import descendants, end_with_parent
 from sparsebench.contain.messages import Line
 from sparsebench.errors import UserError, text_of
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.origin import Origin
+from sparsebench.records.report import Report
 from sparsebench.strategy import Strategy
 from sparsebench.testing.process import LOADS, Message, Request, of_loading
 
@@ -25,7 +25,7 @@ def main() -> None:
     end_with_parent()
     line = Line()
 
-    from sparsebench.testing import audit, informative, networks
+    from sparsebench.testing import audit, informative, networks, run
     from sparsebench.testing.parametrize import PluginError, resolve
 
     for name in networks.NAMES:
@@ -34,18 +34,20 @@ def main() -> None:
     _limit_memory()
     line.say(Message())
     request = Request.model_validate_json(line.jobs.readline())
-    processes = _Processes()
+    processes, last = _Processes(), True
     try:
         with audit.watch() as audit.AT_LOAD:
             strategies = resolve(request.target, Registry(rehearses=False), request.given)
-        for strategy, origin in strategies[request.start :]:
-            _check(strategy, origin, line, processes)
+        last = request.number + 1 >= len(strategies)
+        for strategy, origin in strategies[request.number : request.number + 1]:
+            line.say(Message(report=(report := run.blank(strategy, origin)), last=last))
+            _check(strategy, report, line, processes)
     except PluginError as error:
         line.say(Message(report=of_loading(error.name, error.origin)))
         line.say(Message(outcome=LOADS.after("failed", error.failure)))
     except UserError as error:
         line.say(Message(error=text_of(error)))
-    line.say(Message(done=True))
+    line.say(Message(done=True, last=last))
     os._exit(0)  # threads that a strategy began are not waited for
 
 
@@ -65,12 +67,11 @@ class _Processes:
         return len(pids)
 
 
-def _check(strategy: Strategy, origin: Origin, line: Line, processes: _Processes) -> None:
+def _check(strategy: Strategy, report: Report, line: Line, processes: _Processes) -> None:
     """Say what each check found; that the machine is left alone holds only if it was so in all of them."""
     from sparsebench.testing import run
 
-    report, left = run.blank(strategy, origin), ""
-    line.say(Message(report=report))
+    left = ""
     for outcome in run.outcomes(strategy, report, lambda name: line.say(Message(begins=name))):
         if count := processes.end():
             left = left or f"it left {count} {'process' if count == 1 else 'processes'} running [{outcome.check}]"

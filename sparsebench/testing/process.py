@@ -31,11 +31,11 @@ LOADS = Outcome(check="loads", group="required", says="The plugin loads and brin
 
 
 class Request(BaseModel):
-    """What is to be checked, see `parametrize.resolve`, from the strategy of that number on."""
+    """What is to be checked, see `parametrize.resolve`: of it the strategy of that number, from 0."""
 
     target: str
     given: Given | None
-    start: int
+    number: int
 
 
 class Message(BaseModel):
@@ -47,6 +47,7 @@ class Message(BaseModel):
         outcome: what a check found, of the last report.
         error: why the target is none.
         done: all is said.
+        last: whether no other strategy comes after it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,6 +57,7 @@ class Message(BaseModel):
     outcome: Outcome | None = None
     error: str = ""
     done: bool = False
+    last: bool = False
 
 
 def check(
@@ -65,6 +67,8 @@ def check(
     given: Given | None = None,
 ) -> list[Report]:
     """Return the report of each strategy that NAME or FILE.py, with parameters, stands for.
+
+    Each has a process of its own: what one changes there no other meets.
 
     Args:
         target: what is to be checked, as `sparsebench run --plugin` takes it.
@@ -78,7 +82,7 @@ def check(
     reports: list[Report] = []
     with tempfile.TemporaryDirectory() as folder:
         while True:
-            request = Request(target=target, given=given, start=len(reports))
+            request = Request(target=target, given=given, number=len(reports))
             child = _Child(request, limit, on_outcome, Path(folder) / "log")
             try:
                 all_done = child.listen()
@@ -101,10 +105,11 @@ class _Child:
         self.request, self.limit, self.on_outcome = request, limit, on_outcome
         self.reports: list[Report] = []
         self.running: Outcome | None = None
+        self.last = False
         self.worker = Worker(COMMAND, slots("cpu", 1)[0].environment, log)
 
     def listen(self) -> bool:
-        """Take what the process says until it is done or has to be ended; return whether all strategies are done."""
+        """Take what the process says until it is done or has to be ended; return whether no strategy comes after."""
         limit = START
         while True:
             try:
@@ -115,8 +120,9 @@ class _Child:
                 return self._lost("crashed", f"its answer cannot be read: {error}")
             if message is None:
                 return self._lost("timeout", f"it took more than {limit:g} s and was ended")
+            self.last = self.last or message.last
             if message.done:
-                return True
+                return self.last
             self._take(message)
             limit = self.limit
 
@@ -138,7 +144,7 @@ class _Child:
         self.on_outcome(outcome)
 
     def _lost(self, status: Status, message: str) -> bool:
-        """Note how the process was lost at what it was doing; return whether no strategy can come after."""
+        """Note how the process was lost at what it was doing; return whether no strategy comes after."""
         if self.running is None:
             raise UserError(f"the checks did not start: {message}")
         if self.running == LOADS:
@@ -146,7 +152,7 @@ class _Child:
             source = content_hash(Path(parse(target).name))
             self.reports.append(of_loading(target, Origin(plugin=target, sha256=source)))
         self._keep(self.running.after(status, message))
-        return self.running == LOADS
+        return self.last or self.running == LOADS
 
     def _how_it_ended(self) -> str:
         how = f"it {how_it_left(self.worker.end(PATIENCE))}"

@@ -15,6 +15,12 @@ def test_a_sweep_whose_processes_are_killed_ends_with_the_records_of_an_undistur
     assert killed.total() == 8 and not wrong and rounds >= 1
 
 
+@pytest.mark.slow
+def test_the_same_command_heals_killed_workers_to_the_undisturbed_board(tmp_path: Path) -> None:
+    killed, wrong, sweeps, times = chaos.heal(tmp_path, cells=8, kills=3, seed=1)
+    assert killed == 3 and not wrong and sweeps <= times
+
+
 def test_what_two_stores_do_not_have_in_common_is_named(tmp_path: Path, make_record) -> None:  # type: ignore[no-untyped-def]
     from sparsebench.records import store
 

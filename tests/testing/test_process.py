@@ -85,6 +85,37 @@ def test_a_file_that_hangs_while_it_is_loaded_is_named(tmp_path):
     assert [(o.check, o.status) for o in report.outcomes] == [("loads", "timeout")] and not report.conforms
 
 
+PATCHES = """
+from typing import ClassVar
+import timm.layers.mlp, sparsebench
+
+class First(sparsebench.Strategy):
+    name: ClassVar[str] = "first"
+
+    def scores(self, view):
+        timm.layers.mlp.Mlp.forward = lambda self, x: x
+        return view.tokens.norm(dim=-1)
+
+class Second(sparsebench.Strategy):
+    name: ClassVar[str] = "second"
+
+    def scores(self, view):
+        return view.tokens.norm(dim=-1)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [First, Second]
+"""
+
+
+def test_what_a_strategy_of_a_file_does_no_other_of_it_meets(tmp_path):
+    path = tmp_path / "two.py"
+    path.write_text(PATCHES)
+    first, second = process.check(str(path))
+    assert (first.strategy, second.strategy) == ("first", "second")
+    assert not first.conforms and second.conforms
+
+
 def command(*arguments):
     line = [sys.executable, "-W", "error", "-m", "sparsebench", "check", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, timeout=300)
