@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_FORMULA = re.compile(r"(^|;)(?=\s*[=+@\uff0b\uff0d\uff1d\uff20-].)")
+_FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
 """Where a spreadsheet sees one; the wide forms of the signs count, and semicolons divide cells in many countries."""
 _ACTIVE = r"[\\|]|<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
 """What begins or ends a link, an image or HTML in Markdown, and `|`, which divides cells."""
