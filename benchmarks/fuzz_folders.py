@@ -40,6 +40,8 @@ from sparsebench.records.cell import canonical
 
 SECRET = "no stranger's folder shows this"
 PNG = b"\x89PNG\r\n\x1a\n"
+MOST_MORE = 2**29
+"""Bytes that a folder may take besides what the process holds."""
 SLOW, HANGS = 10.0, 60
 """Seconds of processor time that a command may take, and of any time after which it is ended."""
 PAYLOADS = (
@@ -357,7 +359,7 @@ class Reader:
         self.sound, self.log, self.runner = sound, io.StringIO(), CliRunner()
         root = logging.getLogger()
         root.handlers = [logging.StreamHandler(self.log)]
-        self.commands = 0
+        self.commands = self.most = 0
 
     def read(self, line: list[str], folder: Path, out: Path, in_process: bool = True) -> Iterator[str]:
         """Yield what is wrong with one command."""
@@ -426,8 +428,8 @@ def _state(arena: Path) -> list[tuple[str, int]]:
 
 def fuzz(
     sound: Path, cases: int, seed: int, commands: int = 2, through: int = 100
-) -> tuple[Counter[str], int, list[str]]:
-    """Return how many cases of each kind there were, how many commands were run, and what went wrong."""
+) -> tuple[Counter[str], Reader, list[str]]:
+    """Return how many cases of each kind there were, who read them, and what went wrong."""
     stranger, reader, counted, wrong = Stranger(sound), Reader(sound), Counter[str](), list[str]()
     signal.signal(signal.SIGALRM, _raise)
     with tempfile.TemporaryDirectory(prefix="folders-") as where:
@@ -437,14 +439,16 @@ def fuzz(
             counted.update(kind.split("+"))
             folder, private = arena / "run", arena / "private"
             _lay_out(folder, private, files, then)
+            forget_peak()
             before, held = _state(arena), peak()
             lines = rng.sample(READS, commands) + ([rng.choice(WRITES)] if rng.random() < 0.05 else [])
             for i, line in enumerate(lines):
                 in_process = bool(not through or number % through or i)
                 wrong += [f"{number} {kind}: {' '.join(line)}: {each}"
                           for each in reader.read(line, folder, arena / f"out{i}", in_process)]  # fmt: skip
-            if peak() > max(held, MOST_MEMORY):
-                wrong.append(f"{number} {kind}: {peak() / 2**20:.0f} MiB: {lines}")
+            if peak() - held > MOST_MORE:
+                wrong.append(f"{number} {kind}: {(peak() - held) / 2**20:.0f} MiB more: {lines}")
+            reader.most = max(reader.most, peak())
             if lines[-1] not in WRITES and _state(arena) != before:
                 wrong.append(f"{number} {kind}: {lines}: files were written")
             if [path.name for path in Path(where).iterdir()] != [str(number)]:
@@ -452,7 +456,7 @@ def fuzz(
             shutil.rmtree(arena)
             if number % 500 == 499:
                 print(f"{number + 1} folders, {reader.commands} commands, {len(wrong)} wrong", flush=True)
-    return counted, reader.commands, wrong
+    return counted, reader, wrong
 
 
 def _lay_out(folder: Path, private: Path, files: Files, then: Callable[[Path, Path], object]) -> None:
@@ -475,13 +479,12 @@ def main() -> int:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sound-") as place:
         sound = asked.sound or sound_submission(Path(place))
-        forget_peak()  # what made the sound one has its own
         start = time.perf_counter()
-        counted, commands, wrong = fuzz(sound, asked.cases, asked.seed)
+        counted, reader, wrong = fuzz(sound, asked.cases, asked.seed)
     for kind, count in sorted(counted.items()):
         print(f"{count:6} {kind}")
-    seconds, most = time.perf_counter() - start, peak()
-    print(f"{asked.cases} folders, {commands} commands in {seconds:.0f} s; peak memory {most / 2**20:.0f} MiB")
+    seconds, most = time.perf_counter() - start, reader.most
+    print(f"{asked.cases} folders, {reader.commands} commands in {seconds:.0f} s; peak memory {most / 2**20:.0f} MiB")
     print("\n".join(wrong) or "none ended in a traceback, hung, leaked, wrote elsewhere, or showed what acts")
     return int(bool(wrong) or most > MOST_MEMORY)
 

@@ -31,7 +31,7 @@ def locate(path: Path) -> tuple[str, Path]:
             got=str(path), allowed=f"a {SUFFIX} file", next_step=CONVERT,
         )  # fmt: skip
     try:
-        if path.exists() and not path.is_file():
+        if path.exists() and not (path.is_file() or path.is_dir()):
             raise UserError(f"--weights: {path} is no plain file")
         with path.open("rb") as file:
             if (header := int.from_bytes(file.read(8), "little")) > MOST_HEADER and header < path.stat().st_size:

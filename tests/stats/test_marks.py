@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -65,6 +67,12 @@ def test_rows_are_marked_where_their_difference_is_told_and_always_alike() -> No
         == marks(pairs, dict.fromkeys(range(1, 5), 0))
     )
     assert marks(pairs, {}) == {}
+
+
+def test_what_has_no_degrees_of_freedom_is_not_told() -> None:
+    pairs = compare(contenders(np.zeros((2, 3, 40), bool)))
+    pairs = dataclasses.replace(pairs, freedom=np.zeros_like(pairs.freedom), p_alone=np.full((2, 2), np.nan))
+    assert marks(pairs, {1: 0}) == {1: "not significant"}
 
 
 def test_what_cannot_be_compared_is_not_told() -> None:
