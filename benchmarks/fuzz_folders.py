@@ -415,7 +415,7 @@ def _leaks(content: bytes) -> Iterator[str]:
         yield "shows what is private"
 
 
-class Hang(BaseException):  # noqa: N818
+class Hang(BaseException):
     """A command waits; it is no error that a command may expect."""
 
 

@@ -37,6 +37,6 @@ def markdown(text: str, code: bool = False) -> str:
     return _ADDRESS.sub("@ ", escaped)
 
 
-def drawn(text: str) -> str:
+def escape_dollars(text: str) -> str:
     """Return a text as matplotlib draws it, which takes what stands between dollars for a formula."""
     return text.replace("$", r"\$")

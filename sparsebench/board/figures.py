@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparsebench.board import budget_figure
 from sparsebench.board.board import BudgetBoard, Row
 from sparsebench.board.columns import EVERY, NOT_REACHED, Column
-from sparsebench.text import drawn
+from sparsebench.text import escape_dollars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +61,9 @@ def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Seq
         budget_figure.draw(parts[0].subplots(), over)
     if high:
         tasks = {column.key: column.task for column in columns}
-        titles = {key: f"{PANELS[key]} ({drawn(task)})" if (task := tasks.get(key)) else PANELS[key] for key in shown}
+        titles = {
+            key: f"{PANELS[key]} ({escape_dollars(task)})" if (task := tasks.get(key)) else PANELS[key] for key in shown
+        }
         _panels(parts[-1], titles, list(reversed(rows)))
     return figure
 
@@ -87,7 +89,7 @@ def _panels(figure: Any, titles: Mapping[str, str], shown: Sequence[Row]) -> Non
 
 
 def _name(row: Row) -> str:
-    return drawn(f"{row['strategy']}\n{row['budget']}")
+    return escape_dollars(f"{row['strategy']}\n{row['budget']}")
 
 
 def _error(row: Row, column: str) -> Any:
