@@ -61,9 +61,7 @@ def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Seq
         budget_figure.draw(parts[0].subplots(), over)
     if high:
         tasks = {column.key: column.task for column in columns}
-        titles = {
-            key: f"{PANELS[key]} ({escape_dollars(task)})" if (task := tasks.get(key)) else PANELS[key] for key in shown
-        }
+        titles = {key: f"{PANELS[key]} ({task})" if (task := tasks.get(key)) else PANELS[key] for key in shown}
         _panels(parts[-1], titles, list(reversed(rows)))
     return figure
 
@@ -81,7 +79,7 @@ def _panels(figure: Any, titles: Mapping[str, str], shown: Sequence[Row]) -> Non
     axes = figure.subplots(1, max(1, len(titles)), sharey=True, squeeze=False)[0]
     for (column, title), axis in zip(titles.items(), axes, strict=False):
         _panel(axis, shown, column)
-        axis.set_title(title, fontsize=10)
+        axis.set_title(escape_dollars(title), fontsize=10)
         axis.set_yticks(range(len(shown)), [_name(row) for row in shown])
     kinds = [kind for kind in COLOURS if any(row["kind"] == kind for row in shown)]
     handles = [Patch(color=COLOURS[kind], label=kind) for kind in kinds]
