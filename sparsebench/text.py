@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_FORMULA = re.compile(r"(^|;)(?=\s*[=+@\uff0b\uff0d\uff1d\uff20-].)")
+_FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
 """Where a spreadsheet sees one; the wide forms of the signs count, and semicolons divide cells in many countries."""
 _ACTIVE = r"[\\|]|<(?=[A-Za-z/!?])|(?<!\[ )\](?=[(\[:])|:(?=//)|(?<=\b[wW]{3})\."
 """What begins or ends a link, an image or HTML in Markdown, and `|`, which divides cells."""
@@ -37,6 +37,6 @@ def markdown(text: str, code: bool = False) -> str:
     return _ADDRESS.sub("@ ", escaped)
 
 
-def drawn(text: str) -> str:
+def escape_dollars(text: str) -> str:
     """Return a text as matplotlib draws it, which takes what stands between dollars for a formula."""
     return text.replace("$", r"\$")

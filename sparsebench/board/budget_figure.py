@@ -6,7 +6,7 @@ from typing import Any
 
 from sparsebench.board.board import BudgetBoard, BudgetCurve
 from sparsebench.board.entries import DENSE
-from sparsebench.text import drawn
+from sparsebench.text import escape_dollars
 
 WIDTH, HEIGHT = 11.0, 6.0
 """Inches."""
@@ -27,7 +27,7 @@ def draw(axis: Any, board: BudgetBoard) -> None:
     others = [curve for curve in board.curves if curve is not dense]
     for place, curve in enumerate(others):
         x, y = path(curve, dense)
-        how = {"color": f"C{place % COLOURS}", "linestyle": _dashes(curve), "label": drawn(curve.strategy)}
+        how = {"color": f"C{place % COLOURS}", "linestyle": _dashes(curve), "label": escape_dollars(curve.strategy)}
         axis.plot(x, y, linewidth=1.5, alpha=0.9, **how)
         axis.errorbar(
             curve.spent, curve.accuracy, yerr=_bars(curve), fmt=MARKERS[place // COLOURS % len(MARKERS)],
@@ -40,7 +40,7 @@ def draw(axis: Any, board: BudgetBoard) -> None:
     axis.set_xlim(low, RIGHT)
     axis.set_ylim(min(seen) - room, max(seen) + room)
     axis.set_xlabel("realised MACs, share of dense")
-    axis.set_ylabel(f"accuracy ({drawn(board.task)})")
+    axis.set_ylabel(f"accuracy ({escape_dollars(board.task)})")
     axis.grid(alpha=0.3)
     axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8, ncols=1 + len(others) // 25)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparsebench.board.build import Ranking
 from sparsebench.stats.intervals import LEVEL
-from sparsebench.text import drawn
+from sparsebench.text import escape_dollars
 
 FEWEST = 3
 """Tasks and strategies below which mean ranks say nothing."""
@@ -59,7 +59,7 @@ def critical(rankings: Iterable[Ranking]) -> Critical | None:
         p = float(friedmanchisquare(*accuracies.T).pvalue)
     q = float(studentized_range.ppf(LEVEL, k, np.inf)) / 2**0.5
     order = np.argsort(ranks, kind="stable")
-    names = [drawn(" ".join(shared[i])) for i in order]
+    names = [escape_dollars(" ".join(shared[i])) for i in order]
     distance = q * (k * (k + 1) / (6 * n)) ** 0.5
     return Critical(names, ranks[order], distance, 1.0 if np.isnan(p) else p, [one.task for one in rankings])
 
@@ -89,7 +89,7 @@ def draw(diagram: Critical) -> bytes:
     for side in ("left", "right", "bottom"):
         axis.spines[side].set_visible(False)
     axis.set_title(
-        f"mean rank over {drawn(', '.join(diagram.tasks))}; critical difference {diagram.distance:.1f}, "
+        f"mean rank over {escape_dollars(', '.join(diagram.tasks))}; critical difference {diagram.distance:.1f}, "
         f"Friedman p {diagram.p:.2g}",
         fontsize=9,
     )

@@ -55,6 +55,7 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     lacking |= {name: 0 for name in ("n_train", "repetition", OUTCOMES[0]) if name not in frame}
     read = (*METRICS, "macs_ratio_asked", *(kind.name for kind in metrics_of_tasks(frame)))
     numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in read}
+    numbers |= {name: np.clip(numbers[name], 0, 1) for name in ("success", "success_loss")}
     frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
     if not frame["cell_id"].is_monotonic_increasing:
         frame = frame.sort_values("cell_id", kind="stable")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparsebench.board import budget_figure
 from sparsebench.board.board import BudgetBoard, Row
 from sparsebench.board.columns import EVERY, NOT_REACHED, Column
-from sparsebench.text import drawn
+from sparsebench.text import escape_dollars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ def figure_of(rows: Sequence[Row], over: BudgetBoard | None = None, columns: Seq
         budget_figure.draw(parts[0].subplots(), over)
     if high:
         tasks = {column.key: column.task for column in columns}
-        titles = {key: f"{PANELS[key]} ({drawn(task)})" if (task := tasks.get(key)) else PANELS[key] for key in shown}
+        titles = {key: f"{PANELS[key]} ({task})" if (task := tasks.get(key)) else PANELS[key] for key in shown}
         _panels(parts[-1], titles, list(reversed(rows)))
     return figure
 
@@ -79,7 +79,7 @@ def _panels(figure: Any, titles: Mapping[str, str], shown: Sequence[Row]) -> Non
     axes = figure.subplots(1, max(1, len(titles)), sharey=True, squeeze=False)[0]
     for (column, title), axis in zip(titles.items(), axes, strict=False):
         _panel(axis, shown, column)
-        axis.set_title(title, fontsize=10)
+        axis.set_title(escape_dollars(title), fontsize=10)
         axis.set_yticks(range(len(shown)), [_name(row) for row in shown])
     kinds = [kind for kind in COLOURS if any(row["kind"] == kind for row in shown)]
     handles = [Patch(color=COLOURS[kind], label=kind) for kind in kinds]
@@ -87,7 +87,7 @@ def _panels(figure: Any, titles: Mapping[str, str], shown: Sequence[Row]) -> Non
 
 
 def _name(row: Row) -> str:
-    return drawn(f"{row['strategy']}\n{row['budget']}")
+    return escape_dollars(f"{row['strategy']}\n{row['budget']}")
 
 
 def _error(row: Row, column: str) -> Any:

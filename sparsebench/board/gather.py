@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import TypeVar
@@ -67,7 +66,7 @@ def board_of(records: Flats, folder: Path) -> Board:
         curves=[_curve(*each) for each in _entries(settings) if each[1].trials is not None],
         groups=[group for each in _entries(_largest(settings)) for group in _groups(*each)],
         bibtex=bibtex(folder, frame),
-        environments=_environments(folder, set(frame["environment"])),
+        environments=environment.read(folder, set(frame["environment"])),
         suites=[plain(f"{suite.name}, version {suite.version}") for suite in manifests.suites(folder)],
         pictures=pictures,
     )
@@ -120,18 +119,6 @@ def _groups(about: _About, entry: Entry) -> Iterator[Group]:
             mean, *interval = mean_interval(values.tolist())
             low, high = (None if x is None else min(1.0, max(0.0, x)) for x in interval)
             yield Group(*about, metric.removeprefix(GROUP), mean, low, high, len(values))
-
-
-def _environments(folder: Path, wanted: set[str]) -> dict[str, dict[str, str]]:
-    environments = {}
-    for name in sorted(wanted - {""}):
-        path = folder / environment.FOLDER / f"{name}.json"
-        try:
-            said = sorted(json.loads(files.content_of(path)).items())
-            environments[name] = {plain(key): plain(value) for key, value in said}
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
-            files.leave_out(path, error)
-    return environments
 
 
 def _pictures(folder: Path) -> dict[str, bytes]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Set
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from sparsebench.board.entries import DECLARED, HOW, TRAINED, VERIFIED
-from sparsebench.errors import UserError
-from sparsebench.measure.metrics import MetricKind, check
+from sparsebench.measure.metrics import declared_in
 from sparsebench.publish.folder import MANIFEST
-from sparsebench.records import checks, files, flat, manifests
+from sparsebench.records import checks, flat, manifests
 from sparsebench.records.badges import CHECKS, REMARK, UNCHECKED, Badges
 from sparsebench.text import plain
 
@@ -27,25 +24,11 @@ def read(out: Path, metrics: Set[str] | None = None) -> pd.DataFrame:
     Raises:
         UserError: as `flat.load`.
     """
-    kinds = metrics_in(out)
+    kinds = declared_in(out)
     wanted = None if metrics is None else metrics | {kind.name for kind in kinds}
     records = describe(flat.table(out, wanted), out)
     records.attrs[DECLARED] = kinds
     return records
-
-
-def metrics_in(out: Path) -> tuple[MetricKind, ...]:
-    """Return what a run's folder says of the metrics that its tasks declare, by name."""
-    kinds = {}
-    for path, content in files.contents_in(out / manifests.METRICS):
-        try:
-            said: dict[str, Any] = {k: plain(x) if isinstance(x, str) else x for k, x in json.loads(content).items()}
-            kind = MetricKind(**said)
-            check([kind])
-            kinds[kind.name] = kind
-        except (ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
-            files.leave_out(path, error)
-    return tuple(kinds[name] for name in sorted(kinds))
 
 
 def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:

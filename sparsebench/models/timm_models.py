@@ -127,7 +127,7 @@ def match_weights(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor
         # timm would resample the patches as well, which are part of the architecture here.
         same = given[patches].shape == expected[patches].shape if patches in given else True
         state = checkpoint_filter_fn(given, vit, adapt_layer_scale=True) if same else given
-    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+    except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
         state = given  # not to be converted: what does not fit is named below
     heads = [key for key in expected if key.startswith(HEADS)]
     fits = all(key in state and state[key].shape == expected[key].shape for key in heads)
@@ -142,6 +142,12 @@ def match_weights(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor
         )
     if not (fits or fresh_head):
         raise _other_head(path.name, f"a head of {sizes[0]} classes" if sizes else "no head", vit.num_classes)
+    whole = [key for key, value in state.items() if expected[key].is_floating_point() > value.is_floating_point()]
+    if whole:
+        raise UserError(
+            f"{path.name} holds numbers of type {str(state[whole[0]].dtype).removeprefix('torch.')}, in {_few(whole)}",
+            allowed="real numbers, as of float32, float16 or bfloat16", next_step="give weights that are not quantized",
+        )  # fmt: skip
     if bad := [key for key, value in state.items() if not value.is_meta and not bool(value.isfinite().all())]:
         raise UserError(f"{path.name} holds numbers that are not finite, in {_few(bad)}")
     return state

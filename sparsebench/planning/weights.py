@@ -8,6 +8,8 @@ from pathlib import Path
 from sparsebench.errors import UserError
 
 SUFFIX = ".safetensors"
+MOST_HEADER = 2**22
+"""Bytes that say which weights there are: some 40,000 of them, of which networks have a thousand."""
 CONVERT = (
     "convert it once, where you trust it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
     f"'weights{SUFFIX}')"
@@ -29,7 +31,12 @@ def locate(path: Path) -> tuple[str, Path]:
             got=str(path), allowed=f"a {SUFFIX} file", next_step=CONVERT,
         )  # fmt: skip
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise UserError(f"--weights: {path} is no plain file")
         with path.open("rb") as file:
+            if (header := int.from_bytes(file.read(8), "little")) > MOST_HEADER and header < path.stat().st_size:
+                raise UserError(f"--weights: {path} lists too much", got=f"{header} bytes", allowed=f"{MOST_HEADER}")
+            file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         with safe_open(path, framework="numpy") as weights:
             names = weights.keys()

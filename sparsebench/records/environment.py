@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
+from sparsebench.records import files
 from sparsebench.records.cell import digest
+from sparsebench.text import plain
 
 FOLDER = "environments"
 PACKAGES = ("sparsebench", "torch", "timm", "torchvision", "numpy", "scipy", "scikit-learn", "pillow", "pluggy",
@@ -24,6 +28,19 @@ SETTINGS = (
 """Variables by which the libraries compute otherwise. Numbers of threads are not among them: a cell has one."""
 LATER = "capability"
 """What descriptions from before lack, besides the settings."""
+
+
+def read(out: Path, wanted: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return what a run's folder says of some machines, by their hashes; what cannot be read is left out."""
+    environments = {}
+    for name in sorted(set(wanted) - {""}):
+        path = out / FOLDER / f"{name}.json"
+        try:
+            said = sorted(json.loads(files.content_of(path)).items())
+            environments[name] = {plain(key): plain(value) for key, value in said}
+        except (OSError, ValueError, AttributeError, RecursionError) as error:
+            files.leave_out(path, error)
+    return environments
 
 
 @lru_cache(maxsize=1)

@@ -44,8 +44,8 @@ MOST_METRICS = 10_000
 """Metrics and series of a record."""
 
 
-Real = Annotated[float, Field(ge=-1e150, le=1e150)]
-"""A number whose square is one too."""
+Real = Annotated[float, Field(ge=-1e75, le=1e75)]
+"""A number whose fourth power is one too, as of variances of squares."""
 
 
 class _Model(BaseModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 Locations = Mapping[str, Path]
 """Where each named image set lies on this machine. Names are in the cell, places are not."""
 PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
+"""What a picture may be, whatever it is called: of others, PostScript is a program that would be run."""
+MOST_PIXELS = 2**26
+"""Of one picture."""
+MOST_LINKS = 100
+"""Ways in which links may lead to one folder of pictures."""
 DIGITS = 12
 """Hexadecimal digits of a fingerprint."""
 
@@ -33,14 +40,24 @@ def pictures_in(root: Path) -> list[Path]:
 def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield each folder below one, that itself included, with the names of its files.
 
-    Links to folders are followed, but for those to a folder that they lie in.
+    Links to folders are followed, but for those to a folder that they lie in. What is hidden is left out.
+
+    Raises:
+        UserError: links lead to the same folder again and again.
     """
+    seen: Counter[str] = Counter()
     above: dict[str, tuple[str, ...]] = {os.fspath(root): (os.path.realpath(root),)}
     for folder, folders, names in os.walk(root, followlinks=True):
-        yield folder, names
         chain = above.pop(folder)
-        real = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
-        folders[:] = [name for name in folders if real[name] not in chain]
+        seen[chain[-1]] += 1
+        if seen[chain[-1]] > MOST_LINKS:
+            raise UserError(
+                f"{chain[-1]} is linked more than {MOST_LINKS} times below {root}", next_step="remove links"
+            )
+        yield folder, [name for name in names if not name.startswith(".")]
+        visible = [name for name in folders if not name.startswith(".")]
+        real = {name: os.path.realpath(os.path.join(folder, name)) for name in visible}
+        folders[:] = [name for name in visible if real[name] not in chain]
         above |= {os.path.join(folder, name): (*chain, real[name]) for name in folders}
 
 
@@ -182,9 +199,11 @@ def _decode(data: bytes, path: Path) -> Picture:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(BytesIO(data)) as picture:
+        with Image.open(BytesIO(data), formats=FORMATS) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(f"{picture.width} x {picture.height} pixels, more than {MOST_PIXELS}")
             return _rgb(picture)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
         raise UserError(f"{path} cannot be read as a picture ({reason})", next_step="mend or remove it") from error
 

@@ -93,7 +93,8 @@ def _locate_classes(root: Path) -> tuple[str, Path]:
 
 def _check_classes(root: Path) -> None:
     """Raise UserError unless train and test have the same classes, two or more, and a picture in each."""
-    names = [sorted(p.name for p in (root / split).iterdir() if p.is_dir()) for split in ("train", "test")]
+    folders = [[p for p in (root / split).iterdir() if not p.name.startswith(".")] for split in ("train", "test")]
+    names = [sorted(p.name for p in each if p.is_dir()) for each in folders]
     if names[0] != names[1]:
         odd = sorted(set(names[0]) ^ set(names[1]))
         raise UserError(f"{root}: train and test have different classes", got=odd)

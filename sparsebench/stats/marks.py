@@ -32,7 +32,8 @@ def marks(pairs: Pairs, references: Mapping[int, int]) -> dict[int, str]:
     p, mean = pairs.p_alone[rows, others], pairs.mean[rows, others]
     if not len(rows):
         return {}
-    freedom = np.nan_to_num(pairs.freedom[rows, others], nan=MANY)
+    known = pairs.freedom[rows, others]
+    freedom = np.where(known > 0, known, MANY)  # a single seed's has none, and no p
     with np.errstate(invalid="ignore"):
         sure = p <= critical_p(correlation(pairs.error**2, rows, others), freedom)
     words = np.where(sure, np.where(mean > 0, BETTER, WORSE), NOT_SIGNIFICANT)

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError
+from sparsebench.models.actor import Actor
 from sparsebench.plans import Keep, Merge, Mix, Plan
 from sparsebench.strategy import Strategy
 from sparsebench.testing.networks import Case, build, images_for
-from sparsebench.testing.trial import RuleError, Runner, Trial, act, alike, fresh, on_each, same
+from sparsebench.testing.trial import RuleError, Runner, StandIn, Trial, act, alike, fresh, on_each, same
 from sparsebench.training.evaluate import patches_in
+from sparsebench.view import TokenView
 
 DEEP = ("class token", "no class token")
 
@@ -165,6 +169,39 @@ def macs_fall_with_the_budget(strategy: Strategy) -> str:
     return on_each(do, ("class token", "no class token", "shallow"))
 
 
+UNDERSTATED = 0.02
+"""By how much a choice may cost more than the strategy says."""
+
+
+class _Counted(StandIn):
+    """Adds up the MACs that torch counts while a strategy's plans are made, without the fields that it reads."""
+
+    macs = 0.0
+
+    def plan(self, view: TokenView, keep: int) -> Plan | None:
+        for name in self.strategy.reads():
+            getattr(view, name)
+        with FlopCounterMode(display=False) as counter:
+            plan = self.strategy.plan(view, keep)
+        self.macs += counter.get_total_flops() / 2
+        return plan
+
+
+def own_macs_are_all(strategy: Strategy) -> None:
+    """A choice costs no more MACs than `own_macs` says, as torch's FlopCounterMode counts them."""
+
+    def do(case: Case) -> None:
+        runner = Runner(fresh(strategy), case)
+        counted: Any = _Counted(runner.strategy)
+        runner.actor = Actor(counted, Budget(keep_rate=runner.rate), case.network.cost, case.network.grid, stream=5)
+        steps = runner(slice(0, 1)).acting.steps  # of one image: rows of several may be filled up
+        said = sum(float(np.sum(step.own)) for step in steps)
+        if counted.macs > said * (1 + UNDERSTATED):
+            raise RuleError(f"its choices cost {counted.macs:,.0f} MACs an image, and own_macs says {said:,.0f}")
+
+    on_each(do)
+
+
 def gradients_flow(strategy: Strategy) -> str:
     """In training each weight of the dense network, and each that is learned, has a finite gradient that is not 0."""
 
@@ -192,5 +229,6 @@ def gradients_flow(strategy: Strategy) -> str:
 
 CHECKS = (
     has_a_docstring, pickles_by_reference, each_sample_on_its_own, fifth_batch_as_first, acts_in_bfloat16,
-    order_of_tokens_does_not_matter, merged_sizes_sum_to_all, macs_fall_with_the_budget, gradients_flow,
+    order_of_tokens_does_not_matter, merged_sizes_sum_to_all, macs_fall_with_the_budget, own_macs_are_all,
+    gradients_flow,
 )  # fmt: skip

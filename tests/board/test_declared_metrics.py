@@ -13,6 +13,7 @@ from sparsebench.board import reading
 from sparsebench.board.build import judge
 from sparsebench.board.gather import WANTED, gather
 from sparsebench.cli import main
+from sparsebench.measure.metrics import declared_in
 from sparsebench.page import render
 from sparsebench.records import store
 
@@ -88,7 +89,7 @@ def test_it_is_chosen_and_exported_by_its_name(finished: tuple[Path, str]) -> No
 def test_merged_folders_know_it(finished: tuple[Path, str], tmp_path: Path) -> None:
     merged = tmp_path / "merged"
     assert call("merge", finished[0], "-o", merged).exit_code == 0
-    assert reading.metrics_in(merged) == reading.metrics_in(finished[0]) != ()
+    assert declared_in(merged) == declared_in(finished[0]) != ()
 
 
 def test_what_a_folder_says_of_metrics_is_checked(
@@ -103,7 +104,7 @@ def test_what_a_folder_says_of_metrics_is_checked(
     for number, content in enumerate(wrong):
         (folder / f"{number}.json").write_bytes(content)
     (folder / "right.json").write_bytes(own.read_bytes())
-    assert reading.metrics_in(tmp_path) == reading.metrics_in(finished[0])
+    assert declared_in(tmp_path) == declared_in(finished[0])
     assert len([line for line in caplog.messages if "is left out" in line]) == len(wrong)
 
 

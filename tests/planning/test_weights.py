@@ -1,4 +1,5 @@
 import hashlib
+import json
 from functools import partial
 
 import pytest
@@ -129,6 +130,33 @@ def test_numbers_that_are_not_finite_are_refused(saved):
         model.pos_embed[0, 0, 0] = torch.nan
     with pytest.raises(UserError, match="not finite, in pos_embed"):
         load_weights(vit(), saved(model), fresh_head=True)
+
+
+def test_whole_numbers_in_the_place_of_real_ones_are_refused(saved):
+    state = vit().state_dict()
+    state["blocks.0.attn.qkv.weight"] = state["blocks.0.attn.qkv.weight"].to(torch.int8)
+    with pytest.raises(UserError, match=r"numbers of type int8, in blocks\.0\.attn\.qkv"):
+        load_weights(vit(), saved(state), fresh_head=True)
+
+
+def test_a_position_embedding_of_another_form_is_refused_by_name(saved):
+    with pytest.raises(UserError, match=r"of another shape: pos_embed \(5,\)"):
+        match_weights(vit(), saved(vit().state_dict() | {"pos_embed": torch.zeros(5)}), fresh_head=True)
+
+
+def test_a_name_in_a_file_does_nothing_to_a_terminal(saved):
+    with pytest.raises(UserError) as refusal:
+        match_weights(vit(), saved(vit().state_dict() | {"\x1b[31mx\u202e": torch.zeros(5)}), fresh_head=True)
+    assert str(refusal.value).isprintable()
+
+
+def test_a_list_of_a_million_weights_is_not_read(tmp_path):
+    path = tmp_path / "many.safetensors"
+    one = {f"w{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(100_000)}
+    header = json.dumps(one).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    with pytest.raises(UserError, match="lists too much"):
+        weights.locate(path)
 
 
 def test_a_file_is_named_by_its_content(saved):

@@ -67,6 +67,12 @@ def test_rows_are_marked_where_their_difference_is_told_and_always_alike() -> No
     assert marks(pairs, {}) == {}
 
 
+def test_what_has_no_degrees_of_freedom_is_not_told() -> None:
+    pairs = compare(contenders(np.zeros((2, 1, 1), bool)))  # one item of one seed
+    assert not pairs.freedom.any()
+    assert marks(pairs, {1: 0}) == {1: "not significant"}
+
+
 def test_what_cannot_be_compared_is_not_told() -> None:
     some = contenders(RNG(0).random((3, 3, 40)) < 0.5)
     other = Contender({9: 0.9}, {})

@@ -108,6 +108,53 @@ def test_a_picture_that_unpacks_to_an_absurd_size_is_a_user_error(tmp_path, monk
         sources.read_square(path, 8)
 
 
+def test_a_program_in_postscript_is_no_picture_whatever_it_is_called(folder, monkeypatch):
+    from PIL import EpsImagePlugin
+
+    def run(*_, **__):
+        raise AssertionError("Ghostscript was asked for")
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", run)
+    bad = folder / "train" / "dog" / "eps.png"
+    bad.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
+    name, locations = located(folder)
+    with pytest.raises(UserError, match=r"eps.png cannot be read as a picture \(of no known format\)"):
+        sources.foregrounds(name, 8, locations)
+
+
+def test_a_picture_of_too_many_pixels_is_an_error_before_it_is_decoded(tmp_path, monkeypatch):
+    path = save(tmp_path / "large.png", size=(9000, 8000))
+    monkeypatch.setattr(Image.Image, "load", lambda picture: pytest.fail("it is decoded"))
+    with pytest.raises(UserError, match="9000 x 8000 pixels, more than"):
+        sources.read_square(path, 8)
+
+
+def test_what_is_hidden_is_no_picture_and_no_class(folder):
+    name, _ = located(folder)
+    for split in ("train", "test"):
+        (folder / split / "cat" / "._0.png").write_bytes(b"a Mac's")
+        (folder / split / ".git" / "deep").mkdir(parents=True)
+        (folder / split / ".git" / "deep" / "x.png").write_bytes(b"x")
+    (folder / "train" / ".DS_Store").mkdir()
+    (folder / "train" / "cat" / ".thumbs").mkdir()
+    save(folder / "train" / "cat" / ".thumbs" / "x.png")
+    assert located(folder)[0] == name
+    found = sources.foregrounds(name, 8, located(folder)[1])
+    assert found.classes == ("cat", "dog") and len(found.train["cat"]) == 6
+
+
+def test_links_that_lead_to_a_folder_again_and_again_are_refused(folder):
+    deep = folder / "train" / "cat" / "0"
+    for level in range(15):
+        deep.mkdir()
+        (deep / "a").symlink_to(f"../{level + 1}")
+        (deep / "b").symlink_to(f"../{level + 1}")
+        deep = deep.parent / str(level + 1)
+    deep.mkdir()
+    with pytest.raises(UserError, match="is linked more than 100 times"):
+        located(folder)
+
+
 @pytest.mark.parametrize("missing", ["train", "test"])
 def test_a_missing_split_is_a_user_error_that_shows_the_layout(folder, missing):
     shutil.rmtree(folder / missing)

@@ -206,6 +206,7 @@ BROKEN = {
     "acts_in_bfloat16": {"site": "attention", "needs": frozenset({"tokens", "keys"}), **of(full_precision)},
     "order_of_tokens_does_not_matter": of(lambda view: torch.arange(view.tokens.shape[1]) * 100.0),
     "macs_fall_with_the_budget": plan(lambda view, keep: None),
+    "own_macs_are_all": of(lambda view: (view.tokens @ view.tokens.mT).sum(-1) * 0),
     "gradients_flow": {"trained": True, "module": lambda self, place: torch.nn.Linear(place.width, 1)},
 }  # fmt: skip
 

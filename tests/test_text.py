@@ -1,0 +1,64 @@
+"""Texts of strangers: what no terminal, spreadsheet or Markdown reader takes for anything but text."""
+
+import csv
+import io
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebench.errors import UserError
+from sparsebench.text import cell, escape_dollars, markdown, plain
+
+ODD = ["=", "+", "-", "@", "\t", "\r", "\n", ";", "|", "\\", "[", "]", "(", ")", "<", ">", "`", "!", ":", "//", "a",
+       " ", "http", "www.", "\x1b[31m", "\x9b", "\u202e", "\uff1d", "\ud800", "b>", "x@y.org", "~~~"]  # fmt: skip
+texts = st.lists(st.sampled_from(ODD) | st.characters(), max_size=12).map("".join)
+
+
+@given(texts, st.integers(4, 40))
+def test_a_plain_text_is_one_line_that_can_be_seen_and_no_longer_than_asked(text: str, most: int) -> None:
+    assert plain(text, most).isprintable() and len(plain(text, most)) <= most
+    if text.isprintable() and len(text) <= most:
+        assert plain(text, most) == text
+
+
+@given(texts)
+def test_no_cell_of_csv_is_a_formula(text: str) -> None:
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerow([cell(plain(text)), "x"])
+    (row,) = csv.reader(io.StringIO(written.getvalue(), newline=""))
+    for divided in (row, written.getvalue().split(";")):  # as spreadsheets of many countries divide it
+        for one in divided:
+            bare = one.strip(' "\n')
+            assert bare[:1] not in ("=", "+", "@", "\uff1d") and (bare[:1] != "-" or bare in ("-", "-,x"))
+
+
+@pytest.mark.parametrize("value", [-0.5, -3, None, "-", "+0.184", "evit(rate=0.7)", "macs 0.5 @3,6,9", "1-2"])
+def test_numbers_and_what_is_no_formula_stay_as_they_are(value: object) -> None:
+    assert cell(value) == (f"'{value}" if value == "+0.184" else value)
+
+
+@given(texts)
+def test_markdown_has_no_link_image_html_or_code(text: str) -> None:
+    parser = pytest.importorskip("markdown_it").MarkdownIt("commonmark")
+    allowed = {"text", "em_open", "em_close", "strong_open", "strong_close", "text_special", "softbreak"}
+    for line in (f"- {markdown(plain(text))}", f"a {markdown(plain(text))} b\n\n[x]: /y"):
+        for token in parser.parse(line):
+            assert token.type not in ("html_block", "fence") or "~~~" in text
+            assert {child.type for child in token.children or []} <= allowed
+
+
+@pytest.mark.parametrize("text", ["http://evil.org", "https://evil.org/x", "www.evil.org", "me@evil.org", "ftp://x.y"])
+def test_addresses_are_no_links_where_readers_look_for_them(text: str) -> None:
+    assert not re.search(r"\w://|\bwww\.\w|\w@\w", markdown(text))
+
+
+def test_honest_notes_stay_as_they_are() -> None:
+    for text in ("dense: accuracy 0.960 [0.950, 0.969] on composite", "random_inside, @.5 <= 0.4", "a_b *c* (d): e"):
+        assert markdown(text) == text
+
+
+def test_errors_are_plain_and_dollars_are_no_formula() -> None:
+    assert str(UserError("a\x1b[31m", got="b\rc\u202e")) == "a\ufffd[31m; got b c\ufffd"
+    assert escape_dollars(r"$\frac{$") == r"\$\frac{\$"
