@@ -116,7 +116,7 @@ def _load(actor: Actor, asked: Asked, learned: str | os.PathLike[str]) -> None:
     """Put what the strategy learned, the weights of a file whose names begin with `strategy.`, into its modules."""
     if str(learned) == RANDOM:
         return
-    path, own = Path(learned), nn.ModuleDict({str(block): module for block, module in actor.learned.items()})
+    path, modules = Path(learned), nn.ModuleDict({str(block): module for block, module in actor.learned.items()})
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -126,7 +126,7 @@ def _load(actor: Actor, asked: Asked, learned: str | os.PathLike[str]) -> None:
     given: dict[str, Tensor] = {
         key.removeprefix(f"{LEARNED}."): value for key, value in state.items() if key.startswith(f"{LEARNED}.")
     }
-    wanted = {key: tuple(value.shape) for key, value in own.state_dict().items()}
+    wanted = {key: tuple(value.shape) for key, value in modules.state_dict().items()}
     if {key: tuple(value.shape) for key, value in given.items()} != wanted:
         wrong = sorted(set(wanted) ^ set(given)) or sorted(k for k in wanted if tuple(given[k].shape) != wanted[k])
         raise UserError(
@@ -134,4 +134,4 @@ def _load(actor: Actor, asked: Asked, learned: str | os.PathLike[str]) -> None:
             got=f"{len(given)} weights of it; {LEARNED}.{wrong[0]} does not fit",
             allowed=f"{len(wanted)} weights that begin with {LEARNED}.",
         )  # fmt: skip
-    own.load_state_dict(given)
+    modules.load_state_dict(given)

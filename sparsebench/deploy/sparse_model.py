@@ -39,6 +39,7 @@ class SparseModel(nn.Module):
         self.spec = spec
         self.training = self.model.training
         self._network, self._actor = network, actor
+        actor.doubts = False  # nobody would read them
         self._visit, self._removed = 0, False
         self._last: Pass | None = None
         if actor.learned:

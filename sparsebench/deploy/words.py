@@ -32,7 +32,7 @@ def understand(strategy: str | type[Strategy] | Strategy, options: dict[str, Any
         UserError: anything unknown, said twice, of several values, or missing.
     """
     if isinstance(strategy, str):
-        cls, given, name = _named(strategy, options)
+        cls, given, name = _from_text(strategy, options)
     elif isinstance(strategy, Strategy):
         if strange := sorted(set(options) - set(BUDGET_KEYS)):
             raise UserError(
@@ -53,7 +53,7 @@ def understand(strategy: str | type[Strategy] | Strategy, options: dict[str, Any
     return Asked(made, _budget(made, {key: given[key] for key in given if key not in params}), name)
 
 
-def _named(text: str, options: dict[str, Any]) -> tuple[type[Strategy], dict[str, Any], str]:
+def _from_text(text: str, options: dict[str, Any]) -> tuple[type[Strategy], dict[str, Any], str]:
     """Return the class that the words name, what is said of it there and in the options, and the name or file."""
     registry, spec = Registry(), parse(text)
     specs: list[Spec] = specs_of(text, registry)

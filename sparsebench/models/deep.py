@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from sparsebench import tokens
 from sparsebench.errors import UnsupportedError
 from sparsebench.models import attention_fields
-from sparsebench.models.actor import Given, Pass, in_chunks
+from sparsebench.models.actor import Given, Pass
 from sparsebench.models.attention import attend, gather_heads, is_plain, qkv
+from sparsebench.models.shown import in_chunks
 from sparsebench.models.timm_parts import refuse, vit_cost
 from sparsebench.plans import Keep, Plan
 from sparsebench.strategy import ModelOutputs, Site
@@ -321,18 +322,19 @@ class DeepViT:
     def _pool(self, acting: Pass, x: Tensor, pool_type: str | None = None) -> Tensor:
         """Average-pool with tokens weighted by their sizes and by what they count."""
         vit = self.module
+        plain = type(vit).pool(vit, x, pool_type)
+        if acting.whole:
+            return plain
         sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
-        if bool((sizes == sizes[:, :1]).all()):
-            return type(vit).pool(vit, x, pool_type)
-        present = acting.sizes > 0
+        alike, present = (sizes == sizes[:, :1]).all(), acting.sizes > 0
         if vit.pool_include_prefix:
             sizes, present = (F.pad(one, (self.prefix, 0), value=1) for one in (sizes, present))
         else:
             x = x[:, self.prefix :]
-        mean = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
-        if vit.global_pool == "avg":
-            return mean
-        return 0.5 * (mean + x.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
+        weighted = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
+        if vit.global_pool != "avg":
+            weighted = 0.5 * (weighted + x.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
+        return torch.where(alike, plain, weighted.to(plain.dtype))  # a choice by `if` would wait for the device
 
 
 def _check_block(block: Any) -> None:

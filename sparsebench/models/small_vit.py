@@ -14,9 +14,10 @@ from torch import Tensor
 
 from sparsebench import seeds
 from sparsebench.measure.neighbours import neighbour_agreement
-from sparsebench.models.actor import Pass, SplitPass
+from sparsebench.models.actor import Pass
 from sparsebench.models.attention import PositionalAttention, Positions
 from sparsebench.models.deep import DeepViT
+from sparsebench.models.shown import SplitPass
 from sparsebench.models.stem import ConvStem
 
 
