@@ -4,6 +4,7 @@ import sparsebench
 table = sparsebench.run(["attn_topk"], out="results")       # a DataFrame, one row a strategy and budget
 records = sparsebench.load_records("results")
 table = sparsebench.leaderboard(records)
+sparse = sparsebench.apply(model, "tome:per_block=13")      # a timm model of one's own, made sparse
 """
 
 import sys
@@ -11,7 +12,7 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsebench.api import leaderboard, load_records, run, show_tokens
+from sparsebench.api import apply, leaderboard, load_records, run, show_tokens
 from sparsebench.disposal import Disposal
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.hooks import hookimpl
@@ -68,6 +69,7 @@ __all__ = [
     "UnsupportedError",
     "UserError",
     "__version__",
+    "apply",
     "hookimpl",
     "leaderboard",
     "load_records",

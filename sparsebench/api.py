@@ -8,17 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
 
 from sparsebench.planning.request import OPTIONS, Files, How, Options, Request, values_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch.nn import Module
 
+    from sparsebench.deploy.sparse_model import SparseModel
     from sparsebench.engine.run import Callbacks
     from sparsebench.look.show_tokens import Pictures
     from sparsebench.planning.planner import Plan
     from sparsebench.records.record import Record
+    from sparsebench.strategy import Strategy
 
 OUT = "sparsebench-out"
 
@@ -105,6 +108,44 @@ def show_tokens(
     request, files, how = values_of({"plugins": plugins, **options, "tasks": task, "seeds": 1})
     with _callbacks(Path(out), progress) as callbacks:
         return show(replace(request, single=True), Trainer(files, how, Path(out), callbacks), samples)
+
+
+def apply(
+    model: Module,
+    strategy: str | type[Strategy] | Strategy,
+    *,
+    learned: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    **options: Any,
+) -> SparseModel:
+    """Return a timm model made sparse: called with the same pixels, it returns what the model returns.
+
+    sparse = sparsebench.apply(model, "tome:per_block=13")
+    logits = sparse(pixels)
+    print(sparse.macs_ratio, sparse.tokens)
+
+    The weights are the model's own, by the same names; training the sparse network trains the model. The model is not
+    changed. Plans are checked in full at the first call with inputs of a shape. An adaptive strategy takes the budget's
+    counts as they are: they are not calibrated on pictures, as a run's are.
+
+    Args:
+        model: a timm VisionTransformer, with weights of 32 or 64 bits.
+        strategy: the words of `--plugin`, or a strategy of one's own, the class or an instance.
+        learned: what the strategy learned, of one that must be trained: a .safetensors file with weights named
+            `strategy.*`, as `sparse.state_dict()` has them; "random" to begin a training.
+        seed: of its random numbers, which belong to the place of a picture in its batch.
+        mean, std: what its pixels are normalised with, for strategies that look at them; by default what
+            `model.pretrained_cfg` says, else 0.5.
+        options: its budget and parameters by name, such as macs=0.5, disposal="merge".
+
+    Raises:
+        UserError: what is wrong, what is allowed and what to do; the model is as it was.
+    """
+    from sparsebench.deploy.apply import apply as deploy
+
+    return deploy(model, strategy, learned=learned, seed=seed, mean=mean, std=std, **options)
 
 
 def _signature() -> inspect.Signature:

@@ -25,6 +25,23 @@ class Padded(Keep):
         return cls(first[:, :M].where(stays, -1), scores=mask.scores)
 
 
+@dataclass(frozen=True, eq=False)
+class Grouped(Merge):
+    """A `Merge` whose number of groups is known, so that nobody has to read it from where it lies."""
+
+    groups: int = 0
+
+    @classmethod
+    def of(cls, plan: Merge, groups: int) -> Grouped:
+        """Return the plan, of that many groups."""
+        return cls(plan.target, plan.scores, plan.weight, plan.sizes, groups)
+
+
+def groups_of(plan: Merge) -> int:
+    """Return how many groups there are; it waits for the device where that is not known."""
+    return plan.groups if isinstance(plan, Grouped) else int(plan.target.max()) + 1
+
+
 def gather(tokens: Tensor, index: Tensor) -> Tensor:
     """Return the rows index (B, M) of tokens (B, N, C) as (B, M, C).
 
@@ -98,7 +115,7 @@ def _by_group(plan: Merge, values: Tensor, weight: Tensor | None = None) -> Tens
     Bags of rows, which are summed in the same order on every run: a product with a (B, M, N) matrix costs 30 times as
     much, and `scatter_add` on a GPU adds in any order.
     """
-    (B, N), M = plan.target.shape, int(plan.target.max()) + 1
+    (B, N), M = plan.target.shape, groups_of(plan)
     group = plan.target + torch.arange(B, device=values.device)[:, None] * M
     group, order = torch.where(plan.target < 0, B * M, group).flatten().sort(stable=True)
     first = torch.searchsorted(group, torch.arange(B * M + 1, device=values.device))  # the last bag is of the dropped
@@ -138,7 +155,7 @@ def index_after(plan: Plan, index: Tensor) -> Tensor:
     if isinstance(plan, Padded):
         return index.gather(1, plan.index.clamp(min=0)).where(plan.index >= 0, -1)
     if isinstance(plan, Merge):
-        M, far = int(plan.target.max()) + 1, torch.iinfo(index.dtype).max
+        M, far = groups_of(plan), torch.iinfo(index.dtype).max
         rows = torch.where(plan.target < 0, M, plan.target)
         return index.new_full((index.shape[0], M + 1), far).scatter_reduce(1, rows, index, "amin")[:, :M]
     kept = index.gather(1, plan.index)

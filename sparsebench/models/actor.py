@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,14 +12,23 @@ from torch import Tensor
 
 from sparsebench import seeds, tokens
 from sparsebench.budget import Budget
-from sparsebench.errors import DivergedError, StrategyError, UnsupportedError
-from sparsebench.measure.cost import CostModel, Scoring, Step, projected_for
+from sparsebench.errors import StrategyError, UnsupportedError
+from sparsebench.measure.cost import CostModel, Scoring, Step
 from sparsebench.measure.counts import counts_of, ramp_counts, rate_of, scaled_at, shares_of, stages, traits_as_counted
-from sparsebench.models.plan_checks import check_only_removes, check_own_macs, check_plan, only_removes
+from sparsebench.plan_checks import (
+    check_form,
+    check_only_removes,
+    check_own_macs,
+    check_plan,
+    in_range,
+    keep_of,
+    only_removes,
+    unread,
+)
 from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
 from sparsebench.strategy import LossInputs, ModelOutputs, Site, Strategy
-from sparsebench.tokens import Padded
-from sparsebench.view import Outputs, TokenView
+from sparsebench.tokens import Grouped, Padded
+from sparsebench.view import TokenView
 
 Given = Mapping[str, Callable[[], Any]]
 LEARNED = "strategy"
@@ -36,6 +46,8 @@ class Actor:
         bounds: whether counts are upper bounds of an adaptive strategy, which acts even where they are all tokens.
         more: the blocks in which it acts in training, see `Strategy.training_blocks`.
         learned: the modules that it learns, by block; they are the network's to train, see `Strategy.module`.
+        checked: the shapes of plans that were read and are legal.
+        doubts: whether plans that are not read are looked at all the same, see `Pass.settle`.
 
     Args:
         strategy: the strategy.
@@ -66,6 +78,8 @@ class Actor:
             raise StrategyError(f"'{strategy.name}' is to train in blocks {self.more}, of {self.depth} from 0")
         blocks = sorted({*self.keep, *self.more})
         self.learned = {block: module for block in blocks if (module := self._module(block)) is not None}
+        self.checked: set[tuple[Any, ...]] = set()
+        self.doubts = True
 
     def spend(self, budget: Budget) -> None:
         """Take the counts of that budget; what is asked for and planned stays as it was."""
@@ -154,6 +168,7 @@ class Pass:
         steps: the token counts so far, block by block; of each image where they differ.
         memory: what the strategy wants to know again.
         student, teacher: what came out, where the strategy learns from it.
+        doubts: of each plan that was not read whether it is illegal, and what says how; see `settle`.
     """
 
     actor: Actor
@@ -175,6 +190,7 @@ class Pass:
     student: ModelOutputs | None = None
     teacher: ModelOutputs | None = None
     own_macs: float = 0.0
+    doubts: list[tuple[Tensor, Callable[[], None]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         B, device = len(self.items), self.items.device
@@ -216,6 +232,12 @@ class Pass:
     def weighs_sizes(self) -> bool:
         """Whether attention is to weigh tokens by their sizes: where the strategy asks for it, and some are merged."""
         return self.actor.strategy.weighs_sizes and any(_merges(d.plan) for d in self.decisions)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every token that is there is one patch, and none fills up a row: so far they were only removed."""
+        plans = [decision.plan for decision in self.decisions]
+        return all(only_removes(plan) and not isinstance(plan, Padded) for plan in plans)
 
     @property
     def even(self) -> bool:
@@ -275,16 +297,44 @@ class Pass:
         keep = self.keep.get(block, self.index.shape[1])
         plan = strategy.plan(self._view(block, given), keep)
         if plan is not None:
-            check_plan(plan, strategy, self.index, keep, training=self.training, prefix=self.actor.prefix)
+            plan, keep = self._check(block, plan, keep)
             if self.site == "attention" and "tokens" not in self.requires and isinstance(plan, Keep | Merge | Mix):
                 check_only_removes(plan, strategy.name)
-            plan = self._follow(block, plan)
+            plan = self._follow(block, plan, keep)
         place = self.actor.cost.place(block, came, self.present if strategy.adaptive else keep)
         self.own_macs += check_own_macs(self.actor.traits.own_macs(place), strategy)
         return plan
 
-    def _follow(self, block: int, plan: Plan) -> Plan:
+    def _check(self, block: int, plan: Plan, keep: int) -> tuple[Plan, int]:
+        """Raise StrategyError for an illegal plan; return one that can be carried out, and how many tokens go on.
+
+        The numbers of the first plan of each shape are read, and the device waited for. Those of later ones are not:
+        what may be wrong with them is in `doubts`, for `settle`.
+        """
+        strategy, index = self.actor.strategy, self.index
+        known: dict[str, Any] = {"training": self.training, "prefix": self.actor.prefix}
+        check_form(plan, strategy, index, keep, **known)
+        shape = block, type(plan), self.training, tuple(index.shape), keep
+        if strategy.adaptive or not (torch.compiler.is_compiling() or shape in self.actor.checked):
+            check_plan(plan, strategy, index, keep, **known)
+            self.actor.checked.add(shape)
+            return plan, keep_of(plan, strategy, index, keep)
+        if self.actor.doubts:
+            wrong = unread(plan, index.shape[1], keep, self.actor.prefix)
+            self.doubts.append((wrong, partial(check_plan, plan, strategy, index, keep, **known)))
+        return plan if torch.compiler.is_compiling() else in_range(plan, index.shape[1], keep), keep
+
+    def settle(self) -> None:
+        """Raise StrategyError if one of the plans that were not read was illegal; once a pass, at its end."""
+        doubts, self.doubts = self.doubts, []
+        if doubts and bool(torch.stack([wrong for wrong, _ in doubts]).any()):
+            for _, check in doubts:
+                check()
+
+    def _follow(self, block: int, plan: Plan, keep: int) -> Plan:
         """Note what the plan makes of the tokens' names and sizes; return it as it is to be carried out."""
+        if isinstance(plan, Merge):
+            plan = Grouped.of(plan, keep)
         if isinstance(plan, Keep) and not plan.ordered:
             plan = Keep(plan.index.sort(dim=1).values, plan.fuse, plan.scores)
         elif isinstance(plan, Mask) and plan.keep.dtype == torch.bool:
@@ -336,61 +386,9 @@ class Pass:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class SplitPass:
-    """A split as a network is shown it to tell of itself: inputs (n, ..), labels (n,), relevance (n, N), and the pass.
-
-    Attributes:
-        relevance: None where nobody knows it.
-        acting: a pass over the whole split of the strategy that acts on it, or None.
-    """
-
-    inputs: Tensor
-    labels: Tensor
-    relevance: Tensor | None
-    acting: Pass | None
-
-
-def kept_only(acting: Pass, cost: CostModel, tokens_in: int, given: Given, because: str) -> Tensor | None:
-    """Return the (B, M) positions that stay before the one attention layer of a network, or None where all do.
-
-    Raises:
-        UnsupportedError: the strategy does more than remove tokens, with the network's reason against it.
-    """
-    acts = acting.acts(0)
-    scoring = cost.scoring(acting.requires) if acts else ""
-    projected = projected_for(acting.requires, scoring) if acts else ""
-    plan = acting.decide(0, given)
-    acting.went(tokens_in, early=plan is not None, scoring=scoring, projected=projected)
-    if plan is None:
-        return None
-    if not isinstance(plan, Keep) or not only_removes(plan):
-        raise UnsupportedError(f"{because}: tokens can be kept or removed, not fused, merged or mixed")
-    return plan.index
-
-
 def _merges(plan: Plan) -> bool:
     """Say whether tokens come to stand for several patches by it, group for group."""
     return isinstance(plan, Merge) or (isinstance(plan, Mask) and plan.sizes is not None)
-
-
-def in_chunks(answer: Callable[[Tensor, Tensor], Tensor], rows: int) -> Outputs:
-    """Return what the view has as `outputs`, from what answers so many rows at a time."""
-
-    @torch.no_grad()
-    def outputs(tokens: Tensor, sample: Tensor) -> Tensor:
-        pairs = zip(tokens.split(rows), sample.split(rows), strict=True)
-        logits = torch.cat([answer(*pair) for pair in pairs])
-        return logits if logits.ndim == 2 else logits[:, None]
-
-    return outputs
-
-
-def finite(seen: Tensor) -> Tensor:
-    """Return what a strategy is to see; DivergedError where it is not finite, which is not the strategy's doing."""
-    if not bool(seen.isfinite().all()):
-        raise DivergedError("training diverged: what the network shows a strategy is not finite")
-    return seen
 
 
 def _current(mask: Tensor, index: Tensor) -> Tensor:

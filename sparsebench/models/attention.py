@@ -38,7 +38,7 @@ class Positions:
         if self.acting is None or self.acting.index.shape[1] == embedding.shape[1] - prefix:
             return embedding
         index, sizes = self.acting.index, self.acting.sizes
-        if bool(((index < 0) | (sizes != 1)).any()):
+        if not self.acting.whole and bool(((index < 0) | (sizes != 1)).any()):
             raise UnsupportedError(
                 "positional attention knows one position a token: tokens can be kept or removed, not fused, merged or "
                 "mixed; use attention=content"

@@ -15,6 +15,11 @@ from sparsebench.models.attention import masked_softmax
 
 Fields = dict[str, Callable[[], Tensor | None]]
 
+NAMES = frozenset(
+    {"queries", "keys", "values", "attention", "class_attention", "received_attention", "mean_query_attention",
+     "attention_maps"}
+)  # fmt: skip
+"""What `fields_of` can give."""
 IN_CACHE = 2**18
 """Numbers of attention maps that are made at a time on a CPU, where only their mean is wanted: 1 MiB."""
 
@@ -132,11 +137,11 @@ def observe_attention(attn: Any, normed: Tensor, prefix: int, class_rows: int) -
 
 
 def in_full(make: Callable[[], Any]) -> Any:
-    """Return what is made, in float32 where that is a tensor in bfloat16."""
+    """Return what is made, in float32 where that is a tensor in half precision."""
     made = make()
     return full(made) if isinstance(made, Tensor) else made
 
 
 def full(x: Tensor) -> Tensor:
-    """Return it in float32 where it is bfloat16."""
-    return x.float() if x.dtype == torch.bfloat16 else x
+    """Return it in float32 where it is in half precision."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sparsebench.measure.cost import CostModel
-    from sparsebench.models.actor import Pass, SplitPass
+    from sparsebench.models.actor import Pass
+    from sparsebench.models.shown import SplitPass
 
 HEADS = ("head.", "head_dist.")
 """How the names of the weights of output layers begin."""

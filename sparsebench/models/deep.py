@@ -1,29 +1,26 @@
-"""Acting on any timm VisionTransformer, unmodified. Only this file, `anatomy`, `attention` and `named` import timm."""
+"""Acting on any timm VisionTransformer, unmodified."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, PatchEmbed
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from sparsebench import seeds, tokens
+from sparsebench import tokens
 from sparsebench.errors import UnsupportedError
-from sparsebench.measure.neighbours import neighbour_agreement
 from sparsebench.models import attention_fields
-from sparsebench.models.actor import Given, Pass, SplitPass, in_chunks
-from sparsebench.models.attention import PositionalAttention, Positions, attend, gather_heads, is_plain, qkv
-from sparsebench.models.stem import ConvStem
+from sparsebench.models.actor import Given, Pass
+from sparsebench.models.attention import attend, gather_heads, is_plain, qkv
+from sparsebench.models.shown import in_chunks
 from sparsebench.models.timm_parts import refuse, vit_cost
 from sparsebench.plans import Keep, Plan
-from sparsebench.strategy import ModelOutputs
+from sparsebench.strategy import ModelOutputs, Site
 from sparsebench.view import RESULTS
 
 
@@ -77,11 +74,22 @@ class DeepViT:
         with self._precision(images.device.type):
             if acting is None:
                 return self.module(normed).to(normed.dtype)
-            with self._install(images, acting), self._capture(acting) as seen:
-                logits = self.module(normed).to(normed.dtype)
+            return self.act(normed, acting, lambda: self._real(images)).to(normed.dtype)
+
+    def act(self, normed: Tensor, acting: Pass, pixels: Callable[[], Tensor]) -> Any:
+        """Return what the model returns, the strategy acting.
+
+        Args:
+            normed: (B, 3, height, width), as the model takes them.
+            acting: the pass.
+            pixels: gives the same images in [0, 1].
+        """
+        with self._install(pixels, acting), self._capture(acting) as seen:
+            outputs = self.module(normed)
         if acting.learns:
-            acting.student = ModelOutputs(logits, seen[0])
-        return logits
+            logits = outputs if isinstance(outputs, Tensor) else outputs[0]  # distilled ones give two in training
+            acting.student = ModelOutputs(logits.to(normed.dtype), seen[0])
+        return outputs
 
     @torch.no_grad()
     def tell(self, images: Tensor) -> ModelOutputs:
@@ -128,6 +136,10 @@ class DeepViT:
             self.mean, self.std = self.mean.to(real), self.std.to(real)
         return (real - self.mean).div_(self.std)
 
+    def restore(self, normed: Tensor) -> Tensor:
+        """Return images in [0, 1] from what `normalise` makes of them."""
+        return normed * self.std.to(normed) + self.mean.to(normed)
+
     def _real(self, images: Tensor) -> Tensor:
         """Return images in [0, 1]."""
         if images.is_floating_point():
@@ -154,7 +166,7 @@ class DeepViT:
 
     def _in_full(self, device: str) -> AbstractContextManager[Any]:
         """Return the context in which products are made in the precision of what is multiplied."""
-        return torch.autocast(device, enabled=False) if self.halved else nullcontext()
+        return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
     def _decide(self, acting: Pass, number: int, given: Given, device: str) -> Plan | None:
         """Ask the strategy, see `Pass.decide`; what it sees has the precision of the weights."""
@@ -169,10 +181,10 @@ class DeepViT:
             return tokens.apply(plan, x, sizes, self.prefix)
 
     @contextmanager
-    def _install(self, images: Tensor, acting: Pass) -> Iterator[None]:
+    def _install(self, pixels: Callable[[], Tensor], acting: Pass) -> Iterator[None]:
         with ExitStack() as stack:
             if acting.acts_at("input", 0):
-                hook = self.module.patch_drop.register_forward_hook(partial(self._input, images, acting))
+                hook = self.module.patch_drop.register_forward_hook(partial(self._input, pixels, acting))
                 stack.callback(hook.remove)
             for number, block in enumerate(self.module.blocks):
                 block.forward = partial(self._block, acting, number, block)
@@ -182,11 +194,29 @@ class DeepViT:
                 stack.callback(self.module.__dict__.pop, "pool")
             yield
 
-    def _input(self, images: Tensor, acting: Pass, _module: nn.Module, _args: Any, x: Tensor) -> Tensor | None:
+    def gives(self, site: Site) -> frozenset[str]:
+        """Return the fields of the view that it can give at that site.
+
+        Raises:
+            UnsupportedError: its blocks have no such site.
+        """
+        if site == "input":
+            return frozenset({"tokens", "prefix", "pixels", "outputs"})
+        given = frozenset({"tokens", "prefix"})
+        if site == "block":
+            return given
+        for block in self.module.blocks:
+            _check_block(block)
+        attention = attention_fields.NAMES - (frozenset() if self.class_rows else {"class_attention"})
+        return given | {"branch"} | (attention if self.cost.plain else attention - {"values"})
+
+    def _input(
+        self, pixels: Callable[[], Tensor], acting: Pass, _module: nn.Module, _args: Any, x: Tensor
+    ) -> Tensor | None:
         """Act after the position embedding, before the first block."""
         given = {
             **self._tokens(x),
-            "pixels": lambda: self._patches(self._real(images)),
+            "pixels": lambda: self._patches(pixels()),
             "outputs": lambda: in_chunks(partial(self._whole, attention_fields.full(x[:, : self.prefix])), len(x)),
         }
         plan = self._decide(acting, 0, given, x.device.type)
@@ -232,11 +262,7 @@ class DeepViT:
         if not acts and acting.even:
             acting.went(acting.present)
             return type(block).forward(block, x, **kwargs)
-        if type(block).forward is not Block.forward:
-            raise UnsupportedError(
-                f"blocks of type {type(block).__name__} cannot be cut between attention and MLP; use a strategy of "
-                "the input or block site"
-            )
+        _check_block(block)
         if not acting.even and not is_plain(block.attn):
             raise UnsupportedError(f"attention of type {type(block.attn).__name__} cannot weigh tokens differently")
         if acts:
@@ -296,93 +322,25 @@ class DeepViT:
     def _pool(self, acting: Pass, x: Tensor, pool_type: str | None = None) -> Tensor:
         """Average-pool with tokens weighted by their sizes and by what they count."""
         vit = self.module
+        plain = type(vit).pool(vit, x, pool_type)
+        if acting.whole:
+            return plain
         sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
-        if bool((sizes == sizes[:, :1]).all()):
-            return type(vit).pool(vit, x, pool_type)
-        present = acting.sizes > 0
+        alike, present = (sizes == sizes[:, :1]).all(), acting.sizes > 0
         if vit.pool_include_prefix:
             sizes, present = (F.pad(one, (self.prefix, 0), value=1) for one in (sizes, present))
         else:
             x = x[:, self.prefix :]
-        mean = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
-        if vit.global_pool == "avg":
-            return mean
-        return 0.5 * (mean + x.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
+        weighted = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
+        if vit.global_pool != "avg":
+            weighted = 0.5 * (weighted + x.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
+        return torch.where(alike, plain, weighted.to(plain.dtype))  # a choice by `if` would wait for the device
 
 
-class PositionalDeepViT(DeepViT):
-    """A timm VisionTransformer whose attention is positional, as `small_vit` makes it; it shows what positions learn.
-
-    Args:
-        vit: the model.
-        order: (N,) the place in plain order of the patch that each position shows; None for plain order.
-        precision: see `DeepViT`.
-    """
-
-    shows: ClassVar = {"neighbour_agreement": "fraction", "neighbour_agreement_shuffled": "fraction"}
-    shuffles: ClassVar[int] = 20
-
-    def __init__(self, vit: Any, order: np.ndarray | None = None, *, precision: str = "float32"):
-        super().__init__(vit, precision=precision)
-        self.order = np.arange(self.cost.tokens) if order is None else order
-        self.positions: Positions = vit.blocks[0].attn.positions
-
-    @contextmanager
-    def _install(self, images: Tensor, acting: Pass) -> Iterator[None]:
-        self.positions.acting = acting
-        try:
-            with super()._install(images, acting):
-                yield
-        finally:
-            self.positions.acting = None
-
-    def similarity(self) -> np.ndarray:
-        """Return (N, N) float64, (P W_Q)(P W_K)^T / sqrt(d_h) of the first block, patches only, mean over heads."""
-        attn = self.module.blocks[0].attn
-        with torch.no_grad():
-            q, k = attn.queries_keys()
-            similarity = (q * attn.scale @ k.transpose(-2, -1)).mean(dim=1)[0, self.prefix :, self.prefix :]
-        return similarity.double().cpu().numpy()
-
-    def observe(self, train: SplitPass, test: SplitPass) -> dict[str, float]:
-        """Return the neighbour agreement of the first block, and its mean over `shuffles` shuffled orders."""
-        similarity = self.similarity()
-        null = [
-            neighbour_agreement(similarity, self.grid, seeds.generator("shuffled positions", i).permutation(self.order))
-            for i in range(self.shuffles)
-        ]
-        return {
-            "neighbour_agreement": neighbour_agreement(similarity, self.grid, self.order),
-            "neighbour_agreement_shuffled": float(np.mean(null)),
-        }
-
-    def trained_values(self, first: Mapping[str, Tensor], test: SplitPass) -> dict[str, tuple[float, ...]]:
-        """Return the similarity of the first block, row by row, positions as the images show them."""
-        return {"similarity": tuple(self.similarity().flatten().tolist())}
-
-
-def small_vit(
-    canvas: int, classes: int, *, attention: str = "content", stem: str = "linear", **sizes: int
-) -> VisionTransformer:
-    """Return a timm VisionTransformer for small images: patch, dim, depth, heads, with random weights.
-
-    Its attention is "content", as timm has it, or "positional". The random weights are the same for both. Its patches
-    are made by a "linear" projection or by "conv"olutions.
-    """
-    positional = attention == "positional"
-    vit = VisionTransformer(
-        img_size=canvas,
-        patch_size=sizes["patch"],
-        embed_dim=sizes["dim"],
-        depth=sizes["depth"],
-        num_heads=sizes["heads"],
-        num_classes=classes,
-        embed_layer=ConvStem if stem == "conv" else PatchEmbed,
-        attn_layer=PositionalAttention if positional else Attention,
-    )
-    if positional:
-        positions = Positions(vit)
-        for block in vit.blocks:
-            attn: Any = block.attn
-            attn.positions = positions
-    return vit
+def _check_block(block: Any) -> None:
+    """Raise UnsupportedError for a block whose attention and MLP are not known one by one."""
+    if type(block).forward is not Block.forward:
+        raise UnsupportedError(
+            f"blocks of type {type(block).__name__} cannot be cut between attention and MLP; use a strategy of "
+            "the input or block site"
+        )

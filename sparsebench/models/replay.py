@@ -23,6 +23,7 @@ class Replay(Pass):
 
     requires = frozenset()
     weighs_sizes = ragged = masked = learns = reads_out = False
+    whole = True
     own_macs = 0.0
 
     def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):

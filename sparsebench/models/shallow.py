@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import ShallowCost
-from sparsebench.models.actor import Pass, SplitPass, finite, in_chunks, kept_only
+from sparsebench.models.actor import Pass
 from sparsebench.models.base import PRUNED, Attention, Init
+from sparsebench.models.shown import SplitPass, finite, in_chunks, kept_only
 from sparsebench.tokens import gather
 
 C0 = 0.01

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsebench.measure.cost import TwoLayerCost
-from sparsebench.models.actor import Pass, SplitPass, finite, in_chunks, kept_only
+from sparsebench.models.actor import Pass
+from sparsebench.models.shown import SplitPass, finite, in_chunks, kept_only
 from sparsebench.tokens import gather
 
 

@@ -97,7 +97,7 @@ class Vit(_Deep):
         self._check_patch(task, self.patch)
 
     def cost(self, task: Task, classes: int) -> CostModel:
-        """See `Model.cost`: the closed form of `deep.small_vit`, biases not counted."""
+        """See `Model.cost`: the closed form of `small_vit.small_vit`, biases not counted."""
         C, tokens = self.dim, (number_of(task, "canvas") // self.patch) ** 2
         block = BlockCost(3 * C * C, C * C, 2 * MLP_RATIO * C * C, C)
         return VitCost(tokens, 1, 1, self._patch_macs(), C * classes, (block,) * self.depth, C, self.heads)
@@ -111,13 +111,14 @@ class Vit(_Deep):
         return self.dim**2 + sum(n * 9 * C * wider for n, (C, wider) in zip(places, pairwise(widths), strict=True))
 
     def _vit(self, canvas: int, classes: int) -> Any:
-        from sparsebench.models.deep import small_vit
+        from sparsebench.models.small_vit import small_vit
 
         return small_vit(canvas, classes, **self.model_dump(exclude={"precision"}))
 
     def _network(self, vit: Any, data: Data) -> Network:
         """See `_Deep._network`."""
-        from sparsebench.models.deep import DeepViT, PositionalDeepViT
+        from sparsebench.models.deep import DeepViT
+        from sparsebench.models.small_vit import PositionalDeepViT
 
         if self.attention == "content":
             return DeepViT(vit, precision=self.precision)

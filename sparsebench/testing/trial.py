@@ -14,7 +14,7 @@ from sparsebench.budget import Budget
 from sparsebench.contain import process_state
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models.actor import Actor, Pass
-from sparsebench.models.plan_checks import check_plan, went_on
+from sparsebench.plan_checks import check_plan, went_on
 from sparsebench.plans import Plan
 from sparsebench.strategy import Strategy
 from sparsebench.testing import audit

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network
-from sparsebench.models.plan_checks import only_removes
 from sparsebench.models.replay import Replay
+from sparsebench.plan_checks import only_removes
 from sparsebench.strategy import Site
 from sparsebench.tokens import Padded
 from sparsebench.training.evaluate import BATCH, halving, patches_in
@@ -52,6 +52,8 @@ def _all(network: Network, actor: Actor | None, samples: Samples, n: int, togeth
     influences, predicted = [], []
     for rows in samples.items[:n].split(min(BATCH, together)):
         outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
+        if acting is not None:
+            acting.settle()
         decisions = [] if acting is None else acting.decisions
         if not all(only_removes(decision.plan) and not isinstance(decision.plan, Padded) for decision in decisions):
             return None

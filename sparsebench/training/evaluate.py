@@ -123,6 +123,7 @@ def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: R
             kept.append(torch.ones(len(rows), N, dtype=torch.bool, device=rows.device))
             scores.append(kept[-1].float())
             continue
+        acting.settle()
         kept.append(patches_in(acting.index, N))
         scores.append(kept[-1].float() if acting.scores is None else acting.scores.float())
         steps.append([(len(rows), step) for step in acting.steps])

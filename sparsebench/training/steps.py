@@ -131,7 +131,11 @@ class Samples:
             return network(inputs), None
         acting = self.begin(actor, rows, visit=visit, training=training, relevance=relevance, done=done)
         acting.teacher = None if teacher is None else teacher.tell(inputs)
-        return network(inputs, acting), acting
+        try:
+            return network(inputs, acting), acting
+        except Exception:
+            acting.settle()  # what an illegal plan led to is said as what it is
+            raise
 
     def begin(
         self,
@@ -234,6 +238,8 @@ class Autograd:
             outputs, acting = self.samples.forward(
                 self.network, self.actor, rows, visit=visit, training=True, teacher=self.teacher, done=done
             )
+            if acting is not None:
+                acting.settle()
             loss = losses(self.recipe, outputs, self.samples.labels[rows], training=True).sum()
             added = acting.loss() * len(rows) if acting is not None and acting.learns else 0.0
             ((loss + added) / len(chosen)).backward()

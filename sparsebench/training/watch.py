@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.actor import Actor, SplitPass
+from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network, Watchable
 from sparsebench.models.shallow import ShallowViT
+from sparsebench.models.shown import SplitPass
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.evaluate import evaluate
 from sparsebench.training.steps import Samples, Steps

@@ -58,6 +58,24 @@ def test_what_a_strategy_does_wrong_is_in_its_record(samples: Path, measured: Me
     assert record.metrics == {} and record.outcomes is None
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("past_the_end", "Keep.index must lie in 0..63, got 0.."),
+        ("twice", "Keep.index names a token twice"),
+        ("nan", "scores holds NaN"),
+        ("empty_group", "Merge.target leaves one of its 32 groups empty"),
+    ],
+)
+def test_an_illegal_plan_is_found_in_a_later_batch_too(samples: Path, image: Measure, wrong: str, says: str) -> None:
+    """The numbers of plans are read in the first batch of a shape only; of later ones at the end of the batch."""
+    record = image(
+        f"{samples / 'wrong_later.py'}:wrong={wrong},keep_rate=0.5", COMPOSITE.replace("test=40", "test=700")
+    )
+    assert record.status == "failed" and record.failure is not None
+    assert record.failure.kind == "StrategyError" and says in reason(record)
+
+
 def test_an_error_that_nobody_foresaw_keeps_its_traceback(samples: Path, measured: Measure) -> None:
     record = measured(str(samples / "raises.py"))
     assert record.failure is not None and record.failure.kind == "ValueError"

@@ -84,7 +84,7 @@ def test_an_illegal_plan_is_a_strategy_error_that_names_the_strategy(scripted, p
 )
 def test_a_legal_plan_leaves_as_many_tokens_as_asked_for(scripted, plan):
     acting = begin(scripted(lambda view, keep: plan()))
-    assert type(acting.decide(0, GIVEN)) is type(plan())
+    assert isinstance(acting.decide(0, GIVEN), type(plan()))
     assert acting.index.shape == acting.sizes.shape == (B, KEEP)
     acting.went(N)
     assert acting.steps == [Step(N, KEEP)]

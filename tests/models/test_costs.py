@@ -57,7 +57,8 @@ def test_the_theories_networks_cost_what_they_say(task: Task, model: Model) -> N
     ],
 )
 def test_a_small_vit_costs_what_it_says(canvas: int, classes: int, sizes: dict[str, Any]) -> None:
-    from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
+    from sparsebench.models.deep import DeepViT
+    from sparsebench.models.small_vit import PositionalDeepViT, small_vit
 
     with torch.device("meta"):
         vit = small_vit(canvas, classes, **sizes)

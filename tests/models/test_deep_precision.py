@@ -2,7 +2,8 @@ import pytest
 import torch
 from vits import ARCHITECTURES, BLOCKS, any_tokens, begin, images, vit
 
-from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
+from sparsebench.models.deep import DeepViT
+from sparsebench.models.small_vit import PositionalDeepViT, small_vit
 from sparsebench.models.vits import Vit
 from sparsebench.plans import Keep
 from sparsebench.strategy import SITES

@@ -2,7 +2,8 @@ import pytest
 import torch
 from vits import ARCHITECTURES, B, any_tokens, begin, images, vit
 
-from sparsebench.models.deep import DeepViT, small_vit
+from sparsebench.models.deep import DeepViT
+from sparsebench.models.small_vit import small_vit
 from sparsebench.plans import Keep
 from sparsebench.strategy import SITES
 

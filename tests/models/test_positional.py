@@ -11,9 +11,10 @@ from sparsebench_plugins.random import Random
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
-from sparsebench.models.actor import Actor, SplitPass
+from sparsebench.models.actor import Actor
 from sparsebench.models.positional import association
 from sparsebench.models.shipped import Positional
+from sparsebench.models.shown import SplitPass
 from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.strategy import Traits
 from sparsebench.tasks.spatial import Spatial

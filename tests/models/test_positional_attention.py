@@ -18,7 +18,8 @@ from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.neighbours import neighbour_agreement
 from sparsebench.models.actor import Actor
-from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
+from sparsebench.models.deep import DeepViT
+from sparsebench.models.small_vit import PositionalDeepViT, small_vit
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.planning.expand import expand
 from sparsebench.planning.request import Request

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from sparsebench.models.actor import SplitPass
 from sparsebench.models.base import PRUNED
 from sparsebench.models.shallow import FirstWeights, ShallowViT
 from sparsebench.models.shipped import Shallow
+from sparsebench.models.shown import SplitPass
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.loop import train
 from sparsebench.training.steps import Autograd, Samples, losses

@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step
-from sparsebench.models.actor import Actor, SplitPass
+from sparsebench.models.actor import Actor
 from sparsebench.models.shipped import TwoLayer
+from sparsebench.models.shown import SplitPass
 from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.strategy import Traits
 from sparsebench.tasks.overfitting import Overfitting

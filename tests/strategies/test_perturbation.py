@@ -12,8 +12,9 @@ from tiny import B, N, images, vit
 
 from sparsebench.budget import Budget
 from sparsebench.models.actor import Actor
-from sparsebench.models.deep import DeepViT, PositionalDeepViT, small_vit
+from sparsebench.models.deep import DeepViT
 from sparsebench.models.shipped import Positional, Shallow, TwoLayer
+from sparsebench.models.small_vit import PositionalDeepViT, small_vit
 from sparsebench.plans import Keep
 from sparsebench.tasks.overfitting import Overfitting
 from sparsebench.tasks.spatial import Spatial

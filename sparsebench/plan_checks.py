@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,23 +75,75 @@ def check_plan(
     An adaptive strategy may let any number go on; and masks and shifts, in training, all of them. There are `prefix`
     class and register tokens; None where that is not known.
     """
+    check_form(plan, strategy, index, keep, training=training, prefix=prefix)
+    for wrong, say in _doubts(plan, index.shape[1], keep_of(plan, strategy, index, keep), prefix):
+        if bool(wrong):
+            raise StrategyError(f"'{strategy.name}': {say()}")
+
+
+def check_form(
+    plan: Plan, strategy: Strategy, index: Tensor, keep: int, *, training: bool, prefix: int | None = None
+) -> None:
+    """Raise StrategyError for what of an illegal plan is to be seen without reading its numbers; see `check_plan`."""
     name = strategy.name
     if not isinstance(plan, Keep | Merge | Mix | Mask | Shift):
         kinds = "Keep, Merge, Mix, Mask, Shift or None"
         raise StrategyError(f"'{name}' returned {type(plan).__name__}, not a plan ({kinds})")
     B, N = index.shape
-    if strategy.adaptive and (count := went_on(plan)) is not None:
-        keep = min(N, max(1, count))
-    for part in _tensors(plan, B, N, keep, prefix):
+    for part in _tensors(plan, B, N, keep_of(plan, strategy, index, keep), prefix):
         _check_tensor(name, *part, index.device)
-    if isinstance(plan, Keep):
-        _check_index(plan.index, name, N)
-    elif isinstance(plan, Merge):
-        _check_groups(plan.target, name, keep)
-    elif isinstance(plan, Mask):
+    if isinstance(plan, Keep) and plan.index.dtype != torch.int64:
+        raise StrategyError(f"'{name}': Keep.index must be int64, got {plan.index.dtype}")
+    if isinstance(plan, Merge) and plan.target.dtype != torch.int64:
+        raise StrategyError(f"'{name}': Merge.target must be int64, got {plan.target.dtype}")
+    if isinstance(plan, Mask):
         _check_mask(plan, strategy, training)
     elif isinstance(plan, Shift) and not training:
         raise StrategyError(f"'{name}': Shift is for training only, see view.training")
+
+
+def unread(plan: Plan, N: int, keep: int, prefix: int | None) -> Tensor:
+    """Return a boolean that lies where the plan does: whether its numbers, which nothing reads here, are illegal.
+
+    `keep` of N tokens are to go on; the plan's form is legal, see `check_form`.
+    """
+    flags = [wrong for wrong, _ in _doubts(plan, N, keep, prefix)]
+    return torch.stack(flags).any() if flags else torch.zeros((), dtype=torch.bool)
+
+
+def in_range(plan: Plan, N: int, keep: int) -> Plan:
+    """Return the plan with positions and groups that there are, whatever it names: an illegal one is found out later.
+
+    On a GPU one past the end would end the process, in place of the cell.
+    """
+    if isinstance(plan, Keep):
+        return replace(plan, index=plan.index.clamp(0, N - 1))
+    return replace(plan, target=plan.target.clamp(-1, keep - 1)) if isinstance(plan, Merge) else plan
+
+
+def keep_of(plan: Plan, strategy: Strategy, index: Tensor, keep: int) -> int:
+    """Return how many of the (B, N) tokens are to go on: `keep`, or as many as an adaptive strategy says."""
+    if strategy.adaptive and (count := went_on(plan)) is not None:
+        return min(index.shape[1], max(1, count))
+    return keep
+
+
+def _doubts(plan: Plan, N: int, keep: int, prefix: int | None) -> Iterator[tuple[Tensor, Callable[[], str]]]:
+    """Yield what may be wrong with the numbers of a plan of legal form: a boolean, and what is said if it is true."""
+    for what, value, _ in _tensors(plan, len(_first(plan)), N, keep, prefix):
+        if isinstance(value, Tensor) and value.is_floating_point():
+            yield value.isnan().any(), partial("{} holds NaN".format, what)
+    if isinstance(plan, Keep) and plan.index.numel():
+        yield from _doubts_of_index(plan.index, N)
+    elif isinstance(plan, Merge):
+        yield from _doubts_of_groups(plan.target, keep)
+    elif isinstance(plan, Mask):
+        yield from _doubts_of_mask(plan)
+
+
+def _first(plan: Plan) -> Tensor:
+    """Return the tensor that every plan of its kind has."""
+    return next(value for value in vars(plan).values() if isinstance(value, Tensor))
 
 
 def _check_tensor(name: str, what: str, value: object, expected: tuple[int, ...], device: torch.device) -> None:
@@ -97,8 +152,6 @@ def _check_tensor(name: str, what: str, value: object, expected: tuple[int, ...]
         raise StrategyError(f"'{name}': {what} must have shape {expected}, got {got}")
     if value.device != device:
         raise StrategyError(f"'{name}': {what} is on {value.device}, the tokens are on {device}")
-    if value.is_floating_point() and bool(value.isnan().any()):
-        raise StrategyError(f"'{name}': {what} holds NaN")
 
 
 def went_on(plan: Plan) -> int | None:
@@ -119,40 +172,39 @@ def _check_mask(plan: Mask, strategy: Strategy, training: bool) -> None:
             raise StrategyError(f"'{name}': a Mask of booleans has neither values nor sizes")
         if not strategy.adaptive:
             raise StrategyError(f"'{name}': only an adaptive strategy keeps a number of its own of each image")
-        if not bool(keep.any(dim=1).all()):
-            raise StrategyError(f"'{name}': Mask.keep leaves an image without a token")
     elif not keep.is_floating_point():
         raise StrategyError(f"'{name}': Mask.keep must be booleans, or real numbers in training, got {keep.dtype}")
     elif not training:
         raise StrategyError(f"'{name}': a Mask of real numbers is for training only, see view.training")
-    elif bool(((keep < -ROUNDING) | (keep > 1 + ROUNDING)).any()):
-        raise StrategyError(f"'{name}': Mask.keep must lie in [0, 1]")
-    elif plan.sizes is not None and not bool((plan.sizes > 0).all()):
-        raise StrategyError(f"'{name}': Mask.sizes must be positive")
 
 
-def _check_index(index: Tensor, name: str, N: int) -> None:
-    if index.dtype != torch.int64:
-        raise StrategyError(f"'{name}': Keep.index must be int64, got {index.dtype}")
-    if index.numel() == 0:
+def _doubts_of_mask(plan: Mask) -> Iterator[tuple[Tensor, Callable[[], str]]]:
+    keep = plan.keep
+    if keep.dtype == torch.bool:
+        yield ~keep.any(dim=1).all(), lambda: "Mask.keep leaves an image without a token"
         return
-    low, high = (int(x) for x in index.aminmax())
-    if low < 0 or high >= N:
-        raise StrategyError(f"'{name}': Keep.index must lie in 0..{N - 1}, got {low}..{high}")
+    yield ((keep < -ROUNDING) | (keep > 1 + ROUNDING)).any(), lambda: "Mask.keep must lie in [0, 1]"
+    if plan.sizes is not None:
+        yield ~(plan.sizes > 0).all(), lambda: "Mask.sizes must be positive"
+
+
+def _doubts_of_index(index: Tensor, N: int) -> Iterator[tuple[Tensor, Callable[[], str]]]:
     ordered = index.sort(dim=1).values
-    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
-        raise StrategyError(f"'{name}': Keep.index names a token twice")
+    yield (
+        (ordered[:, 0] < 0).any() | (ordered[:, -1] >= N).any(),
+        lambda: f"Keep.index must lie in 0..{N - 1}, got {int(ordered.min())}..{int(ordered.max())}",
+    )
+    yield (ordered[:, 1:] == ordered[:, :-1]).any(), lambda: "Keep.index names a token twice"
 
 
-def _check_groups(target: Tensor, name: str, keep: int) -> None:
-    if target.dtype != torch.int64:
-        raise StrategyError(f"'{name}': Merge.target must be int64, got {target.dtype}")
-    low, high = (int(x) for x in target.aminmax())
-    if low < -1 or high >= keep:
-        raise StrategyError(f"'{name}': Merge.target must lie in 0..{keep - 1}, or be -1, got {low}..{high}")
+def _doubts_of_groups(target: Tensor, keep: int) -> Iterator[tuple[Tensor, Callable[[], str]]]:
+    yield (
+        ((target < -1) | (target >= keep)).any(),
+        lambda: f"Merge.target must lie in 0..{keep - 1}, or be -1, got {int(target.min())}..{int(target.max())}",
+    )
     members = torch.zeros(target.shape[0], keep + 1, device=target.device)
-    if bool((members.scatter(1, target + 1, 1.0)[:, 1:] == 0).any()):
-        raise StrategyError(f"'{name}': Merge.target leaves one of its {keep} groups empty")
+    members = members.scatter(1, target.clamp(-1, keep - 1) + 1, 1.0)[:, 1:]
+    yield (members == 0).any(), lambda: f"Merge.target leaves one of its {keep} groups empty"
 
 
 def check_own_macs(macs: Any, strategy: Strategy) -> Any:
@@ -161,7 +213,11 @@ def check_own_macs(macs: Any, strategy: Strategy) -> Any:
     Raises:
         StrategyError: one is negative, infinite or no number.
     """
-    numbers = np.asarray(macs, dtype=np.float64)
-    if not np.isfinite(numbers).all() or (numbers < 0).any():
+    if isinstance(macs, int | float):
+        legal = 0 <= macs < math.inf
+    else:
+        numbers = np.asarray(macs, dtype=np.float64)
+        legal = bool(np.isfinite(numbers).all() and (numbers >= 0).all())
+    if not legal:
         raise StrategyError(f"'{strategy.name}': own_macs must be numbers of 0 or more, got {macs}")
     return macs

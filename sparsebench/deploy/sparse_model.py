@@ -1,0 +1,217 @@
+"""A network on which a strategy acts, as a torch module like any other."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsebench.errors import UserError
+from sparsebench.measure.cost import Step, mean_step
+from sparsebench.models.actor import LEARNED, Actor, Pass
+from sparsebench.models.deep import DeepViT
+from sparsebench.strategy import ModelOutputs
+from sparsebench.training.evaluate import patches_in
+
+PREFIX = "model."
+_HOLDERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[SparseModel]] = weakref.WeakKeyDictionary()
+"""What acts on which network, so that two do not get in each other's way."""
+
+
+class SparseModel(nn.Module):
+    """A timm model on which a strategy acts: called, trained and saved as the model is.
+
+    The weights are the model's own tensors, and so are the names in `state_dict()`; what the strategy learns is in it
+    too, as `strategy.*`. The model itself is not changed: called directly, it is as dense as before.
+
+    Attributes:
+        model: the timm model.
+        spec: the words that make the same of the model again.
+    """
+
+    def __init__(self, network: DeepViT, actor: Actor, spec: str):
+        super().__init__()
+        self.model: nn.Module = network.module
+        self.spec = spec
+        self.training = self.model.training
+        self._network, self._actor = network, actor
+        actor.doubts = False  # nobody would read them
+        self._visit, self._removed = 0, False
+        self._last: Pass | None = None
+        if actor.learned:
+            device = next(self.model.parameters()).device
+            learned = nn.ModuleDict({str(block): module for block, module in actor.learned.items()})
+            self.add_module(LEARNED, learned.to(device).train(self.training))
+        self.register_state_dict_post_hook(_plain_names)
+        self.register_load_state_dict_pre_hook(_inner_names)
+        _HOLDERS[self.model] = weakref.ref(self)
+
+    @staticmethod
+    def on(model: nn.Module) -> SparseModel | None:
+        """Return what acts on that model, or None."""
+        holder = _HOLDERS.get(model)
+        return None if holder is None else holder()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not self._removed:
+            _HOLDERS[self.model] = weakref.ref(self)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield names, as the model has them, and parameters."""
+        for name, value in super().named_parameters(*args, **kwargs):
+            yield name.replace(PREFIX, "", 1), value
+
+    def forward(self, x: Tensor) -> Any:
+        """Return what the model returns for (B, 3, height, width) pixels, normalised as for the model."""
+        self._check(x)
+        if not self._acts:
+            self._last = None
+            return self.model(x)
+        network, actor = self._parts()
+        items = torch.arange(len(x), device=x.device)
+        training = self.model.training
+        acting = actor.begin(items, self._visit, None, tokens=actor.tokens, training=training)
+        outputs = network.act(x, acting, lambda: network.restore(x))
+        if not torch.compiler.is_compiling():
+            self._visit += training
+            self._last = acting
+        return outputs
+
+    @property
+    def _acts(self) -> bool:
+        """Whether anything is to happen; a strategy that acts in training only leaves the test as it was."""
+        strategy = self._actor.strategy
+        return strategy.budgeted and (self.model.training or not strategy.trains_only)
+
+    def _parts(self) -> tuple[DeepViT, Actor]:
+        """Return the network and the actor of this module's own modules: it may be a replica on another device."""
+        network, actor = self._network, self._actor
+        if network.module is not self.model:
+            network, actor = copy.copy(network), copy.copy(actor)
+            network.module = self.model
+            learned: Any = getattr(self, LEARNED, {})
+            actor.learned = {int(block): module for block, module in learned.items()}
+        return network, actor
+
+    def _check(self, x: Tensor) -> None:
+        """Raise UserError for what the model does not take."""
+        if self._removed:
+            raise UserError(f"'{self.spec}' was removed from this network", next_step="call apply again")
+        network = self._network
+        size = tuple(side * patch for side, patch in zip(network.grid, network.patch, strict=True))
+        weight = next(self.model.parameters())
+        if not isinstance(x, Tensor) or x.ndim != 4 or tuple(x.shape[2:]) != size:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise UserError(
+                "pixels of another resolution than the network's", got=str(got),
+                allowed=f"(B, 3, {size[0]}, {size[1]})",
+                next_step="resize them, or make the network with img_size=...",
+            )  # fmt: skip
+        if x.device != weight.device:
+            raise UserError("pixels on another device than the network", got=str(x.device), allowed=str(weight.device))
+        if x.dtype != weight.dtype and not (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise UserError(
+                "pixels of another precision than the network", got=str(x.dtype).removeprefix("torch."),
+                allowed=f"{kind}, normalised as for the network", next_step="call .to() of one of them",
+            )  # fmt: skip
+
+    def loss(self, teacher: ModelOutputs | None = None) -> Tensor:
+        """Return what the strategy adds to the mean loss of the last call in training; 0 where it has no loss.
+
+        Args:
+            teacher: what the dense network says of the same images, for a strategy that learns from it.
+
+        Raises:
+            UserError: nothing was called in training before.
+        """
+        weight = next(self.model.parameters())
+        if not (self._actor.strategy.has_loss and self._actor.acts):
+            return weight.new_zeros(())
+        if self._last is None or not self._last.learns:
+            raise UserError(
+                "there is no call in training to take a loss from", next_step="call .train() and the network"
+            )
+        self._last.teacher = teacher
+        return self._last.loss()
+
+    def kept(self, x: Tensor | None = None) -> Tensor:
+        """Return (B, patches) booleans, which patches are still there at the end, as themselves or as a group's first.
+
+        Args:
+            x: pixels, on which the network is called; None for those of the last call.
+
+        Raises:
+            UserError: nothing was called before, and no pixels are given.
+        """
+        if x is not None:
+            with torch.no_grad():
+                self(x)
+        if self._last is None and (x is None or self._acts):
+            raise UserError("nothing was called yet", next_step="give the pixels: kept(x)")
+        if self._last is None:
+            assert x is not None
+            return torch.ones(len(x), self._network.cost.tokens, dtype=torch.bool, device=x.device)
+        return patches_in(self._last.index, self._network.cost.tokens)
+
+    def steps(self) -> list[Step]:
+        """Return what goes on in each block: as planned, or, where each image decides, in the mean of the last call."""
+        actor = self._actor
+        if not self._acts:
+            return actor.cost.dense()
+        if actor.strategy.adaptive and self._last is not None:
+            return [mean_step([(len(self._last.items), step)]) for step in self._last.steps]
+        traits = actor.traits._replace(scaled=actor.scaled)
+        return actor.cost.steps(traits, tuple(actor.keep), tuple(actor.keep.values()))
+
+    @property
+    def tokens(self) -> tuple[float, ...]:
+        """How many patch tokens there are after each block."""
+        return tuple(step.tokens_out for step in self.steps())
+
+    @property
+    def macs(self) -> float:
+        """MACs of one image."""
+        return self._actor.cost.macs(self.steps())
+
+    @property
+    def macs_ratio(self) -> float:
+        """MACs of one image as a fraction of those of the dense model."""
+        return self.macs / self._actor.cost.macs(self._actor.cost.dense())
+
+    def remove(self) -> nn.Module:
+        """Return the model, on which something else may act then; this module can no longer be called."""
+        if SparseModel.on(self.model) is self:
+            del _HOLDERS[self.model]
+        self._removed, self._last = True, None
+        return self.model
+
+    def __enter__(self) -> SparseModel:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.remove()
+
+    def extra_repr(self) -> str:
+        """Return what it is, for `repr`."""
+        return f"{self.spec}, {self.macs_ratio:.3f} of the MACs"
+
+
+def _plain_names(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    """Call the model's weights as the model does."""
+    for key in [key for key in state if key.startswith(prefix + PREFIX)]:
+        state[prefix + key.removeprefix(prefix + PREFIX)] = state.pop(key)
+
+
+def _inner_names(_module: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any) -> None:
+    """Turn `_plain_names` round."""
+    for key in [key for key in state if key.startswith(prefix) and not key.startswith(f"{prefix}{LEARNED}.")]:
+        state[prefix + PREFIX + key.removeprefix(prefix)] = state.pop(key)

@@ -1,0 +1,353 @@
+"""A strategy on a network of one's own, as a torch module."""
+
+import copy
+import io
+import pickle
+from functools import partial
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models.vision_transformer import ParallelScalingBlock
+from vits import ARCHITECTURES, Gated, any_tokens, close, vit
+
+import sparsebench
+from sparsebench import seeds
+from sparsebench.budget import Budget
+from sparsebench.errors import StrategyError, UserError
+from sparsebench.models.actor import Actor
+from sparsebench.models.deep import DeepViT
+from sparsebench.plans import Keep
+from sparsebench.plugin.registry import Registry
+from sparsebench.strategy import Strategy
+
+STRATEGIES = [
+    registered.cls
+    for registered in Registry(shipped_only=True).strategies()
+    if registered.cls.kind != "oracle" and not registered.cls.trained and registered.cls.budgeted
+]
+NAMES = [cls.name for cls in STRATEGIES]
+KINDS = ["plain", "4 registers", "distilled", "average pool without class token"]
+
+
+def pixels(n=3, side=32, seed=1):
+    return torch.randn(n, 3, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+def test_there_are_strategies_to_try():
+    assert len(STRATEGIES) >= 26 and {"tome", "evit", "pitome", "attn_topk", "tps"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_all_macs_give_the_outputs_of_the_model_to_the_bit(name, kind):
+    model, x = ARCHITECTURES[kind](), pixels()
+    before = model(x)
+    sparse = sparsebench.apply(model, name, macs=1.0)
+    assert torch.equal(sparse(x), before)
+    assert sparse.macs_ratio == 1 and set(sparse.tokens) == {16}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cls", STRATEGIES, ids=NAMES)
+@torch.no_grad()
+def test_outputs_are_those_of_the_benchmark(cls, kind):
+    model, images = ARCHITECTURES[kind](), torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    network = DeepViT(model)
+    x, sparse = network.normalise(images), sparsebench.apply(model, cls.name, macs=0.6)
+    outputs = sparse(x)
+    actor = Actor(cls(), Budget(macs=0.6), network.cost, network.grid, seeds.seed_of("strategy", "apply", 0))
+    acting = actor.begin(torch.arange(3), 0, None, tokens=16, training=False)
+    close(outputs, network(images, None if cls.trains_only else acting), atol=1e-6)
+    if cls.trains_only:
+        assert torch.equal(outputs, model(x)) and sparse.macs_ratio == 1
+    else:
+        assert not torch.allclose(outputs, model(x), atol=1e-3)
+        assert (sparse.macs_ratio < 1) == (cls.name != "perturbation")  # which asks the network itself, many times
+        assert sparse.kept().sum(dim=1).max() <= 16
+
+
+@torch.no_grad()
+def test_published_macs_on_deit_s():
+    with torch.device("meta"):
+        deit = timm.create_model("deit_small_patch16_224")
+    assert sparsebench.apply(deit, "tome:per_block=13").macs / 1e9 == pytest.approx(2.7, abs=0.05)
+    assert sparsebench.apply(copy.deepcopy(deit), "evit:keep_rate=0.7").macs / 1e9 == pytest.approx(3.0, abs=0.05)
+
+
+def test_what_a_sparse_network_says_of_itself():
+    sparse = sparsebench.apply(vit(), "attn_topk:keep_rate=0.5,blocks=1+3")
+    assert sparse.tokens == (16, 8, 8, 4)
+    assert 0 < sparse.macs_ratio < 1 and sparse.macs == pytest.approx(sparse.macs_ratio * DeepViT(vit()).cost.macs(
+        DeepViT(vit()).cost.dense()))  # fmt: skip
+    assert sparse.spec == "attn_topk:keep_rate=0.5,blocks=1+3" and sparse.spec in repr(sparse)
+    stay = sparse.kept(pixels())
+    assert stay.shape == (3, 16) and stay.sum(dim=1).tolist() == [4, 4, 4]
+    assert torch.equal(sparse.kept(), stay)
+
+
+def test_an_adaptive_strategy_says_what_the_last_images_cost():
+    sparse = sparsebench.apply(vit(), "ats:counts=15+15,blocks=1+3")
+    bounds = sparse.tokens
+    with torch.no_grad():
+        sparse(pixels())
+    assert sparse.tokens[-1] == pytest.approx(sparse.kept().sum(dim=1).float().mean().item())
+    assert sparse.tokens[-1] < bounds[-1] == 15
+
+
+def test_the_weights_are_the_models_own():
+    model = vit()
+    names, state = [name for name, _ in model.named_parameters()], model.state_dict()
+    sparse = sparsebench.apply(model, "tome:per_block=2")
+    assert [name for name, _ in sparse.named_parameters()] == names
+    assert list(sparse.state_dict()) == list(state)
+    assert all(value.data_ptr() == state[name].data_ptr() for name, value in sparse.state_dict().items())
+    other = {name: torch.zeros_like(value) for name, value in state.items()}
+    assert sparse.load_state_dict(other).missing_keys == []
+    assert all(not value.any() for value in model.state_dict().values())
+    assert torch.nn.Sequential(sparse).state_dict().keys() == {f"0.{name}" for name in names}
+
+
+def test_it_trains_through():
+    model = vit()
+    sparse = sparsebench.apply(model, "tome:per_block=2").train()
+    assert model.training
+    sparse(pixels()).square().sum().backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
+    assert sparse.loss() == 0
+
+
+def test_what_a_strategy_learns_is_part_of_it(tmp_path):
+    model = vit()
+    sparse = sparsebench.apply(model, "dynamic_vit:keep_rate=0.5", learned="random").train()
+    own = [name for name in sparse.state_dict() if name.startswith("strategy.")]
+    assert own and [name for name in sparse.state_dict() if name not in own] == list(model.state_dict())
+    with pytest.raises(UserError, match="no call in training"):
+        sparse.loss()
+    logits = sparse(pixels())
+    (logits.square().sum() + sparse.loss()).backward()
+    learned = [value for name, value in sparse.named_parameters() if name.startswith("strategy.")]
+    assert any(value.grad is not None and value.grad.any() for value in learned)
+    sparse.eval()
+    with torch.no_grad():
+        learned[0].add_(1.0)
+        outputs = sparse(pixels())
+    save_file(sparse.state_dict(), tmp_path / "learned.safetensors")
+    again = sparsebench.apply(copy.deepcopy(model), sparse.spec, learned=tmp_path / "learned.safetensors")
+    assert torch.equal(again(pixels()), outputs)
+    save_file(vit().state_dict(), tmp_path / "none.safetensors")
+    for file, said in (("none", "does not hold what 'dynamic_vit' learned"), ("nowhere", "no file of weights")):
+        with pytest.raises(UserError, match=said):
+            sparsebench.apply(vit(), sparse.spec, learned=tmp_path / f"{file}.safetensors")
+
+
+def test_two_on_one_model_refuse_each_other_until_one_is_removed():
+    model = vit()
+    first = sparsebench.apply(model, "tome:per_block=2")
+    with pytest.raises(UserError, match=r"'tome:per_block=2' acts on this network.*remove"):
+        sparsebench.apply(model, "evit:keep_rate=0.5")
+    with pytest.raises(UserError, match="sparse already"):
+        sparsebench.apply(first, "evit:keep_rate=0.5")
+    assert first.remove() is model
+    with pytest.raises(UserError, match="was removed"):
+        first(pixels())
+    with sparsebench.apply(model, "evit:keep_rate=0.5") as second:
+        second(pixels())
+    sparsebench.apply(model, "tome:per_block=2")  # nobody holds on to it: it is gone at once
+    sparsebench.apply(model, "tome:per_block=2").remove()
+
+
+def parts_of(model):
+    return [{key: type(value) for key, value in vars(part).items()} for part in model.modules()]
+
+
+@pytest.mark.parametrize("words", ["tome:per_block=2", "attn_topk:macs=0.5", "random:macs=0.5", "ats:macs=0.5"])
+@torch.no_grad()
+def test_nothing_is_left_on_the_model(words):
+    model, x = vit(), pixels()
+    before, outputs = parts_of(model), model(x)
+    hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]
+    sparse = sparsebench.apply(model, words)
+    sparse(x)
+    assert torch.equal(model(x), outputs)
+    sparse.remove()
+    assert parts_of(model) == before and torch.equal(model(x), outputs)
+    assert hooks == [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]
+
+
+@torch.no_grad()
+def test_copies_are_networks_of_their_own():
+    model, x = vit(), pixels()
+    sparse = sparsebench.apply(model, "tome:per_block=2")
+    outputs = sparse(x)
+    twin = copy.deepcopy(sparse)
+    next(model.parameters()).zero_()
+    assert torch.equal(twin(x), outputs) and not torch.equal(sparse(x), outputs)
+    with pytest.raises(UserError, match="acts on this network"):
+        sparsebench.apply(twin.model, "tome:per_block=2")
+    with io.BytesIO() as file:
+        pickle.dump(twin, file)
+        file.seek(0)
+        assert torch.equal(pickle.load(file)(x), outputs)
+    again = sparsebench.apply(vit(), twin.spec)
+    again.load_state_dict(twin.state_dict())
+    assert torch.equal(again(x), outputs)
+
+
+@torch.no_grad()
+def test_a_replica_acts_on_its_own_modules():
+    """As `DataParallel` makes one for each device."""
+    sparse = sparsebench.apply(vit(), "dynamic_vit:keep_rate=0.5", learned="random")
+    x, other = pixels(), copy.deepcopy(sparse)
+    for weight in other.parameters():
+        weight.mul_(1.5)
+    replica = sparse._replicate_for_data_parallel()
+    replica._modules = dict(other._modules)
+    assert replica._network.module is not replica.model
+    assert torch.equal(replica(x), other(x)) and not torch.equal(replica(x), sparse(x))
+
+
+@pytest.mark.parametrize("name", ["tome", "evit", "pitome", "sinkhorn"])
+@torch.no_grad()
+def test_under_autocast_what_a_strategy_sees_is_in_full_precision(name):
+    learned = {"learned": "random"} if name == "sinkhorn" else {}
+    model, x = vit(), pixels()
+    sparse = sparsebench.apply(model, name, keep_rate=0.5, **learned)
+    exact = sparse(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = sparse(x)
+        assert rounded.dtype == model(x).dtype
+    close(rounded.float() / exact.abs().max(), exact / exact.abs().max(), atol=0.1)
+
+
+class ByClassAttention(Strategy):
+    """Keeps what the class token looks at."""
+
+    name, site, needs = "by_class_attention", "attention", frozenset({"class_attention"})
+
+    def scores(self, view):
+        return view.class_attention
+
+
+class Even(Strategy):
+    """Keeps tokens drawn at random."""
+
+    name = "even"
+    first_one: bool = False
+
+    def plan(self, view, keep):
+        assert view.tokens.dtype == torch.float32
+        return Keep(any_tokens(view, keep).index)
+
+
+@torch.no_grad()
+def test_a_strategy_of_ones_own_in_place_of_the_words(tmp_path):
+    x, model = pixels(), vit()
+    one = sparsebench.apply(model, Even, macs=0.5, first_one=True)
+    assert one.spec == "even:first_one=true,macs=0.5"
+    two = sparsebench.apply(copy.deepcopy(model), Even(first_one=True), macs=0.5)
+    assert torch.equal(one(x), two(x)) and two.spec == one.spec
+    with pytest.raises(UserError, match="is made already; got first_one=True"):
+        sparsebench.apply(vit(), Even(), macs=0.5, first_one=True)
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import sparsebench\nclass Last(sparsebench.Strategy):\n    name = 'last'\n"
+        "    def scores(self, view):\n        return view.index.float()\n"
+        "@sparsebench.hookimpl\ndef sparsebench_strategies():\n    return [Last]\n"
+    )
+    last = sparsebench.apply(vit(), f"{file}:keep_rate=0.5")
+    assert last.kept(x).tolist() == [[False] * 8 + [True] * 8] * 3 and last.spec == f"{file}:keep_rate=0.5"
+
+
+def test_random_numbers_belong_to_the_seed_and_the_place():
+    x = pixels()
+    model = vit()
+    one = sparsebench.apply(model, "random:keep_rate=0.5")
+    assert torch.equal(one.kept(x), one.kept(x)) and torch.equal(one.kept(x[:2]), one.kept(x)[:2])
+    assert not torch.equal(sparsebench.apply(vit(), "random:keep_rate=0.5", seed=1).kept(x), one.kept(x))
+    one.train()
+    assert not torch.equal(one.kept(x), one.kept(x))
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["tome:proportional=false,per_block=13", "tome:per_block=4..0", "evit:keep_rate=0.7,convention=compound-ceil",
+     "attn_topk:disposal=merge,counts=12+6,blocks=1+3", "random:macs=0.5", "dense"],
+)  # fmt: skip
+def test_the_words_make_the_same_again(words):
+    sparse = sparsebench.apply(vit(), words)
+    assert sparse.spec == words
+    assert sparsebench.apply(vit(), sparse.spec)._actor.budget == sparse._actor.budget
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "options", "said"),
+    [
+        (lambda: torch.nn.Linear(3, 3), "tome:macs=.5", {}, "Linear is no timm VisionTransformer.*allowed: a timm"),
+        (lambda: "deit", "tome:macs=.5", {}, "a network is wanted; got str"),
+        (lambda: timm.create_model("resnet18"), "tome:macs=.5", {}, "no timm VisionTransformer"),
+        (lambda: vit().half(), "tome:macs=.5", {}, "half precision.*got float16; allowed: float32"),
+        (lambda: vit().bfloat16(), "tome:macs=.5", {}, "got bfloat16"),
+        (vit, "tome", {}, "the budget of 'tome' is missing; give one"),
+        (vit, "tome:macs=.5,.7", {}, "one value a parameter; got macs=0.5,0.7"),
+        (vit, "tome:macs=.5", {"macs": 0.7}, "'macs' is said twice"),
+        (vit, "tome:macs=2", {}, r"fraction of MACs; got 2; allowed: \(0, 1\]"),
+        (vit, "tome:macs=.5", {"colour": 3}, "unknown parameter of strategy 'tome'"),
+        (vit, "tomme:macs=.5", {}, "unknown strategy; got 'tomme'.*did you mean 'tome'"),
+        (vit, "all:macs=.5", {}, "a network takes one strategy"),
+        (vit, "random:macs=.5,schedule=every", {}, "acts at the input only"),
+        (vit, "dynamic_vit:macs=.5", {}, "must be trained.*give learned=FILE"),
+        (vit, "tome:macs=.5", {"learned": "x.safetensors"}, "'tome' learns nothing"),
+        (vit, "oracle:macs=.5", {}, "is an oracle"),
+        (vit, int, {"macs": 0.5}, "is not a subclass of sparsebench.Strategy"),
+        (ARCHITECTURES["average pool without class token"], ByClassAttention, {"macs": 0.5},
+         "needs class_attention, which this network cannot give; got VisionTransformer with 0 class tokens"),
+        (partial(vit, attn_layer=Gated), "ats:macs=.5", {}, "'ats' needs values, which this network cannot give"),
+        (partial(vit, block_fn=ParallelScalingBlock), "evit:macs=.5", {}, "blocks of type ParallelScalingBlock"),
+        (partial(vit, global_pool="avg"), "a_vit:macs=.5", {"learned": "random"}, "reads another; got global_pool"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line_and_leaves_the_model_as_it_was(model, words, options, said):
+    made = model()
+    before = parts_of(made) if isinstance(made, torch.nn.Module) else None
+    with pytest.raises(UserError, match=said) as caught:
+        sparsebench.apply(made, words, **options)
+    assert "\n" not in str(caught.value)
+    assert before is None or parts_of(made) == before
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (torch.rand(2, 3, 24, 24), r"another resolution.*got \(2, 3, 24, 24\); allowed: \(B, 3, 32, 32\)"),
+        (torch.rand(3, 32, 32), "another resolution"),
+        ("x.png", "got str"),
+        (torch.rand(2, 3, 32, 32).half(), "another precision.*got float16; allowed: float32"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "got uint8"),
+        (torch.rand(2, 3, 32, 32, device="meta"), "another device.*got meta; allowed: cpu"),
+    ],
+)
+def test_pixels_that_the_model_does_not_take(x, said):
+    with pytest.raises(UserError, match=said):
+        sparsebench.apply(vit(), "tome:per_block=2")(x)
+
+
+def test_which_patches_stay_is_not_known_before_a_call():
+    with pytest.raises(UserError, match="nothing was called yet; give the pixels"):
+        sparsebench.apply(vit(), "tome:per_block=2").kept()
+
+
+def test_a_plan_that_breaks_the_contract_is_said_and_the_model_is_whole():
+    class Twice(Strategy):
+        name = "twice"
+
+        def plan(self, view, keep):
+            return Keep(torch.zeros(len(view.tokens), keep, dtype=torch.int64))
+
+    model = vit()
+    before, sparse = parts_of(model), sparsebench.apply(model, Twice, keep_rate=0.5)
+    with pytest.raises(StrategyError, match="names a token twice"):
+        sparse(pixels())
+    assert parts_of(model) == before
