@@ -22,6 +22,7 @@ from sparsebench.records.row import FOREGROUNDS, GROUPS, OUTCOMES, PREDICTIONS
 from sparsebench.spec import label
 from sparsebench.stats.intervals import Successes
 from sparsebench.stats.paired import Contender
+from sparsebench.text import plain
 
 DENSE = "dense"
 PRETRAINING = "plain"
@@ -270,7 +271,7 @@ def add_titles(settings: Sequence[Setting]) -> list[Setting]:
         pairs = zip(one.params, varied[one.task, one.model], strict=True)
         task, model = ({key: value for key, value in part.items() if key in group} for part, group in pairs)
         task |= {"track": one.track} if (one.task, one.model) in several else {}
-        named.append(replace(one, task=label(one.task, task), model=label(one.model, model)))
+        named.append(replace(one, task=plain(label(one.task, task), 1000), model=plain(label(one.model, model), 1000)))
     return named
 
 

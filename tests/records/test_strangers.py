@@ -238,3 +238,9 @@ def test_a_submission_is_written_where_it_is_asked_for(folder: Path, tmp_path: P
     with pytest.raises(UserError, match="name of a folder"):
         submit(folder, tmp_path / "to" / "deep")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_parameters_that_tell_settings_apart_are_plain_too(folder: Path) -> None:
+    add(folder, lambda raw: raw["cell"]["task"]["params"].update(watch="\x1b[2J=\r"), lambda raw: None)
+    rows = gather.gather(folder).by_task
+    assert len({row["task"] for row in rows}) == 2 and all(row["task"].isprintable() for row in rows)
