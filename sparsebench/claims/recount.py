@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 from sparsebench.budget import FULL, Budget
 from sparsebench.claims.rows import Claim
@@ -16,7 +16,7 @@ from sparsebench.measure.counts import counts_at, solve, stages
 from sparsebench.planning.budgets import BUDGET_KEYS, budgets_of, fit_budget
 from sparsebench.plugin.registry import Registry
 from sparsebench.spec import fill, parse
-from sparsebench.strategy import Strategy
+from sparsebench.strategy import Convention, Strategy
 
 Word = Literal["agrees", "other convention", "cannot be", "nothing claimed", "not recounted"]
 TOLERANCE = 0.02
@@ -83,14 +83,19 @@ class _Setting:
         return [replace(step, early=False) for step in made]
 
 
-def recount_all(claims: Sequence[Claim], registry: Registry) -> list[Recount]:
-    """Return what became of each row; rows that contradict each other are flagged.
+def recount_all(claims: Sequence[Claim], registry: Registry, ledger: Sequence[Claim] = ()) -> list[Recount]:
+    """Return what became of each row.
+
+    Args:
+        claims: the rows.
+        registry: where strategies come from.
+        ledger: rows that may contradict them; the same ones unless given.
 
     Raises:
         UserError: the settings of a row cannot be typed.
     """
     each = [_recount(claim, registry) for claim in claims]
-    return [replace(one, flags=(*one.flags, *_contradictions(one.claim, claims))) for one in each]
+    return [replace(one, flags=(*one.flags, *_contradictions(one.claim, ledger or claims))) for one in each]
 
 
 def setting_of(claim: Claim, registry: Registry) -> tuple[Strategy, Budget]:
@@ -104,6 +109,8 @@ def setting_of(claim: Claim, registry: Registry) -> tuple[Strategy, Budget]:
     cost = _cost(claim.model, claim.canvas)
     spec = parse(claim.plugin)
     registered = registry.strategy(spec.name)
+    if registered.failure is not None:
+        raise UserError(f"strategy '{spec.name}' failed to load: {registered.failure}")
     sets, budgets = spec.combinations(without=BUDGET_KEYS), budgets_of(spec, [FULL])
     if len(sets) != 1 or len(budgets) != 1:
         raise UserError(f"row {claim.id}: plugin is several settings", got=claim.plugin, allowed="one")
@@ -132,11 +139,12 @@ def _judge(claim: Claim, registry: Registry) -> Recount:
         return _with_flags(Recount(claim, gmacs, dense, "nothing claimed"))
     if _fits(claim.gmacs, gmacs):
         return _with_flags(Recount(claim, gmacs, dense, "agrees"))
-    others = {name: count for name, count in _other_conventions(setting) if _fits(claim.gmacs, count)}
-    if not others:
-        return _with_flags(Recount(claim, gmacs, dense, "cannot be", "no convention that is known here gives it"))
-    best = min(others, key=lambda name: abs(others[name] - float(claim.gmacs or 0)))
-    return _with_flags(Recount(claim, gmacs, dense, "other convention", f"{best}: {others[best]:.2f} G"))
+    others = dict(_other_conventions(setting))
+    name = min(others, key=lambda name: abs(others[name] - float(claim.gmacs or 0)))
+    nearest = f"{name}: {others[name]:.2f} G"
+    if not _fits(claim.gmacs, others[name]):
+        return _with_flags(Recount(claim, gmacs, dense, "cannot be", f"the nearest is {nearest}"))
+    return _with_flags(Recount(claim, gmacs, dense, "other convention", nearest))
 
 
 def _setting(claim: Claim, cost: VitCost, registry: Registry) -> tuple[_Setting | None, str]:
@@ -172,7 +180,11 @@ def _cost(model: str, canvas: int) -> VitCost:
 def _counted(setting: _Setting) -> tuple[float, float]:
     """Return the GMACs with the strategy's own products and without: sources count them, or do not."""
     steps = setting.steps()
-    return tuple(setting.cost.macs(some) / 1e9 for some in (steps, [replace(step, own=0.0) for step in steps]))  # type: ignore[return-value]
+    return setting.cost.macs(steps) / 1e9, setting.cost.macs(_bare(steps)) / 1e9
+
+
+def _bare(steps: list[Step]) -> list[Step]:
+    return [replace(step, own=0.0) for step in steps]
 
 
 def _nearest(counts: Sequence[float], to: float) -> float:
@@ -189,7 +201,7 @@ def _fits(claimed: Decimal, counted: float) -> bool:
 
 def _other_conventions(setting: _Setting) -> Iterator[tuple[str, float]]:
     """Yield other ways in which sources count, each with its GMACs."""
-    cost, steps = setting.cost, [replace(step, own=0.0) for step in setting.steps()]
+    cost, steps = setting.cost, _bare(setting.steps())
     yield "two operations a MAC", 2 * cost.macs(steps) / 1e9
     bare = replace(cost, blocks=tuple(replace(block, width=0) for block in cost.blocks))
     yield "without the two products of attention", bare.macs(steps) / 1e9
@@ -198,12 +210,12 @@ def _other_conventions(setting: _Setting) -> Iterator[tuple[str, float]]:
     yield "tokens leave after the block", _macs(cost, setting.places, _after_block)
     if setting.budget.keep_rate is None or setting.strategy is None:
         return
-    for convention in ("power-floor", "compound-ceil"):
+    for convention in get_args(Convention):
         if convention != setting.budget.convention:
             fuses = setting.strategy.traits().fuses
-            counts = counts_at(setting.budget.keep_rate, convention, cost.tokens, len(setting.places), fuses)  # type: ignore[arg-type]
+            counts = counts_at(setting.budget.keep_rate, convention, cost.tokens, len(setting.places), fuses)
             other = setting.steps(dict(zip(setting.places, counts, strict=True)))
-            yield f"counts by {convention}", cost.macs([replace(step, own=0.0) for step in other]) / 1e9
+            yield f"counts by {convention}", cost.macs(_bare(other)) / 1e9
 
 
 def _macs(cost: VitCost, places: dict[int, int], steps: Callable[[VitCost, dict[int, int]], list[Step]]) -> float:
@@ -237,7 +249,7 @@ def _unreachable(claim: Claim, setting: _Setting) -> str:
     if setting.strategy is None or not stated or stated == setting.places:
         return ""
     as_stated = _macs(setting.cost, stated, _after_attention)
-    real = setting.cost.macs([replace(step, own=0.0) for step in setting.steps()]) / 1e9
+    real = setting.cost.macs(_bare(setting.steps())) / 1e9
     said, left = ("+".join(map(str, places.values())) for places in (stated, setting.places))
     return f"{said} tokens would be {as_stated:.2f} G; {setting.strategy.name} leaves {left}: {real:.2f} G"
 
