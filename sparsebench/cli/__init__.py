@@ -10,6 +10,7 @@ import click
 
 from sparsebench.cli import (
     check,
+    claims,
     compare,
     data,
     env,
@@ -71,7 +72,7 @@ def main() -> None:
 
 for command in (
     run.run, listing.list_, show.show, show_tokens.show_tokens, compare.compare, leaderboard.leaderboard,
-    export.export, merge.merge, observe.observe, reproduce.reproduce, status.status, check.check,
+    export.export, merge.merge, observe.observe, reproduce.reproduce, claims.claims, status.status, check.check,
     submit.submit, verify.verify, new.new, data.data, env.env,
 ):  # fmt: skip
     main.add_command(command)

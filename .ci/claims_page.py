@@ -1,0 +1,21 @@
+"""Writes the table of docs/results/claims.md from the ledger of published numbers."""
+
+import re
+from pathlib import Path
+
+from sparsebench.claims import recount, rows, table
+from sparsebench.plugin.registry import Registry
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "claims.md"
+MARKED = re.compile(r"(<!-- claims -->\n).*(<!-- end of claims -->)", re.DOTALL)
+
+
+def page() -> str:
+    """Return the page with the table as it must be."""
+    text = PAGE.read_text(encoding="utf-8")
+    shown = table.render(recount.recount_all(rows.load(), Registry()), "md")
+    return MARKED.sub(lambda match: f"{match[1]}{shown}{match[2]}", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

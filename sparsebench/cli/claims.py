@@ -1,0 +1,108 @@
+"""sparsebench claims."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparsebench.board.columns import FORMATS
+from sparsebench.board.fit import Choice
+from sparsebench.cli.options import callbacks_of, options
+from sparsebench.cli.width import table
+from sparsebench.errors import UserError
+from sparsebench.planning.request import values_of
+from sparsebench.progress import Progress
+
+if TYPE_CHECKING:
+    from sparsebench.claims.rows import Claim
+
+CHECK_OUT = "sparsebench-claims"
+
+
+@click.command()
+@click.argument("names", metavar="[ROW]...", nargs=-1)
+@click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
+@table
+@click.option("--flagged", is_flag=True, help="Only rows that have flags.")
+@click.option(
+    "--file", type=click.Path(path_type=Path), metavar="FILE.toml", help="Another ledger. [sparsebench's own]"
+)
+@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[standard output]")
+@click.option("--check", metavar="ROW", help="Measure the accuracy of ROW again, with --weights and --images.")
+@click.option(
+    "--weights", type=click.Path(path_type=Path), metavar="FILE.safetensors", help="What ROW was tested with."
+)
+@click.option(
+    "--images", type=click.Path(path_type=Path), metavar="DIR", help="ImageNet's: val/<class>/* or <class>/*."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=CHECK_OUT, show_default=True, help="Where --check keeps records."
+)
+@options("device", "jobs", "timeout", "memory_limit")
+def claims(
+    names: tuple[str, ...], form: str, choice: Choice, flagged: bool, file: Path | None, output: Path | None,
+    check: str | None, weights: Path | None, images: Path | None, out: Path, **how: Any,
+) -> None:  # fmt: skip
+    """Recount published numbers: do the MACs that papers claim follow from the settings that they state?
+
+    \b
+    agrees            within 2 %, or as the source rounds it
+    other convention  another way of counting gives it, which is named
+    cannot be         none that is known here does
+    nothing claimed   the source has accuracy or speed alone
+    not recounted     its settings are not known, or each image costs something else
+
+    Flags name speed-ups above the MACs ratio, MACs that do not follow from the stated settings, and sources that
+    contradict each other. Nothing is fetched.
+
+    --check tests weights as they are, without training; it leaves with 1 if the claimed accuracy lies outside the
+    interval of what is measured.
+    """
+    from sparsebench.claims import rows
+
+    ledger = rows.load(file)
+    if check is not None:
+        if names or flagged or output is not None:
+            raise UserError("--check is of one row, and prints one line", next_step="leave the other options out")
+        sys.exit(_measure(rows.find(ledger, check), weights, images, out, how))
+    if weights is not None or images is not None:
+        raise UserError("--weights and --images are for --check", next_step="add --check ROW")
+    text = _table([rows.find(ledger, name) for name in names] or ledger, ledger, form, choice, flagged)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    from sparsebench.records.store import write_whole
+
+    write_whole(output, text.encode())
+    click.echo(f"written: {output}", err=True)
+
+
+def _table(chosen: list[Claim], ledger: list[Claim], form: str, choice: Choice, flagged: bool) -> str:
+    from sparsebench.board.budget_table import table_of_choice
+    from sparsebench.claims import recount
+    from sparsebench.claims import table as tables
+    from sparsebench.plugin.registry import Registry
+
+    shown = recount.recount_all(chosen, Registry(), ledger)
+    shown = [one for one in shown if one.flags or not flagged]
+    return table_of_choice(
+        tables.rows_of(shown), tables.shown(form), form, tables.summary(shown), tables.LEGEND, choice
+    )
+
+
+def _measure(claim: Claim, weights: Path | None, images: Path | None, out: Path, how: dict[str, Any]) -> int:
+    from sparsebench.api import execute
+    from sparsebench.claims.measure import measured, request_of
+    from sparsebench.plugin.registry import Registry
+
+    if weights is None or images is None:
+        raise UserError("--check needs the network and the pictures", next_step="give --weights FILE and --images DIR")
+    request, files = request_of(claim, weights, images, Registry())
+    with Progress(out) as progress:
+        records = execute(request, files, values_of(how)[2], out, callbacks_of(progress))
+    result = measured(claim, records)
+    click.echo(str(result))
+    return int(not result.holds)
