@@ -136,8 +136,9 @@ def apply(
         learned: what the strategy learned, of one that must be trained: a .safetensors file with weights named
             `strategy.*`, as `sparse.state_dict()` has them; "random" to begin a training.
         seed: of its random numbers, which belong to the place of a picture in its batch.
-        mean, std: what its pixels are normalised with, for strategies that look at them; by default what
+        mean: what its pixels are normalised with, for strategies that look at them; by default what
             `model.pretrained_cfg` says, else 0.5.
+        std: as `mean`.
         options: its budget and parameters by name, such as macs=0.5, disposal="merge".
 
     Raises:
