@@ -54,7 +54,8 @@ def verify(
     reported   types, hashes and finite numbers are as they must be
     rescored   its metrics are what its outcomes come to
     recounted  its MACs are what its token counts come to
-    replayed   cells that were run again here agree
+    replayed (elsewhere)   cells that were run again here agree with what is said to come from another machine
+    replayed   cells that were run again here agree to the bit
     A submission without any is rejected.
 
     Only --replay runs the strategy's code, and needs the pictures that the suite was run on.
@@ -87,7 +88,8 @@ def _replay(
 
 
 def _lines(verdict: Verdict) -> str:
-    lines = [f"{verdict.folder}: {verdict.badge}"]
+    within = "" if verdict.points is None else f", agrees within {verdict.points:g} points"
+    lines = [f"{verdict.folder}: {verdict.badge}{within}"]
     if verdict.strategy:
         lines.append(f"{verdict.strategy} {verdict.version}, suite {verdict.suite}, {verdict.records} records")
     lines += [f"not the next badge: {why}" for why in verdict.why] + verdict.notes

@@ -232,7 +232,7 @@ def _closing(records: Iterator[Record]) -> Iterator[None]:
 
 def _after(record: Record, known: Head | None) -> Record:
     """Return a record that says that it started after the known one of its cell, even if the clock was set back."""
-    if known is None or record.started > known.started:
+    if known is None or store.moment(record.started) > store.moment(known.started):
         return record
     with suppress(ValueError, OverflowError):
         later = datetime.fromisoformat(known.started) + timedelta(microseconds=1)

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from sparsebench.hooks import PROJECT, Hooks
 from sparsebench.measure import metrics
 from sparsebench.models.base import Model
 from sparsebench.observer import Observer
+from sparsebench.plugin.installed import entries, is_shipped
 from sparsebench.records.origin import Origin
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Task
@@ -80,7 +81,7 @@ class Registry:
         self.manager = pluggy.PluginManager(PROJECT)
         self.manager.add_hookspecs(Hooks)
         self.broken: dict[str, str] = {}
-        self.entries = {name: entry for name, entry in _entries().items() if not shipped_only or _is_shipped(entry)}
+        self.entries = {name: entry for name, entry in entries().items() if not shipped_only or is_shipped(entry)}
         self._files: dict[Path, list[str]] = {}
         self._strategies: dict[str, Found] = {}
         self._tasks: dict[str, type[Task]] = {}
@@ -177,7 +178,7 @@ class Registry:
             return
         entry = self.entries[name]
         load = partial(self._load_entry, name, entry)
-        failure = load() if _is_shipped(entry) else self._load_rehearsed(load)
+        failure = load() if is_shipped(entry) else self._load_rehearsed(load)
         if failure is not None:
             self.broken[name] = failure
 
@@ -338,37 +339,6 @@ class Registry:
     def record_hooks(self) -> list[pluggy.HookImpl]:
         """Return what looks at records without being named: each with a `plugin_name` and a `function`."""
         return self.manager.hook.sparsebench_record_finished.get_hookimpls()
-
-
-def _entries() -> dict[str, metadata.EntryPoint]:
-    """Return the installed entry points by name; of two with one name the shipped one, else the first, counts."""
-    entries: dict[str, metadata.EntryPoint] = {}
-    for entry in sorted(metadata.entry_points(group=PROJECT), key=lambda e: (e.name, not _is_shipped(e))):
-        first = entries.setdefault(entry.name, entry)
-        if first.value != entry.value:
-            log.warning(
-                "plugin '%s' of %s is left out: its name is taken", entry.name, getattr(entry.dist, "name", "?")
-            )
-    return entries
-
-
-def installed_source(name: str) -> str:
-    """Return the SHA-256 of an installed plugin's source, without importing anything of it; "" if there is none."""
-    entry = _entries().get(name)
-    parts = entry.module.split(".") if entry else []
-    place: Sequence[str] | None = None
-    source = None
-    for end in range(1, len(parts) + 1):
-        specs = (finder.find_spec(".".join(parts[:end]), place) for finder in sys.meta_path)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is None:
-            return ""
-        place, source = spec.submodule_search_locations, spec.origin
-    return _sha256(Path(source)) if source and Path(source).is_file() else ""
-
-
-def _is_shipped(entry: metadata.EntryPoint) -> bool:
-    return entry.dist is not None and entry.dist.name == PROJECT
 
 
 def _check_hooks(module: ModuleType) -> None:

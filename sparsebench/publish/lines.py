@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import ValidationError
 
 from sparsebench.errors import UserError
 from sparsebench.publish.folder import Unfit, plain
-from sparsebench.records.cell import canonical, digest
+from sparsebench.records import store
+from sparsebench.records.cell import Part, canonical, digest
 from sparsebench.records.record import MOST_ITEMS, Record, upgrade
 from sparsebench.strategy import KINDS
 
 LARGEST_REAL, LARGEST_WHOLE = 1e300, 2**63
 LONGEST_NAME = 100
-AHEAD = timedelta(days=1)
-"""How far a machine's clock may be before this one's."""
 
 
 def record_of(line: bytes) -> tuple[Record, int]:
@@ -64,14 +63,32 @@ def _check_numbers(raw: Any) -> None:
             raise Unfit(f"it holds a number of {value.bit_length()} bits")
 
 
-def _wrong_name(name: str, label: str) -> str | None:
+def _wrong_name(part: Part, label: str) -> str | None:
+    name = part.name
     if not name.isidentifier() or len(name) > LONGEST_NAME:
         return f"its strategy is called '{plain(name, 60)}', which is no name of a class"
     if not label.isprintable():
         return f"its label '{plain(label, 60)}' holds characters that cannot be shown"
-    if label != name and not label.startswith(f"{name}("):
-        return f"its label '{plain(label, 60)}' is not that of strategy '{plain(name, 60)}'"
+    if not _is_label(label, part):
+        return f"its label '{plain(label, 60)}' is not that of strategy '{plain(name, 60)}' with its parameters"
     return None
+
+
+def _is_label(label: str, part: Part) -> bool:
+    """Say whether a label is as `spec.label` prints one: the name, and after it some of the cell's parameters."""
+    left = {key: f"{key}={value}" for key, value in part.params.items()}
+    rest = label.removeprefix(part.name)
+    if rest == label or not rest:
+        return not rest
+    if not (rest.startswith("(") and rest.endswith(")")):
+        return False
+    rest = rest[1:-1] + ", "
+    while rest:
+        key = next((key for key, text in left.items() if rest.startswith(f"{text}, ")), None)
+        if key is None:
+            return False
+        rest = rest.removeprefix(f"{left.pop(key)}, ")
+    return True
 
 
 def _wrong_start(started: str) -> str | None:
@@ -84,7 +101,7 @@ def _wrong_start(started: str) -> str | None:
         when = None
     if when is None or when.tzinfo is None:
         return f"it began at '{plain(started, 60)}', which is no time in ISO 8601"
-    return f"it began in the future, at {plain(started, 60)}" if when > datetime.now(UTC) + AHEAD else None
+    return f"it began in the future, at {plain(started, 60)}" if when > datetime.now(UTC) + store.AHEAD else None
 
 
 def _wrong(record: Record) -> str | None:
@@ -103,7 +120,7 @@ def _wrong(record: Record) -> str | None:
         return "its trajectory has a negative number"
     if record.kind not in KINDS:
         return f"its kind is '{plain(record.kind, 60)}', allowed: {', '.join(KINDS)}"
-    if wrong := _wrong_name(record.cell.strategy.name, record.label) or _wrong_start(record.started):
+    if wrong := _wrong_name(record.cell.strategy, record.label) or _wrong_start(record.started):
         return wrong
     if (record.status == "ok") != (record.failure is None):
         return f"its status is {record.status}, and it has {'no' if record.failure is None else 'a'} failure"

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-
 from sparsebench import seeds
 from sparsebench.engine import run as runs
 from sparsebench.engine.options import Choice
 from sparsebench.engine.run import Callbacks
 from sparsebench.errors import UserError
-from sparsebench.measure.scores import Items
 from sparsebench.planning import planner
 from sparsebench.planning.expand import ImageUse, code_of, training_of
 from sparsebench.planning.expected import Expected
@@ -25,25 +22,19 @@ from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
 from sparsebench.planning.planner import Plan
 from sparsebench.planning.request import Files, How
-from sparsebench.plugin.registry import Registry, installed_source
+from sparsebench.plugin.installed import installed_source
+from sparsebench.plugin.registry import Registry
+from sparsebench.publish import agree
 from sparsebench.publish import folder as folders
-from sparsebench.publish import rescore
-from sparsebench.publish.folder import Manifest, plain
+from sparsebench.publish.folder import Manifest
 from sparsebench.publish.lines import record_of
-from sparsebench.publish.verify import Verdict
-from sparsebench.records import environment, store
+from sparsebench.publish.verify import SHOWN, Verdict
+from sparsebench.records import manifests, store
 from sparsebench.records.cell import Cell
+from sparsebench.records.manifests import Described
 from sparsebench.records.record import Record
 from sparsebench.spec import fill
-from sparsebench.stats.paired import mcnemar
 from sparsebench.strategy import Kind
-
-FALSE_ALARM = 0.01
-"""Chance that a cell which was trained on another machine, and is sound, is found to disagree."""
-AGREEING = 0.99
-"""Share of the test items that trained weights must class alike on another machine: nothing but rounding differs."""
-FEW = 0.02
-"""Difference of the share of the MACs that rounding may make, where images keep numbers of tokens of their own."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +59,9 @@ class Here:
 def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> None:
     """Run cells of a recounted submission again, and give it its last badge if they agree, or else say why not.
 
-    So many are drawn, or all for None, see `_draw`. Where machine and libraries are the same, and a CPU, outcomes must
-    be the same to the bit. Elsewhere rounding is another, which training makes large: the accuracies must not differ
-    significantly by McNemar's exact test on the same items. Where nothing is trained 99 % of the predictions must be
-    the same. This process, which compares, never imports the plugin: only the workers do.
+    So many are drawn, or all for None, see `_draw`, and compared, see `agree`. Where any of them claims another machine
+    or other libraries the badge says that it was elsewhere. This process, which compares, never imports the plugin:
+    only the workers do.
 
     Raises:
         UserError: the strategy is not here, or from another source; or the device or the pictures are not there.
@@ -83,15 +73,21 @@ def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> No
     seed = secrets.randbits(48) if here.seed is None else here.seed
     records, counts = _draw(folder, manifest.strategy, number, seed)
     again = _run(records, manifest, registry, here)
-    off = [text for record in records if (text := _disagreement(record, again[record.cell_id], len(records)))]
+    described = folders.beside(folder, manifest, manifests.STRATEGIES, Described)
+    adaptive = {one.name for one in described if one.adaptive}
+    agreement = agree.compare([(record, again[record.cell_id]) for record in records], adaptive)
     of_strategy = sum(record.cell.strategy.name == manifest.strategy for record in records)
     verdict.notes.append(
         f"replayed {len(records)} of {counts[0]} cells, {of_strategy} of its {counts[1]} own, "
         f"with --replay-seed {seed}: " + ", ".join(record.cell_id for record in records)
     )
-    verdict.why, verdict.wrong = off, bool(off)
-    if not off:
-        verdict.badge = "replayed"
+    verdict.why = agreement.wrong[:SHOWN]
+    if more := agreement.wrong[SHOWN:]:
+        verdict.why.append(f"and {len(more)} more")
+    verdict.wrong = bool(agreement.wrong)
+    if not agreement.wrong:
+        verdict.badge = "replayed (elsewhere)" if agreement.elsewhere else "replayed"
+        verdict.points = round(agreement.points, 2) if agreement.elsewhere else None
 
 
 def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -> None:
@@ -197,39 +193,3 @@ def _training(cell: Cell, registry: Registry) -> Cell | None:
     task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
     return training_of(cell, task, model, registry)
-
-
-def _disagreement(before: Record, after: Record, cells: int) -> str | None:
-    """Return how the two records of one cell disagree, or None; `cells` share the level of the test."""
-    what = f"cell {before.cell_id} ({plain(before.label, 60)} on {plain(before.cell.task.name, 40)})"
-    old, new = rescore.items_of(before), rescore.items_of(after)
-    if new is None or old is None:
-        reason = after.failure.reason if after.failure else ""
-        return f"{what} is {after.status} here: {plain(reason)}"
-    if before.kind != after.kind:
-        return f"{what} is {before.kind} there and {after.kind} here"
-    if not (np.array_equal(old.labels, new.labels) and np.array_equal(old.groups, new.groups)):
-        return f"{what} has other test items here"
-    if old.foregrounds is not None and (new.foregrounds is None or (old.foregrounds != new.foregrounds).any()):
-        return f"{what} has other foregrounds here"
-    same_machine = environment.same(before.environment, after.environment) and before.device == after.device == "cpu"
-    if same_machine:
-        same = before.trajectory == after.trajectory and all(
-            np.array_equal(getattr(old, name), getattr(new, name)) for name in ("predicted", "ranks", "losses")
-        )
-        return None if same else f"{what} has other outcomes here, on the same machine and libraries"
-    ratios = [record.metrics["macs_ratio"].value or 0.0 for record in (before, after)]
-    if abs(ratios[0] - ratios[1]) > FEW:
-        return f"{what} took {ratios[0]:.4f} of the dense MACs there and {ratios[1]:.4f} here"
-    trained = before.cell.n_train > 0 and before.cell.track != "frozen"
-    return _difference(what, old, new, trained=trained, level=FALSE_ALARM / cells)
-
-
-def _difference(what: str, old: Items, new: Items, *, trained: bool, level: float) -> str | None:
-    """Return how outcomes of two machines differ by more than rounding can, or None."""
-    alike = float((old.predicted == new.predicted).mean())
-    if not trained:
-        return None if alike >= AGREEING else f"{what}: {alike:.2%} of the predictions are the same here"
-    if mcnemar((new.correct & ~old.correct).sum(), (old.correct & ~new.correct).sum()) >= level:
-        return None
-    return f"{what} has accuracy {old.accuracy:.4f} there and {new.accuracy:.4f} here, on the same test items"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import RootModel
 
@@ -15,17 +15,18 @@ from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items
 from sparsebench.models.base import Model
 from sparsebench.publish import folder as folders
-from sparsebench.publish import recount, rescore
+from sparsebench.publish import recount, rescore, shipped
 from sparsebench.publish.folder import MANIFEST, Manifest, Unfit, plain
 from sparsebench.publish.lines import record_of
 from sparsebench.publish.parts import shipped_model, shipped_task, truths
+from sparsebench.publish.redraw import Redraw
 from sparsebench.records import environment, manifests
 from sparsebench.records.manifests import Asked, Described, setting_of
 from sparsebench.records.record import Record
 from sparsebench.tasks.base import Task
 
-Badge = Literal["rejected", "reported", "rescored", "recounted", "replayed"]
-BADGES: tuple[Badge, ...] = ("rejected", "reported", "rescored", "recounted", "replayed")
+Badge = Literal["rejected", "reported", "rescored", "recounted", "replayed (elsewhere)", "replayed"]
+BADGES: tuple[Badge, ...] = get_args(Badge)
 """In rising order; what is rejected has none."""
 DEPTH, MOST_FOLDERS = 2, 10_000
 """How far below PATH submissions lie, as <strategy>/<version>, and how many a folder may hold."""
@@ -73,6 +74,7 @@ class Verdict:
         strategy, version, suite, records: what it is, as far as it can be read.
         as_reported: metrics that nothing here was made again of.
         notes: what else there is to know: settings that are missing, a suite that is not the board's.
+        points: within how many points the accuracies of drawn cells agree that claim another machine.
     """
 
     folder: str
@@ -85,6 +87,7 @@ class Verdict:
     records: int = 0
     as_reported: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    points: float | None = None
 
     def grant(self, badge: Badge, findings: Findings) -> None:
         """Give a badge, if it has the one before, unless there are findings against it, which are why it is not given.
@@ -103,7 +106,7 @@ def badge_of(folder: Path) -> Badge:
     return verify(folder).badge
 
 
-def verify(folder: Path, board: Sequence[Asked] | None = None) -> Verdict:
+def verify(folder: Path, board: Sequence[Asked] | None = None, *, placed: bool = False) -> Verdict:
     """Return what can be told of one submission from its files alone; whatever they are, there is a verdict.
 
     torch is imported only where a cell's model is one of timm's.
@@ -111,10 +114,13 @@ def verify(folder: Path, board: Sequence[Asked] | None = None) -> Verdict:
     Args:
         folder: the submission's.
         board: the suites that a board answers, with which the submission's is to be compared.
+        placed: whether the folder must be called <strategy>/<version>, as those that are published are.
     """
     verdict = Verdict(plain(folder, 500))
     try:
         manifest = folders.manifest_of(folder)
+        if placed and (wrong := _misplaced(folder, manifest)):
+            raise Unfit(wrong)
         examined = _Examined(folder, manifest)
     except (Unfit, OSError, ValueError) as error:
         verdict.why, verdict.wrong = [_unreadable(error)], True
@@ -137,7 +143,7 @@ def verify_each(folders_: Iterable[Path], board: Path | None = None) -> Iterator
     """Yield the verdict on each submission; see `verify`. `board` is a run's folder, whose suites are compared."""
     asked = None if board is None else manifests.suites(board)
     for folder in folders_:
-        yield verify(folder, asked)
+        yield verify(folder, asked, placed=True)
 
 
 def submissions_in(path: Path) -> list[Path]:
@@ -176,6 +182,17 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
             yield from _below(path / name, depth - 1)
 
 
+def _misplaced(folder: Path, manifest: Manifest) -> str | None:
+    """Return how a folder is not called as what it holds, or None."""
+    *_, strategy, version = folder.absolute().parts[-2:]
+    if (strategy, version) == (manifest.strategy, manifest.version):
+        return None
+    return (
+        f"its folder is called {plain(strategy, 60)}/{plain(version, 60)}, and it is "
+        f"{plain(manifest.strategy, 60)}/{plain(manifest.version, 100)}"
+    )
+
+
 def _unreadable(error: Exception) -> str:
     return plain(f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else error)
 
@@ -196,7 +213,7 @@ class _Examined:
             raise Unfit("it does not say what its strategy is, or not from that source")
         self.kind = self.described[source].kind
         folders.beside(folder, manifest, environment.FOLDER, Machine)
-        self._networks = recount.Networks()
+        self._networks, self._redraw = recount.Networks(), Redraw()
         self._truths: dict[tuple[str, str], tuple[str, str]] = {}
         self._settings: dict[str, tuple[bool, str]] = {}  # whether the strategy has it, and what it is called
         self._starts, self._needed, self._good = set[str](), set[str](), 0
@@ -235,6 +252,8 @@ class _Examined:
             raise Unfit("it is of another source, or of another kind, than its strategy")
         if not published and record.kind == "deployable":
             raise Unfit(f"it is of another strategy, '{plain(record.cell.strategy.name, 60)}'")
+        if odd := shipped.other_kind(record):
+            raise Unfit(odd)
         if record.environment and f"{environment.FOLDER}/{record.environment}.json" not in self.manifest.files:
             raise Unfit("its machine is not described")
         if setting in self.asked:
@@ -256,6 +275,8 @@ class _Examined:
         except (Unfit, UserError) as error:
             self.rescored.add(f"{_cell(record)}: {plain(error)}")
             return
+        if odd := shipped.other_source(record.cell.strategy.name, record.origin):
+            self.recounted.add(odd, wrong=False)
         scores, macs = self._scores(record, items, task), self._macs(record, items, task, model)
         for findings, texts in ((self.rescored, scores), (self.recounted, macs)):
             try:
@@ -280,6 +301,8 @@ class _Examined:
             first, cell_id = self._truths.setdefault(truth, (what, record.cell_id))
             if first != what:
                 yield f"its {truth[0]} are others than those of cell {cell_id}"
+        if task is not None:
+            yield from self._redraw.differences(record, items, task)
         if not rescore.has_losses(record):
             raise UserError("records of schema 1 have neither ranks nor losses, and are not wholly rescored")
         if task is None:
@@ -305,6 +328,8 @@ class _Examined:
             named = sorted(self._settings[setting][1] for setting in missing & set(self._settings))[:SHOWN]
             such = ", such as " + "; ".join(named) if named else ""
             self.notes.append(f"incomplete: it lacks {len(missing)} of the {of}{such}")
+        if left := sorted(self._redraw.left):
+            self.notes.append(f"test items are as reported, and were not drawn again: those of {', '.join(left)}")
 
 
 def _cell(record: Record) -> str:

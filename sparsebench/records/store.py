@@ -21,7 +21,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO, Generic, NamedTuple, TypeVar
 
@@ -200,6 +200,26 @@ class Claim(NamedTuple):
     started: str
     checksum: int
 
+    @property
+    def rank(self) -> tuple[bool, Moment, int]:
+        """What the later one of one source has more of."""
+        return self.ok, moment(self.started), self.checksum
+
+
+Moment = tuple[bool, datetime, str]
+AHEAD = timedelta(days=1)
+"""How far a machine's clock may be before this one's."""
+
+
+def moment(started: str) -> Moment:
+    """Return when a record says that it began, to compare: what is no time, or yet to come, is before all others."""
+    try:
+        when = datetime.fromisoformat(started)
+        when = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return False, datetime.min.replace(tzinfo=UTC), started
+    return when <= datetime.now(UTC) + AHEAD, when, started
+
 
 def of_each_source(items: Iterable[tuple[Claim, X]]) -> dict[tuple[str, str], tuple[Claim, X]]:
     """Return what counts for each cell and source of its strategy: the newest success, or else the newest failure.
@@ -209,7 +229,7 @@ def of_each_source(items: Iterable[tuple[Claim, X]]) -> dict[tuple[str, str], tu
     best: dict[tuple[str, str], tuple[Claim, X]] = {}
     for claim, item in items:
         known = best.get(claim[:2])
-        if known is None or claim[2:] > known[0][2:]:
+        if known is None or claim.rank > known[0].rank:
             best[claim[:2]] = claim, item
     return best
 
@@ -219,7 +239,7 @@ def newest(items: Iterable[tuple[Claim, X]]) -> dict[str, X]:
     best: dict[str, tuple[Claim, X]] = {}
     for claim, item in of_each_source(items).values():
         known = best.get(claim.cell_id)
-        if known is None or (claim.started, *claim) > (known[0].started, *known[0]):
+        if known is None or (moment(claim.started), claim) > (moment(known[0].started), known[0]):
             best[claim.cell_id] = claim, item
     return {cell_id: item for cell_id, (_, item) in best.items()}
 

@@ -82,7 +82,7 @@ def _params(records: Iterable[Record]) -> Given:
 
 def _installed_name(name: str, records: Iterable[Record]) -> str:
     """Return the name; UserError if its newest records are of a file, of which they do not know where it lies."""
-    origin = max(records, key=lambda record: record.started).origin
+    origin = max(records, key=lambda record: store.moment(record.started)).origin
     if origin.plugin.startswith("file:"):
         path = origin.plugin.removeprefix("file:")
         raise UserError(f"it comes from a file, {path}", next_step=f"give that too: sparsebench check {path} --results")

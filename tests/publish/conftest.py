@@ -65,7 +65,7 @@ def tampered(sound: Path, tmp_path: Path) -> Tamper:
     """Return a function that changes raw records in a copy of what is published, and seals it."""
 
     def tamper(change: Callable[[dict[str, Any]], Any], *, task: str = "theory", strategy: str | None = "norm") -> Path:
-        folder = tmp_path / "strategy" / "version"
+        folder = tmp_path / "norm" / sound.name
         shutil.copytree(sound, folder)
         lines = []
         for line in (folder / RECORDS).read_bytes().splitlines():

@@ -23,7 +23,7 @@ from sparsebench.publish.replay import Here, replay
 from sparsebench.publish.submit import submit
 from sparsebench.publish.verify import Verdict, verify
 from sparsebench.records.cell import canonical
-from sparsebench.records.record import Failure, pack, pack_reals, unpack, unpack_reals
+from sparsebench.records.record import Failure, pack, unpack, unpack_reals
 
 
 def replayed(folder: Path, number: int | None = 100, plugin: Path | None = PLUGIN) -> Verdict:
@@ -105,18 +105,18 @@ def test_what_compares_never_runs_the_plugin(few: Path, tmp_path: Path) -> None:
     """A plugin that replaces what compares is not imported there, and the forgery is found all the same."""
     evil = tmp_path / "good.py"
     patch = 'import sys\nreplay = sys.modules.get("sparsebench.publish.replay")\n'
-    patch += "if replay:\n    replay._disagreement = lambda *a: None\n    raise SystemExit(0)\n"
+    patch += "if replay:\n    replay.agree.compare = lambda *a: None\n    raise SystemExit(0)\n"
     evil.write_text(patch + PLUGIN.read_text())
     sha256 = hashlib.sha256(evil.read_bytes()).hexdigest()
     manifest = module.folders.manifest_of(few)
     source = manifest.plugin.model_copy(update={"sha256": sha256})
-    before = module._disagreement
+    before = module.agree.compare
     registry = Registry(shipped_only=True)
     module._check_source(manifest.model_copy(update={"plugin": source}), registry, evil)
     (record,), _ = module._draw(few, "norm", 1, 1)
     job = module._job(record, manifest.model_copy(update={"plugin": source}), registry, evil)
     assert job.files == (str(evil),) and job.strangers and job.origin.sha256 == sha256
-    assert module._disagreement is before and "norm" not in registry._strategies
+    assert module.agree.compare is before and "norm" not in registry._strategies
 
 
 def test_a_strategy_of_another_kind_than_its_record_says_is_not_run(few: Path, job_of: Any, tmp_path: Path) -> None:
@@ -177,45 +177,3 @@ def test_a_manifest_that_names_another_source_is_rejected(few: Path, tmp_path: P
     sha256 = json.loads(text)["plugin"]["sha256"]
     (folder / MANIFEST).write_text(text.replace(sha256, "0" * 64).replace(sha256[:12], "0" * 12))
     assert "what its strategy is" in verify(folder).why[0]
-
-
-def items(hits: int, n: int = 400, classes: int = 2) -> Items:
-    labels = np.zeros(n, dtype=int)
-    predicted = (np.arange(n) >= hits).astype(int)
-    return Items(predicted, labels, labels, predicted, np.zeros(n, np.float32))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "trained", "differs"),
-    [
-        (300, 305, True, False),  # exact McNemar: 5 gained, none lost, p = .06
-        (300, 320, True, True),
-        (320, 300, True, True),
-        (300, 300, True, False),
-        (400, 396, False, False),
-        (400, 395, False, True),
-    ],
-)
-def test_other_machines_may_differ_by_noise_alone(old: int, new: int, trained: bool, differs: bool) -> None:
-    found = module._difference("it", items(old), items(new), trained=trained, level=0.01)
-    assert (found is not None) == differs
-
-
-def test_records_of_another_machine_need_not_be_the_same_to_the_bit(few: Path) -> None:
-    (record,), _ = module._draw(few, "norm", 1, 1)
-    assert record.outcomes is not None
-    losses = unpack_reals(record.outcomes.loss, record.outcomes.n) * np.float32(1.0001)
-    other = record.model_copy(
-        update={"outcomes": record.outcomes.model_copy(update={"loss": pack_reals(losses)})}
-    )  # fmt: skip
-    assert "other outcomes" in (module._disagreement(other, record, 1) or "")
-    shown = record.outcomes.model_copy(update={"foreground": pack(np.arange(record.outcomes.n))})
-    moved = record.model_copy(update={"outcomes": shown})
-    assert "other foregrounds here" in (module._disagreement(moved, record, 1) or "")
-    assert module._disagreement(record, moved, 1) is None  # an older record does not say
-    elsewhere = other.model_copy(update={"environment": "0" * 16})
-    assert module._disagreement(elsewhere, record, 1) is None
-    cheaper = record.metrics | {"macs_ratio": record.metrics["macs_ratio"].model_copy(update={"value": 0.1})}
-    assert "of the dense MACs" in (
-        module._disagreement(elsewhere.model_copy(update={"metrics": cheaper}), record, 1) or ""
-    )

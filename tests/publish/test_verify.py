@@ -105,7 +105,8 @@ def test_test_items_are_the_same_for_all_strategies(tampered: Tamper) -> None:
         raw["outcomes"]["rank"] = pack(np.roll(unpack(raw["outcomes"]["rank"], n), 1))
 
     verdict = verify(tampered(other, task="composite"))
-    assert verdict.badge == "reported" and "test labels or groups are others than those of cell" in verdict.why[0]
+    assert verdict.badge == "reported"
+    assert "test labels or groups are others than those of cell" in " ".join(verdict.why)
 
 
 def lengthen(raw: Raw) -> None:
@@ -231,7 +232,7 @@ def test_a_lower_badge_for_want_of_anything_to_tell_it_by_hides_nothing(tampered
         (("status",), "failed", "its status is failed, and it has no failure"),
         (("memory",), -1, "memory is negative"),
         (("seconds",), "1.0", "another type"),
-        (("outcomes", "n"), 2**40, "test items, allowed"),
+        (("outcomes", "n"), 2**40, "outcomes.n: "),
         (("more",), 1, "more: Extra inputs"),
         (("schema_version",), 99, "schema version 99"),
     ],
@@ -287,13 +288,13 @@ def test_tasks_of_plugins_are_not_wholly_rescored_and_nothing_of_them_is_importe
 
 def test_submissions_are_found_below_a_folder_and_links_are_not_followed(sound: Path, tmp_path: Path) -> None:
     root = tmp_path / "submissions"
-    copy = shutil.copytree(sound, root / "norm" / "a")
+    copy = shutil.copytree(sound, root / "norm" / sound.name)
     (root / "README.md").write_text("about")
     (root / "norm" / "b").symlink_to(sound)
     (root / "mine" / "c").mkdir(parents=True)
     found = submissions_in(root)
-    assert found == [root / "mine" / "c", root / "norm" / "a", root / "norm" / "b"]
-    assert [v.badge for v in verify_each(found)] == ["rejected", "recounted", "rejected"]
+    assert found == [root / "mine" / "c", root / "norm" / "b", root / "norm" / sound.name]
+    assert [v.badge for v in verify_each(found)] == ["rejected", "rejected", "recounted"]
     assert verify(found[2]).why == ["it is a link"] and submissions_in(copy) == [copy]
     (tmp_path / "link").symlink_to(root)
     assert submissions_in(tmp_path / "link") == [tmp_path / "link"]
@@ -313,7 +314,7 @@ try:
     main(["verify", {str(sound)!r}, "--json"])
 except SystemExit as leave:
     assert not leave.code, leave.code
-assert not {{'torch', 'timm', 'torchvision', 'matplotlib', 'pandas'}} & set(sys.modules)
+assert not {{'torch', 'timm', 'torchvision', 'matplotlib'}} & set(sys.modules)
 assert not [name for name in sys.modules if name.startswith(("sparsebench_plugins", "sparsebench_local"))]
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)

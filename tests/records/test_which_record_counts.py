@@ -100,6 +100,26 @@ def test_a_record_that_replaces_another_is_later_even_if_the_clock_was_set_back(
     assert run._after(after, unreadable) is after
 
 
+@pytest.mark.parametrize(
+    "claimed", ["zzz", "9999-12-31T23:59:59.999999+00:00", "9999-12-31T23:59:59.999999", "2999-01-01"]
+)
+def test_no_record_is_immortal(make_record: Make, claimed: str) -> None:
+    """Whatever a record of a stranger's store says of its time, one that is made after it counts."""
+    forged, made = make_record().model_copy(update={"started": claimed}), make_record(started=10, value=0.25)
+    later = run._after(made, forged)
+    claims = [(store.Claim(r.cell_id, r.origin.sha256, True, r.started, k), r) for k, r in enumerate([later, forged])]
+    for order in (claims, claims[::-1]):
+        assert store.newest(order) == {made.cell_id: later}
+    other = make_record(started=10, sha256="b")
+    claims = [(store.Claim(r.cell_id, r.origin.sha256, True, r.started, k), r) for k, r in enumerate([other, forged])]
+    assert store.newest(claims) == {made.cell_id: other}
+
+
+def test_times_are_compared_as_times(make_record: Make) -> None:
+    texts = ["2026-01-01T10:00:00+00:00", "2026-01-01T10:00:00.5+00:00", "2026-01-01T09:00:00-05:00"]
+    assert sorted(reversed(texts), key=store.moment) == texts
+
+
 def test_the_hash_of_a_changed_cell_is_its_own(make_record: Make) -> None:
     cell = make_record().cell
     assert cell.id == make_record().cell_id

@@ -1,0 +1,58 @@
+"""Installed plugins, and where their sources lie, without importing anything of them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from sparsebench.hooks import PROJECT
+from sparsebench.records.store import content_hash
+
+log = logging.getLogger(__name__)
+
+
+def entries() -> dict[str, metadata.EntryPoint]:
+    """Return the installed entry points by name; of two with one name the shipped one, else the first, counts."""
+    known: dict[str, metadata.EntryPoint] = {}
+    for entry in sorted(metadata.entry_points(group=PROJECT), key=lambda e: (e.name, not is_shipped(e))):
+        first = known.setdefault(entry.name, entry)
+        if first.value != entry.value:
+            log.warning(
+                "plugin '%s' of %s is left out: its name is taken", entry.name, getattr(entry.dist, "name", "?")
+            )
+    return known
+
+
+def installed_source(name: str) -> str:
+    """Return the SHA-256 of an installed plugin's source, without importing anything of it; "" if there is none."""
+    path = _source(entries().get(name))
+    return content_hash(path) if path else ""
+
+
+@cache
+def shipped_source(name: str) -> Path | None:
+    """Return where the source of a strategy lies that comes with sparsebench, or None if none of that name does."""
+    entry = entries().get(name)
+    return _source(entry) if entry is not None and is_shipped(entry) else None
+
+
+def _source(entry: metadata.EntryPoint | None) -> Path | None:
+    parts = entry.module.split(".") if entry else []
+    place: Sequence[str] | None = None
+    source = None
+    for end in range(1, len(parts) + 1):
+        specs = (finder.find_spec(".".join(parts[:end]), place) for finder in sys.meta_path)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None:
+            return None
+        place, source = spec.submodule_search_locations, spec.origin
+    return Path(source) if source and Path(source).is_file() else None
+
+
+def is_shipped(entry: metadata.EntryPoint) -> bool:
+    """Say whether an entry point is of sparsebench's own."""
+    return entry.dist is not None and entry.dist.name == PROJECT
