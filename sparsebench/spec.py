@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -81,8 +81,8 @@ def _value(text: str) -> Any:
         return float(text) if _POINT.fullmatch(text) else text.strip()
 
 
-def fill(cls: type[B], params: Mapping[str, Any], what: str) -> B:
-    """Return cls(**params), with a tuple written as a+b+c.
+def fill(cls: type[B], params: Mapping[str, Any], what: str, others: Collection[str] = ()) -> B:
+    """Return cls(**params), with a tuple written as a+b+c; `others` are words that a user may give beside parameters.
 
     Raises:
         UserError: a parameter that does not exist, or a value that it cannot have.
@@ -90,7 +90,7 @@ def fill(cls: type[B], params: Mapping[str, Any], what: str) -> B:
     given = {}
     for key, value in params.items():
         if key not in cls.model_fields:
-            raise unknown(f"parameter of {what}", key, cls.model_fields)
+            raise unknown(f"parameter of {what}", key, {*cls.model_fields, *others})
         kinds = (cls.model_fields[key].annotation, *typing.get_args(cls.model_fields[key].annotation))
         is_tuple = any(typing.get_origin(kind) is tuple for kind in kinds)
         given[key] = str(value).split("+") if is_tuple and isinstance(value, str | int | float) else value

@@ -15,15 +15,20 @@ TOLERANCE = 0.02
 """How far realised MACs may be from those asked for, and from planned ones, before the board says so."""
 
 
-def notes_on(records: Flats, rankings: Sequence[Ranking] = ()) -> list[str]:
-    """Return what is left out, what differences can be significant, what failed, and what checks found, a line each."""
+def notes_on(records: Flats, rankings: Sequence[Ranking] = (), *, technical: bool = True) -> list[str]:
+    """Return what is left out, what differences can be significant, what failed, and what checks found, a line each.
+
+    Without the technical ones: what is left out, failures and checks.
+    """
     frame = frame_of(records)
     tracks = "data, model, size or track" if frame["track"].nunique() > 1 else "data, model or size"
     more = [
         f"{task}: {n} other setting{'s' if n > 1 else ''} ({tracks}) not shown; see them with --by task"
         for task, n in other_settings(frame).items()
     ]
-    return more + detectable(rankings) + cautions(frame) + inactive(frame) + failures(frame) + remarks(frame)
+    if technical:
+        more += detectable(rankings) + cautions(frame) + inactive(frame)
+    return more + failures(frame) + remarks(frame)
 
 
 def other_settings(records: Flats) -> dict[str, int]:

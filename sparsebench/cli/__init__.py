@@ -28,6 +28,7 @@ from sparsebench.cli import (
     submit,
     verify,
 )
+from sparsebench.cli.guide import EXAMPLES, Guided, group_commands
 from sparsebench.cli.streams import flush_output, open_streams, refusal
 from sparsebench.contain.thread import leave_in_time
 from sparsebench.errors import UserError
@@ -63,6 +64,15 @@ class _Group(click.Group):
             sys.exit(result if isinstance(result, int) else 0)
         return result
 
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands; see `group_commands`."""
+        group_commands(self, context, formatter)
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the first command to try."""
+        with formatter.section("Example"):
+            formatter.write_text(EXAMPLES["run"])
+
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="sparsebench")
@@ -76,6 +86,8 @@ for command in (
     submit.submit, verify.verify, new.new, data.data, env.env,
 ):  # fmt: skip
     main.add_command(command)
+    if not isinstance(command, Guided):
+        command.epilog = f"Example:  {EXAMPLES[str(command.name)]}"
 
 
 def run_cli() -> None:

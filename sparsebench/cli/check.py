@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
+from sparsebench.cli.guide import Guided
 from sparsebench.records.report import HARMLESS
 
 SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "CRASHED"}
 
 
-@click.command()
+@click.command(cls=Guided)
 @click.argument("target", metavar="[NAME|FILE.py[:PARAM=VALUE...]]", required=False)
 @click.option(
     "--results",

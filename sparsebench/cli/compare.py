@@ -8,13 +8,14 @@ from typing import Any
 
 import click
 
+from sparsebench.cli.guide import Guided
 from sparsebench.cli.options import PLACE, RUN, SETTING, callbacks_of, options
 from sparsebench.errors import UserError
 from sparsebench.planning.request import values_of
 from sparsebench.progress import Progress
 
 
-@click.command()
+@click.command(cls=Guided)
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @options(*SETTING, *RUN)

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+from sparsebench.cli.guide import Guided
 
-@click.command()
+
+@click.command(cls=Guided)
 @click.option("--data-root", default="data", show_default=True, type=click.Path(path_type=Path), help="Where to look.")
 @click.option("--verify", is_flag=True, help="Read the files: checksums and tables, not only names and sizes.")
 @click.option("--clear-cache", is_flag=True, help="Remove the decoded pictures that are kept; they are made again.")

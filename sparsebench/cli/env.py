@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from sparsebench.cli.guide import Guided
 
-@click.command()
+
+@click.command(cls=Guided)
 def env() -> None:
     """Show the machine and the libraries that records are made with."""
     from tabulate import tabulate

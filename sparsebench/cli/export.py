@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 
+from sparsebench.cli import folder as folders
+from sparsebench.cli.guide import Guided
 from sparsebench.errors import UserError
 
 
-@click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.command(cls=Guided)
+@folders.argument
 @click.option("--format", "form", type=click.Choice(["csv", "jsonl", "parquet"]), default="csv", show_default=True)
 @click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="[standard output]")
 def export(folder: Path, form: str, out: Path | None) -> None:

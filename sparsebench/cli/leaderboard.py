@@ -9,16 +9,19 @@ import click
 
 from sparsebench.board.columns import FORMATS
 from sparsebench.board.fit import Choice
-from sparsebench.cli.width import table
+from sparsebench.cli import folder as folders
+from sparsebench.cli.guide import Guided
+from sparsebench.cli.width import notes, show, table
 from sparsebench.errors import UserError
+from sparsebench.publish.folder import MANIFEST
 
 HTML, BIBTEX = "html", "bibtex"
 SHOWN = 5
 """Cells of a board that --check names."""
 
 
-@click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.command(cls=Guided)
+@folders.argument
 @click.option("--format", "form", type=click.Choice([*FORMATS, HTML, BIBTEX]), default="table", show_default=True)
 @click.option("--by", type=click.Choice(["task"]), help="A row a task and model as well; the page has both.")
 @click.option(
@@ -39,6 +42,7 @@ SHOWN = 5
     help="Write the boards in FOLDER and documents that show them anew, or a board where there is none.",
 )
 @table
+@notes
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[standard output]")
 def leaderboard(
     folder: Path,
@@ -48,6 +52,7 @@ def leaderboard(
     check: bool,
     update: bool,
     choice: Choice,
+    notes: bool,
     output: Path | None,
 ) -> None:
     """Show the leaderboard of a run's FOLDER, made from its records alone.
@@ -63,9 +68,9 @@ def leaderboard(
         raise UserError("a page is not for the terminal", next_step="give -o FILE.html")
     if choice.names and form in (HTML, BIBTEX):
         raise UserError("--columns is of tables", got=f"--format {form}", allowed=FORMATS)
-    content = _page(folder) if form == HTML else _text(folder, form, by, view, choice)
+    content = _page(folder) if form == HTML else _text(folder, form, by, view, choice, notes or output is not None)
     if output is None:
-        click.echo(content, nl=False)
+        show(content.decode("utf-8"), form)
         return
     write_whole(output, content)
     click.echo(f"written: {output}", err=True)
@@ -77,6 +82,11 @@ def _compare_or_write(folder: Path, write: bool) -> int:
     from sparsebench.page import published
     from sparsebench.publish.boards import contradictions
 
+    if write and (folder / MANIFEST).is_file():
+        raise UserError(
+            f"{folder} is a submission, which has no other files than it was submitted with",
+            next_step=f"sparsebench leaderboard {folder} -o FILE writes its board elsewhere",
+        )
     wrong = contradicted = 0
     folders = [folder] if write and (folder / "records").is_dir() else published.boards(folder)
     for one in folders:
@@ -109,10 +119,11 @@ def _page(folder: Path) -> bytes:
     return page.render(gather(folder))
 
 
-def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice) -> bytes:
+def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice, technical: bool) -> bytes:
     from sparsebench.board import budget_table, reading, views
     from sparsebench.board.build import judge
     from sparsebench.board.entries import METRICS
+    from sparsebench.board.findings import findings
     from sparsebench.board.gather import bibtex
     from sparsebench.board.notes import notes_on
 
@@ -125,6 +136,8 @@ def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice) ->
     elif view == "matched":
         text = chosen(views.matches(judged.rankings), views.MATCHED, form, (), views.LEGEND_OF_MATCHED, choice)
     else:
-        notes = notes_on(records, judged.single)
-        text = budget_table.text(judged.rows, judged.budgets, form, notes, choice, judged.columns)
+        said = notes_on(records, judged.single, technical=technical or form != "table")
+        text = budget_table.text(judged.rows, judged.budgets, form, said, choice, judged.columns)
+        if form == "table" and by is None:
+            text += "".join(f"\n{line}" for line in findings(judged.rows)) + "\n"
     return text.encode("utf-8", "replace")

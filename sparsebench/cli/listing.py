@@ -9,6 +9,8 @@ import click
 
 from sparsebench.board.columns import Column
 from sparsebench.board.fit import WIDTH, fit
+from sparsebench.cli.guide import Guided
+from sparsebench.cli.width import show, width
 from sparsebench.errors import UserError
 
 _KEYS = ("name", "kind", "site", "needs", "trained", "from", "what", "citation")
@@ -20,7 +22,7 @@ def first_line(thing: Any) -> str:
     return (thing.__doc__ or "").strip().partition("\n")[0]
 
 
-@click.command("list")
+@click.command("list", cls=Guided)
 @click.argument("what", type=click.Choice(WHAT), default="plugins")
 @click.option("--json", "as_json", is_flag=True, help="A list of objects with at least `name`.")
 @click.option("--bibtex", is_flag=True, help="Where the listed strategies were published, as BibTeX.")
@@ -28,7 +30,7 @@ def first_line(thing: Any) -> str:
 @click.option(
     "--wide",
     is_flag=True,
-    help=f"The whole table. [what fits {WIDTH} characters: citation, from and needs go first, then ends of texts]",
+    help=f"The whole table. [what fits the terminal, or {WIDTH} characters: citation, from and needs go first]",
 )
 def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -> None:
     """List the plugins (strategies), tasks, models, suites or observers that can be named."""
@@ -53,7 +55,7 @@ def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
-    click.echo(_table(rows, wide or published))
+    show(f"{_table(rows, wide or published)}\n", "" if wide or published else "table")
 
 
 def _table(rows: list[dict[str, Any]], wide: bool) -> str:
@@ -62,7 +64,7 @@ def _table(rows: list[dict[str, Any]], wide: bool) -> str:
 
     if not wide and rows:
         columns = [Column(key, key, "text", "") for key in rows[0]]
-        shown_rows, left = fit(rows, columns, WIDTH, ("citation", "from", "needs"))
+        shown_rows, left = fit(rows, columns, width(), ("citation", "from", "needs"))
         rows = [{column.key: row[column.key] for column in left} for row in shown_rows]
     return tabulate(rows, headers="keys", tablefmt="simple")
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
+from sparsebench.cli.guide import Guided
 
-@click.command()
+
+@click.command(cls=Guided)
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="A folder that is not there yet.")
 def merge(folders: tuple[Path, ...], out: Path) -> None:

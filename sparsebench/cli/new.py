@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
+from sparsebench.cli.guide import Guided
 
-@click.command()
+
+@click.command(cls=Guided)
 @click.argument("name")
 @click.option("--package", is_flag=True, help="A distribution that can be published, in place of two files.")
 @click.option(

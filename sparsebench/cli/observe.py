@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
+from sparsebench.cli.guide import Guided
 
-@click.command()
+
+@click.command(cls=Guided)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("observers", nargs=-1, required=True, metavar="NAME|FILE.py[:PARAM=V]...")
 def observe(folder: Path, observers: tuple[str, ...]) -> None:

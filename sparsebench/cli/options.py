@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import click
 
 from sparsebench.api import OUT
+from sparsebench.cli.guide import NAMES, complete
 from sparsebench.planning.request import OPTIONS, Option
 from sparsebench.progress import Progress
 
@@ -58,6 +59,8 @@ def _option(one: Option) -> Callable[[Any], Any]:
     more = _kind_of(one) | {key: one.words[key] for key in ("help", "metavar") if key in one.words}
     if one.default not in (None, False, ()):
         more |= {"default": one.default, "show_default": True}
+    if one.name in NAMES:
+        more["shell_complete"] = complete
     return click.option(f"--{name}", one.name, **more)
 
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from sparsebench.board.board import Row
 from sparsebench.board.columns import FORMATS
 from sparsebench.board.fit import Choice
+from sparsebench.cli.guide import Guided, complete
 from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
-from sparsebench.cli.width import table
+from sparsebench.cli.width import notes, show, table
 from sparsebench.planning.request import values_of
 from sparsebench.progress import Progress, remedy
 
 
-@click.command()
+@click.command(cls=Guided)
+@click.argument("named", nargs=-1, metavar="[STRATEGY|FILE.py[:PARAM=V]]...", shell_complete=complete)
 @options(*REQUEST, "tasks", "seeds", "shard", *PLACE)
 @click.option(
     "--format",
@@ -28,8 +32,13 @@ from sparsebench.progress import Progress, remedy
     help="How the leaderboard is printed.",
 )
 @table
-def run(form: str, choice: Choice, dry_run: bool, out: Path, **values: Any) -> None:
+@notes
+def run(
+    named: tuple[str, ...], form: str, choice: Choice, notes: bool, dry_run: bool, out: Path, **values: Any
+) -> None:
     """Run a suite with the strategies named beside the baselines, and print the leaderboard.
+
+    A strategy is named by itself or after --plugin, both as often as wanted.
 
     What the folder has is not run again: the same command goes on where it was stopped. Leaves with 0 if all is well,
     1 if cells failed, 2 if the command is wrong.
@@ -37,10 +46,11 @@ def run(form: str, choice: Choice, dry_run: bool, out: Path, **values: Any) -> N
     from sparsebench.api import execute
     from sparsebench.board.budget_table import text
     from sparsebench.board.build import judge
+    from sparsebench.board.findings import findings
     from sparsebench.board.notes import notes_on
     from sparsebench.records.record import ANSWERS
 
-    request, files, how = values_of(values)
+    request, files, how = values_of(values | {"plugins": (*named, *values["plugins"])})
     if dry_run:
         from sparsebench.cli.dry_run import forecast
         from sparsebench.engine.run import plan_of
@@ -51,10 +61,18 @@ def run(form: str, choice: Choice, dry_run: bool, out: Path, **values: Any) -> N
     with Progress(out) as progress:
         finished = execute(request, files, how, out, callbacks_of(progress))
     judged = judge(finished)
-    notes = notes_on(finished, judged.single)
-    click.echo(text(judged.rows, judged.budgets, form, notes, choice, judged.columns), nl=False)
+    said = notes_on(finished, judged.single, technical=notes or form != "table")
+    show(text(judged.rows, judged.budgets, form, said, choice, judged.columns), form)
+    if form == "table":
+        show("".join(f"\n{line}" for line in findings(judged.rows)) + "\n", form)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     lost = finished[~finished["status"].isin(ANSWERS)]["status"]
-    if len(lost):
-        click.echo(remedy(lost), err=True)
+    click.echo(remedy(lost) if len(lost) else f"next: {_next(judged.rows, out)}", err=True)
     sys.exit(int(bool(len(lost))))
+
+
+def _next(rows: Sequence[Row], out: Path) -> str:
+    """Return the command to try after a run."""
+    if any(row["kind"] == "deployable" for row in rows):
+        return f"sparsebench leaderboard {out} --view pairs, or open {out}/leaderboard.html"
+    return f"sparsebench run STRATEGY --out {out}, with one of sparsebench list"

@@ -8,10 +8,13 @@ from typing import Any
 
 import click
 
+from sparsebench.cli.guide import Guided
+from sparsebench.cli.width import show as in_width
 from sparsebench.errors import UserError, unknown
+from sparsebench.planning.budgets import BUDGET_KEYS
 
 
-@click.command()
+@click.command(cls=Guided)
 @click.argument("name")
 @click.option("--bibtex", is_flag=True, help="Only where the strategy was published, as BibTeX.")
 def show(name: str, bibtex: bool) -> None:
@@ -43,9 +46,13 @@ def show(name: str, bibtex: bool) -> None:
     elif bibtex and name in suites.names():
         raise UserError("only strategies have a BibTeX entry", got=f"suite '{name}'")
     elif name in suites.names():
-        click.echo(suites.text(name), nl=False)
+        in_width(suites.text(name))
     else:
         raise unknown("strategy, task, model, observer or suite", name, {*known, *suites.names()})
+
+
+def _say(text: str) -> None:
+    in_width(f"{text}\n")
 
 
 def _class(what: str, cls: Any, bibtex: bool) -> None:
@@ -54,14 +61,16 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
             raise UserError(f"{what} '{cls.name}' has no BibTeX entry", next_step="sparsebench list --bibtex")
         click.echo(entry)
         return
-    click.echo(f"{what} {cls.name}\n")
+    _say(f"{what} {cls.name}\n")
     if what == "strategy":
-        click.echo("\n".join(f"published: {setting}" for setting in cls.published or ("no setting is known here",)))
-        click.echo(f"differs from the published method: {_differs(cls)}\n")
-    click.echo(f"{inspect.cleandoc(cls.__doc__ or '')}\n")
+        _say("\n".join(f"published: {setting}" for setting in cls.published or ("no setting is known here",)))
+        _say(f"differs from the published method: {_differs(cls)}\n")
+    _say(f"{inspect.cleandoc(cls.__doc__ or '')}\n")
     if what == "strategy":
-        click.echo(f"kind: {cls.kind}\nsite: {cls.site}\nneeds: {', '.join(sorted(cls.needs)) or 'nothing'}")
-        click.echo(f"trained: {'yes' if cls.trained else 'no'}\ncitation: {cls.citation or '-'}\n")
+        _say(f"kind: {cls.kind}\nsite: {cls.site}\nneeds: {', '.join(sorted(cls.needs)) or 'nothing'}")
+        _say(f"trained: {'yes' if cls.trained else 'no'}\ncitation: {cls.citation or '-'}\n")
+    if what == "strategy" and cls.budgeted:
+        _say(f"words of its budget: {', '.join(BUDGET_KEYS)}\n")
     for key, info in cls.model_fields.items():
         if key == "disposal" and len(cls.allowed_disposals()) == 1:
             continue
@@ -69,7 +78,7 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
         if key == "disposal":
             kind = f"Literal{list(cls.allowed_disposals())}"
         about = f"  {info.description}" if info.description else ""
-        click.echo(f"  {key} = {info.default!r}  ({kind.replace('typing.', '')}){about}")
+        _say(f"  {key} = {info.default!r}  ({kind.replace('typing.', '')}){about}")
         if key == "disposal":
             _disposals(cls)
 
@@ -84,4 +93,4 @@ def _disposals(cls: Any) -> None:
     from sparsebench.disposal import DOES
 
     for kind in cls.allowed_disposals():
-        click.echo(f"    {kind}: {DOES[kind]}")
+        _say(f"    {kind}: {DOES[kind]}")

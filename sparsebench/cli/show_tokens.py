@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
+from sparsebench.cli.guide import Guided
 from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
 from sparsebench.errors import UserError
 from sparsebench.planning.request import values_of
 from sparsebench.progress import Progress
 
 
-@click.command("show-tokens")
+@click.command("show-tokens", cls=Guided)
 @options(*REQUEST)
 @click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task of pictures.")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to show.")

@@ -5,21 +5,25 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from sparsebench.cli import folder as folders
+from sparsebench.cli.guide import Guided
+from sparsebench.cli.width import show
 from sparsebench.progress import clock, time_of
 from sparsebench.text import plain
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sparsebench.engine.underway import Underway
     from sparsebench.records.record import Record
 
 
-@click.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.command(cls=Guided)
+@folders.argument
 def status(folder: Path) -> None:
     """Say how far the runs of a FOLDER are: cells done, failed, running and left, by strategy, and the time left."""
     from tabulate import tabulate
@@ -32,9 +36,9 @@ def status(folder: Path) -> None:
     if not records and not runs:
         raise UserError(f"no records in {folder}, and no run under way")
     alive = [run for run in runs if run.alive]
-    click.echo(tabulate(_rows(records, alive), headers="keys", tablefmt="simple"))
+    show(f"{tabulate(_rows(records, alive), headers='keys', tablefmt='simple')}\n")
     for run in runs:
-        click.echo(_about(run))
+        show(f"{_about(run)}\n")
     if not runs:
         click.echo("no run is under way")
 

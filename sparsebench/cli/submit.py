@@ -6,10 +6,13 @@ from pathlib import Path
 
 import click
 
+from sparsebench.cli import folder as folders
+from sparsebench.cli.guide import Guided
 
-@click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--strategy", metavar="NAME", help="Whose records, if DIR has several deployable strategies.")
+
+@click.command(cls=Guided)
+@folders.argument
+@click.option("--strategy", metavar="NAME", help="Whose records, if FOLDER has several deployable strategies.")
 @click.option(
     "--to",
     default="leaderboard/submissions",
@@ -18,7 +21,7 @@ import click
     help="Where submissions lie, in a clone of the repository.",
 )
 def submit(folder: Path, strategy: str | None, to: Path) -> None:
-    """Write the records of a run's folder DIR as a submission, TO/<strategy>/<version>, and say how to publish it.
+    """Write the records of a run's FOLDER as a submission, TO/<strategy>/<version>, and say how to publish it.
 
     It has the strategy's records and those of the baselines beside it, their outcomes, the hash of the plugin's source,
     the machine and the suite. Nothing is sent: the git commands are printed.

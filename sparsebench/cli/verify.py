@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparsebench.cli.guide import Guided
 from sparsebench.cli.options import PICTURES, options
 from sparsebench.errors import UserError
 from sparsebench.planning.request import Files
@@ -36,7 +37,7 @@ class Cells(click.IntRange):
         return ALL if value == "all" else super().convert(value, param, ctx)
 
 
-@click.command()
+@click.command(cls=Guided)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--board", type=click.Path(path_type=Path), metavar="DIR", help="Say what has another suite than DIR.")
 @click.option("--replay", type=Cells(), metavar="N", help="Run N cells of one submission again here, or all.")

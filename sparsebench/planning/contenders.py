@@ -50,9 +50,8 @@ def contenders_of(
     for spec, each in [*zip(specs, budgets, strict=True), *baselines]:
         registered = registry.strategy(spec.name)
         for params in spec.combinations(without=BUDGET_KEYS):
-            strategy = (
-                registered.cls() if registered.failure else fill(registered.cls, params, f"strategy '{spec.name}'")
-            )
+            what = f"strategy '{spec.name}'"
+            strategy = registered.cls() if registered.failure else fill(registered.cls, params, what, BUDGET_KEYS)
             part = Part.of(strategy)
             for budget in each if strategy.budgeted else [FULL]:
                 yield strategy, registered, budget, part
@@ -71,6 +70,10 @@ def _check_different(budgets: list[Budget]) -> None:
 def specs_of(text: str, registry: Registry) -> list[Spec]:
     """Return the specifications of a plugin argument: one, one for each strategy of a file, or of `ALL` there are."""
     spec = parse(text)
+    if "," in spec.name:
+        raise UserError(
+            "one strategy a word", got=f"'{text}'", next_step=f"sparsebench run {spec.name.replace(',', ' ')}"
+        )
     if spec.name == ALL:
         return [Spec(registered.cls.name, spec.params) for registered in registry.strategies()]
     if not spec.name.endswith(".py"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -51,7 +51,9 @@ def expand(request: Request, registry: Registry, locations: Locations = NOWHERE)
         raise UserError("where", got=f"'{request.where}'", allowed=get_args(Where))
     if request.seeds is not None and request.seeds < 1:
         raise UserError("--seeds", got=request.seeds, allowed="1 or more")
-    settings = list(_settings(load(request.suite), request, registry))
+    suite = load(request.suite)
+    settings = list(_settings(suite, request, registry))
+    _check_pictures(suite, request, [setting.task for setting in settings])
     for setting in {repr((s.task, s.model)): s for s in settings}.values():
         setting.model.check_weights(setting.task, locations)
     jobs: dict[str, Job] = {}
@@ -64,6 +66,17 @@ def expand(request: Request, registry: Registry, locations: Locations = NOWHERE)
                     for job in _jobs(setting, contender, n_train, repetition, registry):
                         jobs[job.cell.id] = _both(jobs.get(job.cell.id, job), job)
     return sorted(jobs.values(), key=lambda job: job.order)
+
+
+def _check_pictures(suite: Suite, request: Request, tasks: Iterable[Task]) -> None:
+    """Raise UserError if a task of a suite for a user's own pictures would take the shipped ones."""
+    for task in tasks if suite.own_pictures and request.images is None else ():
+        field = type(task).model_fields.get("images")
+        if field is not None and task.model_dump()["images"] == field.default:
+            raise UserError(
+                f"suite '{suite.name}' is for pictures of one's own", got=f"none for task '{task.name}'",
+                next_step="give --images folder:DIR, or a name that sparsebench data lists",
+            )  # fmt: skip
 
 
 def _both(one: Job, other: Job) -> Job:

@@ -81,6 +81,7 @@ class Suite(_Model):
 
     Attributes:
         keep_weights: whether the networks that are trained are kept: other suites may begin with them.
+        own_pictures: whether users must say which pictures its tasks are made of.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Suite(_Model):
     seeds: int = Field(gt=0)
     budget: Budget
     keep_weights: bool = False
+    own_pictures: bool = False
     task: tuple[SuiteTask, ...] = Field(min_length=1)
 
 

@@ -81,7 +81,7 @@ print(sorted({{'torch', 'timm', 'torchvision', 'matplotlib'}} & set(sys.modules)
 
 
 def test_without_a_command_the_help_is_shown() -> None:
-    assert "Commands:" in call().output
+    assert "Measure:" in call().output
     for name in ("run", "list", "show", "show-tokens", "leaderboard", "reproduce", "env"):
         assert f"  {name} " in call("--help").output
         assert call(name, "--help").exit_code == 0
