@@ -116,6 +116,9 @@ def _by_group(plan: Merge, values: Tensor, weight: Tensor | None = None) -> Tens
     much, and `scatter_add` on a GPU adds in any order.
     """
     (B, N), M = plan.target.shape, groups_of(plan)
+    if torch.compiler.is_exporting():  # other programs have no bags
+        member = (plan.target[:, None] == torch.arange(M, device=values.device)[:, None]).to(values.dtype)
+        return (member if weight is None else member * weight[:, None].to(values.dtype)) @ values
     group = plan.target + torch.arange(B, device=values.device)[:, None] * M
     group, order = torch.where(plan.target < 0, B * M, group).flatten().sort(stable=True)
     first = torch.searchsorted(group, torch.arange(B * M + 1, device=values.device))  # the last bag is of the dropped

@@ -1,9 +1,10 @@
-"""sparsebench export."""
+"""sparsebench export: records for other programs, or a sparse network."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,15 +14,29 @@ from sparsebench.errors import UserError
 
 
 @click.command(cls=Guided)
-@folders.argument
+@click.argument("what", metavar="[FOLDER|MODEL]", required=False)
 @click.option("--format", "form", type=click.Choice(["csv", "jsonl", "parquet"]), default="csv", show_default=True)
 @click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path), help="[standard output]")
-def export(folder: Path, form: str, out: Path | None) -> None:
-    """Write the records of a run's FOLDER for other programs, one row a record.
+@click.option("--plugin", metavar="NAME[:PARAM=V]", help="Write MODEL with this strategy, in place of records.")
+@click.option(
+    "--weights", metavar="FILE.safetensors", type=click.Path(path_type=Path), help="[those that timm fetches]"
+)
+@click.option("--learned", metavar="FILE.safetensors", type=click.Path(path_type=Path), help="What it has learned.")
+@click.option("--batch", type=int, default=1, show_default=True, help="Pictures that the network takes at a time.")
+def export(what: str | None, form: str, out: Path | None, plugin: str | None, **network: Any) -> None:
+    """Write the records of a run's FOLDER for other programs, one row a record; or MODEL, as timm:NAME, made sparse.
 
     csv and parquet have flat columns, docs/reference/records.md says which; jsonl the whole records. parquet needs
     pyarrow: pip install 'sparsebench[scale]'.
+
+    With --plugin it is a network, whose file -o ends in .onnx, which needs pip install 'sparsebench[export]', or .pt2.
     """
+    if plugin is not None:
+        if what is None:
+            raise UserError("MODEL is missing", next_step="name it, as in timm:deit_small_patch16_224")
+        _export_model(what, plugin, out, **network)
+        return
+    folder = folders.named_or_last(what)
     from sparsebench.records.export import write
     from sparsebench.records.store import whole_file
 
@@ -34,3 +49,17 @@ def export(folder: Path, form: str, out: Path | None) -> None:
         raise UserError(f"{out} is there and is not written over", next_step="give another -o")
     with whole_file(out) as file:
         write(folder, form, file)
+
+
+def _export_model(
+    model: str, plugin: str, out: Path | None, weights: Path | None, learned: Path | None, batch: int
+) -> None:
+    """Write a sparse network and say what it is."""
+    from sparsebench.deploy.apply import apply
+    from sparsebench.deploy.named import named_model
+
+    if out is None:
+        raise UserError("a network is not for standard output", next_step="give -o FILE.onnx or FILE.pt2")
+    with apply(named_model(model, weights), plugin, learned=learned) as sparse:
+        sparse.export(out, batch)
+        click.echo(f"written: {out}, {sparse.spec}, {sparse.macs_ratio:.3f} of the MACs of {model}")

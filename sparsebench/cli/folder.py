@@ -27,15 +27,20 @@ def _written(folder: Path) -> float:
     return max((path.stat().st_mtime for path in (folder / "records").iterdir()), default=0.0)
 
 
-def _named_or_last(_context: click.Context, _parameter: click.Parameter, given: Path | None) -> Path:
+def named_or_last(given: Path | str | None) -> Path:
+    """Return the folder that is given, or else the one written last here, and say which it is; see `last_written`."""
     if given is not None:
-        return given
+        return Path(given)
     folder = last_written(Path())
     click.echo(f"folder: {folder}", err=True)
     return folder
 
 
 argument: Callable[[Any], Any] = click.argument(
-    "folder", metavar="[FOLDER]", type=click.Path(path_type=Path), required=False, callback=_named_or_last
+    "folder",
+    metavar="[FOLDER]",
+    type=click.Path(path_type=Path),
+    required=False,
+    callback=lambda _context, _parameter, given: named_or_last(given),
 )
 """Gives a command the argument `folder`."""

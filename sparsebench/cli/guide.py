@@ -26,7 +26,7 @@ EXAMPLES = {
     "env": "sparsebench env",
     "new": "sparsebench new my_strategy",
     "check": "sparsebench check my_strategy.py",
-    "claims": "sparsebench claims --method ToMe",
+    "claims": "sparsebench claims evit-deit-s-0.7",
     "submit": "sparsebench submit results --strategy my_strategy",
     "verify": "sparsebench verify leaderboard/submissions",
     "merge": "sparsebench merge results-1 results-2 --out results",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import weakref
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,11 +64,6 @@ class SparseModel(nn.Module):
         super().__setstate__(state)
         if not self._removed:
             _HOLDERS[self.model] = weakref.ref(self)
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield names, as the model has them, and parameters."""
-        for name, value in super().named_parameters(*args, **kwargs):
-            yield name.replace(PREFIX, "", 1), value
 
     def forward(self, x: Tensor) -> Any:
         """Return what the model returns for (B, 3, height, width) pixels, normalised as for the model."""
@@ -186,6 +182,20 @@ class SparseModel(nn.Module):
     def macs_ratio(self) -> float:
         """MACs of one image as a fraction of those of the dense model."""
         return self.macs / self._actor.cost.macs(self._actor.cost.dense())
+
+    def export(self, file: str | os.PathLike[str], batch: int = 1) -> Path:
+        """Write the network, as it is in a test, to a file that other programs run.
+
+        Args:
+            file: its name ends in .onnx, for ONNX, or .pt2, for `torch.export.load`; it must not be there.
+            batch: how many pictures the program takes at a time.
+
+        Raises:
+            UserError: the strategy cannot be written, or a library is missing.
+        """
+        from sparsebench.deploy.export import export
+
+        return export(self, file, batch)
 
     def remove(self) -> nn.Module:
         """Return the model, on which something else may act then; this module can no longer be called."""

@@ -46,6 +46,7 @@ class Actor:
         bounds: whether counts are upper bounds of an adaptive strategy, which acts even where they are all tokens.
         more: the blocks in which it acts in training, see `Strategy.training_blocks`.
         learned: the modules that it learns, by block; they are the network's to train, see `Strategy.module`.
+        weighs_sizes: see `Strategy.weighs_sizes`.
         checked: the shapes of plans that were read and are legal.
         doubts: whether plans that are not read are looked at all the same, see `Pass.settle`.
 
@@ -62,6 +63,7 @@ class Actor:
         self.budget, self.cost, self.depth, self.tokens = budget, cost, cost.depth, cost.tokens
         self.prefix = cost.place(0, self.tokens, self.tokens).prefix
         self.requires, self.traits = strategy.reads(), strategy.traits()
+        self.weighs_sizes = strategy.weighs_sizes
         if (strategy.trained or strategy.adaptive or strategy.ramps) and cost.alike:
             raise UnsupportedError(
                 f"'{strategy.name}' is learned, keeps another number of tokens of each sample, or changes the number "
@@ -231,7 +233,7 @@ class Pass:
     @property
     def weighs_sizes(self) -> bool:
         """Whether attention is to weigh tokens by their sizes: where the strategy asks for it, and some are merged."""
-        return self.actor.strategy.weighs_sizes and any(_merges(d.plan) for d in self.decisions)
+        return self.actor.weighs_sizes and any(_merges(d.plan) for d in self.decisions)
 
     @property
     def whole(self) -> bool:

@@ -27,8 +27,8 @@ from sparsebench.view import RESULTS
 class DeepViT:
     """A timm VisionTransformer that a strategy can act on; without one it is just called.
 
-    Nothing of the model is changed but for the time of a call: a hook on `patch_drop` for the input site, and a
-    `forward` of the reducing blocks for the others. The weights and the state_dict are never touched.
+    Nothing of the model is changed but for the time of a call: a `forward` of `patch_drop` for the input site, and of
+    the blocks for the others. The weights and the state_dict are never touched.
 
     In bfloat16 the products of the model are made by autocast. What a strategy sees and computes stays in float32, so
     that rounding makes no ties between scores, and tokens are merged in float32; logits are float32.
@@ -184,8 +184,9 @@ class DeepViT:
     def _install(self, pixels: Callable[[], Tensor], acting: Pass) -> Iterator[None]:
         with ExitStack() as stack:
             if acting.acts_at("input", 0):
-                hook = self.module.patch_drop.register_forward_hook(partial(self._input, pixels, acting))
-                stack.callback(hook.remove)
+                drop = self.module.patch_drop  # nothing, see `refuse`; a hook would not be compiled
+                drop.forward = partial(self._input, pixels, acting)
+                stack.callback(drop.__dict__.pop, "forward")
             for number, block in enumerate(self.module.blocks):
                 block.forward = partial(self._block, acting, number, block)
                 stack.callback(block.__dict__.pop, "forward")
@@ -210,9 +211,7 @@ class DeepViT:
         attention = attention_fields.NAMES - (frozenset() if self.class_rows else {"class_attention"})
         return given | {"branch"} | (attention if self.cost.plain else attention - {"values"})
 
-    def _input(
-        self, pixels: Callable[[], Tensor], acting: Pass, _module: nn.Module, _args: Any, x: Tensor
-    ) -> Tensor | None:
+    def _input(self, pixels: Callable[[], Tensor], acting: Pass, x: Tensor) -> Tensor:
         """Act after the position embedding, before the first block."""
         given = {
             **self._tokens(x),

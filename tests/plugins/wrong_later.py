@@ -1,4 +1,4 @@
-"""Makes legal plans in training and for two batches of the test, and then others."""
+"""Makes legal plans but in the third batch of the test."""
 
 from typing import ClassVar, Literal
 
@@ -20,8 +20,8 @@ class WrongLater(sparsebench.Strategy):
             self._plans.append(B)
         first = torch.arange(N).expand(B, N)
         if self.wrong == "empty_group":
-            return sparsebench.Merge(first % (keep if len(self._plans) < 3 else keep - 1))
-        if len(self._plans) < 3:
+            return sparsebench.Merge(first % (keep if len(self._plans) != 3 else keep - 1))
+        if len(self._plans) != 3:
             return sparsebench.Keep(first[:, :keep])
         if self.wrong == "nan":
             return sparsebench.Keep(first[:, :keep], scores=torch.full((B, N), torch.nan))

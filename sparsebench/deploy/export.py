@@ -1,0 +1,101 @@
+"""A sparse network as a file: an ONNX model, or a program of torch.export."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from sparsebench.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from sparsebench.deploy.sparse_model import SparseModel
+
+FORMS = (".onnx", ".pt2")
+EXTRA = ("onnx", "onnxscript")
+
+
+def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) -> Path:
+    """Write the network as it is in a test, for `batch` pictures at a time; see `SparseModel.export`."""
+    path = Path(file)
+    _check(sparse, path, batch)
+    with _as_in_a_test(sparse.model), torch.no_grad():
+        weight = next(sparse.model.parameters())
+        network = sparse._network
+        size = [side * patch for side, patch in zip(network.grid, network.patch, strict=True)]
+        pixels = torch.zeros(batch, 3, *size, device=weight.device, dtype=weight.dtype)
+        try:
+            program = torch.export.export(sparse, (pixels,), strict=False)
+            _write(program, path)
+        except Exception as error:  # torch has many of its own for what it cannot follow
+            path.unlink(missing_ok=True)
+            raise UserError(
+                f"'{sparse.spec}' cannot be written as {path.suffix}", got=one_line(error)[:300],
+                next_step="take another strategy, or the other of " + ", ".join(FORMS),
+            ) from error  # fmt: skip
+    return path
+
+
+def _check(sparse: SparseModel, path: Path, batch: int) -> None:
+    """Raise UserError for what cannot be written, before anything is tried."""
+    if path.suffix not in FORMS:
+        raise UserError("the file's ending says what it is", got=path.name, allowed=FORMS)
+    if batch < 1:
+        raise UserError("pictures at a time (batch)", got=batch, allowed="1 or more")
+    if sparse._actor.strategy.adaptive and sparse._actor.acts:
+        raise UserError(
+            f"'{sparse.spec}' keeps another number of tokens of each image, which no file can hold",
+            next_step="take a strategy with fixed counts; sparsebench list plugins",
+        )
+    if missing := [name for name in EXTRA if importlib.util.find_spec(name) is None] if path.suffix == ".onnx" else []:
+        raise UserError(
+            f"an ONNX file needs {', '.join(missing)}", got="not installed",
+            next_step="pip install 'sparsebench[export]', or write a .pt2 file",
+        )  # fmt: skip
+    if path.exists():
+        raise UserError(f"{path} is there and is not written over", next_step="give another name")
+    if not path.parent.is_dir():
+        raise UserError(f"the folder {path.parent} does not exist", next_step="make it first")
+
+
+@contextmanager
+def _as_in_a_test(model: nn.Module) -> Iterator[None]:
+    """Have all parts of the model as in a test, and then as they were."""
+    training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def _write(program: Any, path: Path) -> None:
+    if path.suffix == ".pt2":
+        torch.export.save(program, path)
+        return
+    from sparsebench.deploy.onnx_sort import TRANSLATIONS
+
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [log.level for log in logs]
+    try:
+        for log in logs:
+            log.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's own parts to each other
+            made = torch.onnx.export(
+                program, dynamo=True, custom_translation_table=TRANSLATIONS, verbose=False, optimize=True
+            )
+            assert made is not None
+            made.save(path, external_data=False)
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)

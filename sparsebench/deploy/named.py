@@ -1,0 +1,56 @@
+"""A timm model by the words of `--model`, with its trained weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.models.timm_models import cut_of, load_weights, named_vit
+from sparsebench.models.vits import Timm
+from sparsebench.spec import parse
+
+HEAD = "head.bias"
+
+
+def named_model(text: str, weights: Path | None, canvas: int | None = None) -> Any:
+    """Return the timm model of the words timm:NAME, with timm's trained weights or those of a file.
+
+    Args:
+        text: the words.
+        weights: a safetensors file; None for those that timm fetches.
+        canvas: side of its pictures in pixels; None for what timm has for it.
+
+    Raises:
+        UserError: there is no such model, or its weights are not to be had or do not fit.
+    """
+    spec = parse(text, positional=Timm.positional)
+    if spec.name != Timm.name or set(spec.params) - {"arch"}:
+        raise UserError("the model of an export", got=f"'{text}'", allowed="timm:NAME")
+    (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
+    side = canvas or cut_of(arch).get("canvas", 224)
+    try:
+        vit = named_vit(arch, side, _classes(arch, weights), pretrained=weights is None)
+    except UnsupportedError as error:
+        raise UserError(f"model '{text}' is not supported: {error}") from error
+    if weights is not None:
+        load_weights(vit, weights, fresh_head=False)
+    return vit.eval()
+
+
+def _classes(arch: str, weights: Path | None) -> int:
+    """Return how many classes the weights know."""
+    if weights is None:
+        import timm
+
+        cfg = timm.get_pretrained_cfg(arch, allow_unregistered=True) if timm.models.is_model(arch) else None
+        return 1000 if cfg is None else cfg.num_classes
+    try:
+        with safe_open(weights, "pt") as file:
+            if HEAD in file.keys():  # noqa: SIM118 - no mapping
+                return int(file.get_slice(HEAD).get_shape()[0])
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{weights} is no file of weights that can be read", got=str(error)) from error
+    raise UserError(f"{weights.name} has no output layer", next_step="give weights with head.weight and head.bias")

@@ -1,0 +1,142 @@
+"""Sparse networks as whole graphs and as files."""
+
+import importlib.util
+import re
+
+import pytest
+import timm
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
+from test_host_reads import FIXED
+from vits import close, vit
+
+import sparsebench
+from sparsebench.cli import main
+from sparsebench.errors import UserError
+
+NOT_EXPORTED = {"atc", "downsample", "mctf", "radial", "tofu"}
+"""Their own files read numbers on the host: in NumPy, or how many groups, rows or mixed tokens there are."""
+NOT_COMPILED = {"atc", "downsample"}
+ONNX = {"tome", "pitome", "evit", "attn_topk", "tps"}
+NAMES = [cls.name for cls in FIXED]
+needs_onnx = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs the extra export")
+
+
+def sparse_and_pixels(name):
+    cls = next(cls for cls in FIXED if cls.name == name)
+    sparse = sparsebench.apply(vit(), name, macs=0.6, learned="random" if cls.trained else None)
+    return sparse.eval(), torch.randn(2, 2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own parts to each other
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_the_network_compiles_whole(name):
+    sparse, (x, other) = sparse_and_pixels(name)
+    torch._dynamo.reset()
+    compiled = torch.compile(sparse, fullgraph=True, backend="eager")
+    if name in NOT_COMPILED:
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            compiled(x)
+        return
+    compiled(x)
+    close(compiled(other), sparse(other))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_a_program_of_torch_export_gives_the_same(name, tmp_path):
+    sparse, (_, other) = sparse_and_pixels(name)
+    file = tmp_path / "sparse.pt2"
+    if name in NOT_EXPORTED:
+        with pytest.raises(UserError, match=f"'{name}:macs=0.6' cannot be written as .pt2"):
+            sparse.export(file, batch=2)
+        assert not file.exists()
+        return
+    assert sparse.export(file, batch=2) == file
+    close(torch.export.load(file).module()(other), sparse(other))
+
+
+def run_onnx(file, x):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    (pixels,) = session.get_inputs()
+    return torch.from_numpy(session.run(None, {pixels.name: x.numpy()})[0])
+
+
+@needs_onnx
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ONNX else pytest.mark.slow) for name in NAMES if name not in NOT_EXPORTED],
+)
+@torch.no_grad()
+def test_an_onnx_file_gives_the_same(name, tmp_path):
+    sparse, (_, other) = sparse_and_pixels(name)
+    close(run_onnx(sparse.export(tmp_path / "sparse.onnx", batch=2), other), sparse(other), atol=1e-4)
+
+
+@needs_onnx
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_equal_scores_are_decided_as_in_the_benchmark(tmp_path):
+    class Alike(sparsebench.Strategy):
+        name = "alike"
+
+        def scores(self, view):
+            return (view.index % 3).float()
+
+    sparse, x = sparsebench.apply(vit(), Alike, keep_rate=0.5), torch.randn(1, 3, 32, 32)
+    close(run_onnx(sparse.export(tmp_path / "sparse.onnx"), x), sparse(x), atol=1e-4)
+
+
+def test_exporting_leaves_the_network_in_training(tmp_path):
+    sparse = sparsebench.apply(vit(), "attn_topk:macs=0.6").train()
+    sparse.export(tmp_path / "sparse.pt2")
+    assert all(part.training for part in sparse.modules())
+
+
+def test_what_cannot_be_exported_is_said_in_one_line(tmp_path, monkeypatch):
+    sparse = sparsebench.apply(vit(), "attn_topk:macs=0.6")
+    (tmp_path / "here.pt2").write_text("mine")
+    for name, batch, said in [
+        ("a.tflite", 1, "ending says what it is; got a.tflite; allowed: .onnx, .pt2"),
+        ("a.pt2", 0, r"pictures at a time \(batch\); got 0; allowed: 1 or more"),
+        ("here.pt2", 1, "is there and is not written over"),
+        ("nowhere/a.pt2", 1, "folder .*nowhere does not exist"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            sparse.export(tmp_path / name, batch)
+    assert (tmp_path / "here.pt2").read_text() == "mine"
+    with pytest.raises(UserError, match=r"'ats:macs=0\.6' keeps another number of tokens of each image"):
+        sparsebench.apply(vit(), "ats:macs=0.6").export(tmp_path / "a.pt2")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs onnx, onnxscript.*pip install 'sparsebench\[export\]'"):
+        sparse.export(tmp_path / "a.onnx")
+
+
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_the_command_writes_a_sparse_network(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=3).eval()
+    save_file(model.state_dict(), "weights.safetensors")
+    words = ["export", "timm:vit_tiny_patch16_224", "--plugin", "attn_topk:keep_rate=0.5"]
+    done = CliRunner().invoke(main, [*words, "--weights", "weights.safetensors", "-o", "sparse.pt2"])
+    assert done.exit_code == 0, done.output
+    assert re.search(r"written: sparse.pt2, attn_topk:keep_rate=0.5, 0\.\d+ of the MACs", done.output)
+    x = torch.randn(1, 3, 224, 224)
+    close(
+        torch.export.load("sparse.pt2").module()(x), sparsebench.apply(model, "attn_topk:keep_rate=0.5")(x), atol=1e-4
+    )
+    for more, said in [
+        (["--weights", "weights.safetensors"], "a network is not for standard output"),
+        (["--weights", "nowhere.safetensors", "-o", "b.pt2"], "no file of weights that can be read"),
+    ]:
+        done = CliRunner().invoke(main, [*words, *more])
+        assert done.exit_code == 2 and said in done.output
+    done = CliRunner().invoke(main, ["export", "vit", *words[2:], "-o", "b.pt2"])
+    assert done.exit_code == 2 and "allowed: timm:NAME" in done.output
