@@ -65,7 +65,7 @@ def request_of(claim: Claim, weights: Path, images: Path, registry: Registry) ->
     return request, Files(f"folder:{images}", weights=weights)
 
 
-def measured(claim: Claim, records: pd.DataFrame) -> Measured:
+def result_of(claim: Claim, records: pd.DataFrame) -> Measured:
     """Return what the records of `request_of` come to.
 
     Raises:

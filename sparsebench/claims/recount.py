@@ -10,13 +10,13 @@ from typing import Literal, get_args
 
 from sparsebench.budget import FULL, Budget
 from sparsebench.claims.rows import Claim
-from sparsebench.errors import UserError
+from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step, VitCost
-from sparsebench.measure.counts import counts_at, solve, stages
+from sparsebench.measure.counts import check_fits, counts_at, solve, stages
 from sparsebench.planning.budgets import BUDGET_KEYS, budgets_of, fit_budget
 from sparsebench.plugin.registry import Registry
 from sparsebench.spec import fill, parse
-from sparsebench.strategy import Convention, Strategy
+from sparsebench.strategy import Convention, Strategy, Traits
 
 Word = Literal["agrees", "other convention", "cannot be", "nothing claimed", "not recounted"]
 TOLERANCE = 0.02
@@ -121,7 +121,7 @@ def setting_of(claim: Claim, registry: Registry) -> tuple[Strategy, Budget]:
 def _recount(claim: Claim, registry: Registry) -> Recount:
     try:
         return _judge(claim, registry)
-    except UserError as error:
+    except (UserError, UnsupportedError) as error:
         raise UserError(f"row {claim.id}: {error}") from error
 
 
@@ -131,7 +131,7 @@ def _judge(claim: Claim, registry: Registry) -> Recount:
     setting, why = _setting(claim, cost, registry)
     if setting is None:
         return _with_flags(Recount(claim, None, dense, "not recounted", why))
-    counted = _counted(setting)
+    counted = _gmacs_of(setting)
     gmacs = counted[0] if claim.gmacs is None else _nearest(counted, float(claim.gmacs))
     if unreachable := _unreachable(claim, setting):
         return _with_flags(Recount(claim, gmacs, dense, "cannot be", unreachable))
@@ -152,7 +152,7 @@ def _setting(claim: Claim, cost: VitCost, registry: Registry) -> tuple[_Setting 
     if not claim.plugin:
         if not claim.counts:
             return None, claim.note or "its settings cannot be typed here"
-        return _Setting(cost, None, FULL, dict(zip(claim.blocks, claim.counts, strict=True))), ""
+        return _Setting(cost, None, FULL, _places_of(claim, cost)), ""
     strategy, budget = setting_of(claim, registry)
     if strategy.adaptive:
         return None, f"what {strategy.name} costs is known when it has seen images"
@@ -161,6 +161,19 @@ def _setting(claim: Claim, cost: VitCost, registry: Registry) -> tuple[_Setting 
     traits = strategy.traits()
     blocks = stages(budget, traits, cost.depth)
     return _Setting(cost, strategy, budget, dict(zip(blocks, solve(budget, cost, traits), strict=True))), ""
+
+
+def _places_of(claim: Claim, cost: VitCost) -> dict[int, int]:
+    """Return the token counts that a source states, by block.
+
+    Raises:
+        UserError: no network of that size can have them.
+    """
+    if not claim.counts:
+        return {}
+    budget = fill(Budget, {"counts": claim.counts, "blocks": claim.blocks}, "the stated counts")
+    check_fits(budget, Traits("attention"), cost.tokens, cost.depth)
+    return dict(zip(claim.blocks, claim.counts, strict=True))
 
 
 @lru_cache(maxsize=32)
@@ -177,7 +190,7 @@ def _cost(model: str, canvas: int) -> VitCost:
     return vit_cost(vit, class_rows=int(vit.cls_token is not None))
 
 
-def _counted(setting: _Setting) -> tuple[float, float]:
+def _gmacs_of(setting: _Setting) -> tuple[float, float]:
     """Return the GMACs with the strategy's own products and without: sources count them, or do not."""
     steps = setting.steps()
     return setting.cost.macs(steps) / 1e9, setting.cost.macs(_bare(steps)) / 1e9
@@ -245,7 +258,7 @@ def _pairs(cost: VitCost, places: dict[int, int]) -> Iterator[tuple[int, int]]:
 
 def _unreachable(claim: Claim, setting: _Setting) -> str:
     """Say that a strategy cannot leave as few tokens as the source states, or ""."""
-    stated = dict(zip(claim.blocks, claim.counts, strict=True))
+    stated = _places_of(claim, setting.cost)
     if setting.strategy is None or not stated or stated == setting.places:
         return ""
     as_stated = _macs(setting.cost, stated, _after_attention)

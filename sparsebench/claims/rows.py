@@ -13,11 +13,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from sparsebench.errors import UserError, unknown
 
-Positive = Annotated[Decimal, Field(gt=0), BeforeValidator(lambda value: value if _is_number(value) else str(value))]
+MOST = 10**9
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | Decimal) and not isinstance(value, bool)
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        raise ValueError("must be a number")
+    return value
+
+
+Positive = Annotated[Decimal, Field(gt=0, le=MOST), BeforeValidator(_number)]
 
 
 class Claim(BaseModel):

@@ -48,10 +48,10 @@ def render(recounts: Sequence[Recount], form: str) -> str:
     Raises:
         UserError: another format.
     """
-    return tables.render(rows_of(recounts), form, summary(recounts), shown(form), LEGEND)
+    return tables.render(rows_of(recounts), form, summary(recounts), columns_of(form), LEGEND)
 
 
-def shown(form: str) -> list[Column]:
+def columns_of(form: str) -> list[Column]:
     """Return the columns that a form has: files have all."""
     return [column for column in COLUMNS if column.tables or form in ("csv", "json")]
 

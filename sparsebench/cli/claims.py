@@ -89,13 +89,13 @@ def _table(chosen: list[Claim], ledger: list[Claim], form: str, choice: Choice, 
     shown = recount.recount_all(chosen, Registry(), ledger)
     shown = [one for one in shown if one.flags or not flagged]
     return table_of_choice(
-        tables.rows_of(shown), tables.shown(form), form, tables.summary(shown), tables.LEGEND, choice
+        tables.rows_of(shown), tables.columns_of(form), form, tables.summary(shown), tables.LEGEND, choice
     )
 
 
 def _measure(claim: Claim, weights: Path | None, images: Path | None, out: Path, how: dict[str, Any]) -> int:
     from sparsebench.api import execute
-    from sparsebench.claims.measure import measured, request_of
+    from sparsebench.claims.measure import request_of, result_of
     from sparsebench.plugin.registry import Registry
 
     if weights is None or images is None:
@@ -103,6 +103,6 @@ def _measure(claim: Claim, weights: Path | None, images: Path | None, out: Path,
     request, files = request_of(claim, weights, images, Registry())
     with Progress(out) as progress:
         records = execute(request, files, values_of(how)[2], out, callbacks_of(progress))
-    result = measured(claim, records)
+    result = result_of(claim, records)
     click.echo(str(result))
     return int(not result.holds)

@@ -1,0 +1,224 @@
+"""The ledger of published numbers: its rows, what they come to, and what a broken one says."""
+
+import csv
+import importlib.util
+import io
+import json
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsebench.claims import recount, rows, table
+from sparsebench.claims.recount import Recount
+from sparsebench.claims.rows import Claim
+from sparsebench.cli import main
+from sparsebench.errors import UserError
+from sparsebench.plugin.registry import Registry
+
+ROOT = Path(__file__).resolve().parents[2]
+LEDGER = rows.load()
+TYPED = [claim for claim in LEDGER if claim.plugin]
+FIELDS = {
+    "id": "mine", "paper": "P", "method": "M", "model": "timm:deit_small_patch16_224", "weights": "trained",
+    "source": "S",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recounts() -> dict[str, Recount]:
+    return {one.claim.id: one for one in recount.recount_all(LEDGER, Registry())}
+
+
+def judged(**more: Any) -> Recount:
+    (one,) = recount.recount_all([Claim(**FIELDS | more)], Registry())
+    return one
+
+
+def test_there_are_sixty_rows_that_are_recounted_and_each_says_where_it_was_read(recounts: dict[str, Recount]) -> None:
+    assert len([one for one in recounts.values() if one.gmacs is not None]) >= 60
+    assert all(claim.source and claim.paper for claim in LEDGER)
+
+
+@pytest.mark.parametrize("claim", TYPED, ids=lambda claim: claim.id)
+def test_every_setting_can_be_typed(claim: Claim) -> None:
+    strategy, _ = recount.setting_of(claim, Registry())
+    assert strategy.name == claim.plugin.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["evit-deit-s-0.7", "tome-deit-s-13", "dynamic_vit-deit-s-0.7", "diffrate-deit-s-2.9", "ppt-deit-s"]
+)
+def test_known_agreements_are_within_two_percent(name: str, recounts: dict[str, Recount]) -> None:
+    difference = recounts[name].difference
+    assert recounts[name].verdict == "agrees" and difference is not None and abs(difference) <= 0.02
+
+
+def test_the_dense_networks_cost_what_is_known_of_them(recounts: dict[str, Recount]) -> None:
+    known = {"tome-deit-t-8": 1.254, "tome-deit-s-8": 4.599, "dynamic_vit-deit-b-0.7": 17.564}
+    assert {name: round(recounts[name].dense_gmacs, 3) for name in known} == known
+
+
+def test_known_traps_are_flagged(recounts: dict[str, Recount]) -> None:
+    assert recounts["mame-mae-l"].flags == ("speed-up 3.65 above the MACs ratio 1.99",)
+    capped = recounts["tome-deit-s-0.25-stages"]
+    assert capped.verdict == "cannot be" and capped.flags == ("MACs do not follow from the stated settings",)
+    assert capped.why == "49+12+3 tokens would be 1.70 G; tome leaves 98+61+52: 2.48 G"
+    assert recounts["ats-deit-s-paper"].flags == ("row ats-deit-s-user has 3.4 G for the same settings",)
+    assert recounts["ats-deit-s-user"].flags == ("row ats-deit-s-paper has 2.9 G for the same settings",)
+
+
+def test_a_speed_up_within_the_macs_ratio_has_no_flag(recounts: dict[str, Recount]) -> None:
+    assert recounts["tome-augreg-s-13"].claim.claimed_speedup == pytest.approx(1564 / 953)
+    assert recounts["tome-augreg-s-13"].flags == recounts["mame-deit-b"].flags == ()
+
+
+def test_what_strategies_say_of_themselves_is_what_the_ledger_has() -> None:
+    ledger = {claim.plugin: claim for claim in TYPED if claim.model == "timm:deit_small_patch16_224" and claim.gmacs}
+    said = {p.words: p.gmacs for registered in Registry().strategies() for p in registered.cls.published if p.gmacs}
+    both = said.keys() & ledger.keys()
+    assert {"evit:keep_rate=0.7,convention=compound-ceil", "tome:per_block=13", "dynamic_vit:keep_rate=0.7"} <= both
+    for words in both:
+        figures = [float(claim.gmacs) for claim in TYPED if claim.plugin == words and claim.gmacs and not claim.canvas]
+        assert any(figure == pytest.approx(said[words], abs=0.05) for figure in figures), words
+
+
+def vit(places: dict[int, int], D: int, N: int, embed: int, before: bool = False, attention: bool = True) -> float:
+    """Return the GMACs of twelve blocks, a loop over them; tokens leave after attention, or before the block."""
+    total, n = embed * N + D * 1000, N
+    for block in range(12):
+        out = places.get(block, n)
+        t, after = 1 + (out if before else n), 1 + out
+        total += 4 * t * D * D + (2 * t * t * D if attention else 0) + 8 * after * D * D
+        n = out
+    return total / 1e9
+
+
+S = {"D": 384, "N": 196, "embed": 768 * 384}
+HALF = {3: 98, 6: 49, 9: 24}
+HALF_WORDS = "attn_topk:keep_rate=0.5,convention=power-floor"
+
+
+@pytest.mark.parametrize(
+    ("words", "gmacs", "verdict", "why"),
+    [
+        (HALF_WORDS, vit(HALF, **S), "agrees", ""),
+        (HALF_WORDS, 1.019 * vit(HALF, **S), "agrees", ""),
+        (HALF_WORDS, 2 * vit(HALF, **S), "other convention", "two operations a MAC"),
+        (HALF_WORDS, vit(HALF, **S, before=True), "other convention", "tokens leave before the block"),
+        (HALF_WORDS, vit(HALF, **S, attention=False), "other convention", "without the two products of attention"),
+        ("dense", 4.241, "other convention", "without the two products of attention"),
+        (HALF_WORDS, 0.7 * vit(HALF, **S), "cannot be", "the nearest is "),
+        ("", 1.0, "not recounted", "its settings cannot be typed here"),
+        ("a_vit", 1.0, "not recounted", "what a_vit costs is known when it has seen images"),
+    ],
+)
+def test_a_number_gets_its_verdict(words: str, gmacs: float, verdict: str, why: str) -> None:
+    one = judged(plugin=words, gmacs=Decimal(f"{gmacs:.6f}"))
+    assert one.verdict == verdict and one.why.startswith(why) and bool(one.why) == bool(why)
+
+
+def test_another_rounding_of_a_keep_rate_is_a_convention() -> None:
+    """Of four tokens 0.6 leaves 3, 2 and 2 rounded up, and 2, 1 and 1 by powers rounded down."""
+    down = vit({3: 2, 6: 1, 9: 1}, D=192, N=4, embed=768 * 192)
+    words, small = "attn_topk:keep_rate=0.6,convention=compound-ceil", "timm:deit_tiny_patch16_224"
+    one = judged(model=small, canvas=32, plugin=words, gmacs=Decimal(f"{down:.6f}"))
+    assert one.verdict == "other convention" and one.why.startswith("counts by power-floor")
+
+
+@pytest.mark.parametrize(("gmacs", "agrees"), [("0.9", True), ("0.90", False), ("0.91", True), ("1", True)])
+def test_a_number_is_compared_as_it_was_rounded(gmacs: str, agrees: bool) -> None:
+    one = judged(model="timm:deit_tiny_patch16_224", plugin="tome:per_block=8", gmacs=Decimal(gmacs))
+    assert (one.verdict == "agrees") == agrees, (one.gmacs, one.difference)
+
+
+def invoked(tmp_path: Path, text: str, *words: str) -> Any:
+    (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+    return CliRunner().invoke(main, ["claims", "--file", str(tmp_path / "mine.toml"), *words])
+
+
+def toml(**more: Any) -> str:
+    return "[[claim]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in (FIELDS | more).items())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (toml().replace('paper = "P"\n', ""), "row mine: paper: Field required"),
+        (toml().replace('id = "mine"\n', ""), "row number 1: id: Field required"),
+        (toml(gmacs="4.0"), "row mine: gmacs: Value error, must be a number"),
+        (toml(gmacs=True), "row mine: gmacs: Value error, must be a number"),
+        (toml(gmacs=-1), "row mine: gmacs: Input should be greater than 0"),
+        (toml() + "gmacs = nan\n", "row mine: gmacs: "),
+        (toml() + "gmacs = 1e999999\n", "row mine: gmacs: "),
+        (toml(top1=101), "row mine: top1: Input should be less than or equal to 100"),
+        (toml(gmac=4), "row mine: gmac: Extra inputs are not permitted"),
+        (toml(weights="maybe"), "row mine: weights: "),
+        (toml(counts=[5]), "1 counts for 0 blocks"),
+        (toml(counts=[500], blocks=[3]), "row mine: token counts (counts); got 500; allowed: 196 at most"),
+        (toml(counts=[5], blocks=[12]), "row mine: budget blocks; got 12; allowed: 0 to 11"),
+        (toml(counts=[-5], blocks=[3]), "row mine: "),
+        (toml() + toml(), "rows of"),
+        (toml(plugin="tomb"), "row mine: unknown strategy; got 'tomb'"),
+        (toml(plugin="tome:per_blok=3"), "row mine: "),
+        (toml(plugin="tome:per_block=3,4"), "row mine: row mine: plugin is several settings"),
+        (toml(plugin="tome"), ""),
+        (toml(model="timm:resnet18"), "row mine: "),
+        (toml(model="timm:deit_huge"), "row mine: unknown timm model"),
+        (toml(canvas=7), "row mine: "),
+        ("claim = 3", "is no ledger"),
+        ("claim = [3]", "row number 1: "),
+        ("", "is no ledger"),
+        ("[[claim", "cannot be read as TOML"),
+    ],
+)
+def test_a_broken_ledger_is_one_clear_line(tmp_path: Path, text: str, says: str) -> None:
+    done = invoked(tmp_path, text)
+    if not says:
+        assert done.exit_code == 0
+        return
+    assert done.exit_code == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.output
+
+
+ANY_ROW = st.dictionaries(st.sampled_from([*Claim.model_fields]), st.integers() | st.text())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(max_size=200) | ANY_ROW.map(lambda more: toml(**more)))
+def test_any_file_is_a_ledger_or_a_mistake_of_its_writer(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.mktemp("any") / "any.toml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    with suppress(UserError):
+        assert rows.load(path)
+
+
+def test_a_file_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["claims", "--file", str(tmp_path / "none.toml")])
+    assert done.exit_code == 2 and "cannot be read" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_command_shows_rows_in_each_form(tmp_path: Path) -> None:
+    words = ["claims", "evit-deit-s-0.7", "mame-mae-l"]
+    shown = CliRunner().invoke(main, words).stdout
+    assert "evit-deit-s-0.7" in shown and "speed-up 3.65 above the MACs ratio 1.99" in shown
+    listed = list(csv.DictReader(io.StringIO(CliRunner().invoke(main, [*words, "--format", "csv"]).stdout)))
+    assert [row["claimed"] for row in listed] == ["3.0", "31.0"] and listed[0].keys() == {c.key for c in table.COLUMNS}
+    flagged = json.loads(CliRunner().invoke(main, [*words, "--flagged", "--format", "json"]).stdout)
+    assert [row["row"] for row in flagged] == ["mame-mae-l"]
+    done = CliRunner().invoke(main, [*words, "--format", "md", "-o", str(tmp_path / "x.md")])
+    assert done.exit_code == 0 and (tmp_path / "x.md").read_text().startswith("| row ")
+    wrong = CliRunner().invoke(main, ["claims", "evit-deit-s-0.75"])
+    assert wrong.exit_code == 2 and "did you mean 'evit-deit-s-0.7'" in wrong.stderr
+
+
+def test_the_page_shows_the_ledger() -> None:
+    spec = importlib.util.spec_from_file_location("claims_page", ROOT / ".ci" / "claims_page.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    assert made.PAGE.read_text(encoding="utf-8") == made.page()
