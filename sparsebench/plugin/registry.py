@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pluggy
+from pydantic import PydanticUserError
 
 from sparsebench.contract import complaint
 from sparsebench.errors import UserError, one_line, unknown
@@ -240,7 +241,7 @@ class Registry:
                 spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[module_name]
-            return one_line(error)
+            return _reason(error)
         return self._register(module, origin, path)
 
     def _register(self, module: ModuleType, origin: Origin, file: Path | None = None) -> str | None:
@@ -341,6 +342,14 @@ def installed_source(name: str) -> str:
 
 def _is_shipped(entry: metadata.EntryPoint) -> bool:
     return entry.dist is not None and entry.dist.name == PROJECT
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a plugin file does not load; of a parameter without a type what to write."""
+    bare = re.search(r"non-annotated attribute was detected: `(\w+) = (.*?)`", str(error))
+    if bare is None or not isinstance(error, PydanticUserError):
+        return one_line(error)
+    return f"parameter '{bare[1]}' has no type; write {bare[1]}: float = {bare[2]}, or ClassVar if it is none"
 
 
 def _check_hooks(module: ModuleType) -> None:
