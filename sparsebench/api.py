@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, get_type_hints
 
 from sparsebench.planning.request import OPTIONS, Files, How, Options, Request, values_of
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from sparsebench.strategy import Strategy
 
 OUT = "sparsebench-out"
+Plugins: TypeAlias = "Sequence[str | os.PathLike[str] | Strategy | type[Strategy]] | str | Strategy | type[Strategy]"
 
 
 def run(
-    plugins: Sequence[str] | str = (),
+    plugins: Plugins = (),
     *,
     out: str | os.PathLike[str] = OUT,
     on_record: Callable[[Record], None] | None = None,
@@ -36,8 +37,9 @@ def run(
 ) -> pd.DataFrame:
     """Run what is missing and return the leaderboard of the request, one row a strategy and budget.
 
-    The arguments are the options of `sparsebench run`; `checkpoint=None` is never, and `on_record` is called with each
-    record as it comes. `progress` shows a bar; by default in notebooks.
+    A strategy is a name, a file, or a class or an instance of one's own: its source is stored in `out`, from where
+    workers load it. The other arguments are the options of `sparsebench run`; `checkpoint=None` is never, and
+    `on_record` is called with each record as it comes. `progress` shows a bar; by default in notebooks.
 
     Raises:
         UserError: anything unknown, out of range, missing or unwritable.
@@ -49,7 +51,7 @@ def run(
     from sparsebench.board.columns import keys_of
 
     with _callbacks(Path(out), progress, on_record) as callbacks:
-        judged = judge(execute(*values_of({"plugins": plugins, **options}), Path(out), callbacks))
+        judged = judge(execute(*values_of({"plugins": _named(plugins, Path(out)), **options}), Path(out), callbacks))
     return pd.DataFrame(judged.rows, columns=keys_of(columns_of(judged.rows, judged.columns)))
 
 
@@ -69,6 +71,26 @@ def _callbacks(
         yield Callbacks(bar.begin, _each([bar.step, *calls]), bar.stopping)
 
 
+def _named(plugins: Plugins, out: Path) -> tuple[str, ...]:
+    """Return strategies as users name them; the sources of classes and instances are written to the run's folder."""
+    from sparsebench.errors import UserError
+    from sparsebench.plugin import source
+    from sparsebench.strategy import Strategy
+
+    several = plugins if isinstance(plugins, list | tuple | set) else [plugins]
+    names = []
+    for one in several:
+        if isinstance(one, Strategy) or (isinstance(one, type) and issubclass(one, Strategy)):
+            names.append(source.write(one, out))
+        elif isinstance(one, str | os.PathLike):
+            names.append(os.fspath(one))
+        else:
+            raise UserError(
+                "plugins", got=one, allowed="names, files, and classes or instances of sparsebench.Strategy"
+            )
+    return tuple(names)
+
+
 def _each(calls: Sequence[Callable[[Record], None]]) -> Callable[[Record], None]:
     def call(record: Record) -> None:
         for one in calls:
@@ -78,7 +100,7 @@ def _each(calls: Sequence[Callable[[Record], None]]) -> Callable[[Record], None]
 
 
 def show_tokens(
-    plugins: Sequence[str] | str,
+    plugins: Plugins,
     task: str = "composite",
     samples: int = 4,
     *,
@@ -105,7 +127,7 @@ def show_tokens(
     from sparsebench.look.show_tokens import show
     from sparsebench.look.training import Trainer
 
-    request, files, how = values_of({"plugins": plugins, **options, "tasks": task, "seeds": 1})
+    request, files, how = values_of({"plugins": _named(plugins, Path(out)), **options, "tasks": task, "seeds": 1})
     with _callbacks(Path(out), progress) as callbacks:
         return show(replace(request, single=True), Trainer(files, how, Path(out), callbacks), samples)
 
@@ -215,19 +237,26 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     return reading.read(Path(path))
 
 
-def leaderboard(records: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
-    """Return the leaderboard of records from `load_records`; `by="task"` gives a row a task and model as well.
+def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None = None) -> pd.DataFrame:
+    """Return the leaderboard of records from `load_records`, or of a run's folder; "task" gives a row a task and model.
 
-    What files call "not reached" is infinity.
+    What files call "not reached" is infinity. `attrs` says what each column is, with its unit.
 
     Raises:
-        UserError: `by` is another word.
+        UserError: `by` is another word, or these are no records.
     """
     import pandas as pd
 
     from sparsebench.board.build import columns_of, judge
     from sparsebench.board.columns import BY_TASK, keys_of
+    from sparsebench.errors import UserError
 
+    if isinstance(records, str | os.PathLike):
+        records = load_records(records)
+    if not isinstance(records, pd.DataFrame) or "cell_id" not in records:
+        raise UserError("records", got=type(records).__name__, allowed="what load_records returns, or a run's folder")
     judged = judge(records, by)
-    first = BY_TASK if by and not judged.rows else ()
-    return pd.DataFrame(judged.rows, columns=keys_of([*first, *columns_of(judged.rows, judged.columns)]))
+    columns = [*(BY_TASK if by and not judged.rows else ()), *columns_of(judged.rows, judged.columns)]
+    table = pd.DataFrame(judged.rows, columns=keys_of(columns))
+    table.attrs = {column.key: column.what for column in columns}
+    return table

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import traceback
+from pathlib import Path
+
 from sparsebench.budget import Budget
+from sparsebench.errors import StrategyError
 from sparsebench.strategy import KINDS, SITES, Strategy
 from sparsebench.view import NEEDS
 
@@ -25,3 +30,23 @@ def complaint(candidate: object) -> str | None:
     if "relevance" in candidate.needs and candidate.kind != "oracle":
         return f"{name} needs the relevance mask, so its kind must be 'oracle', got '{candidate.kind}'"
     return None
+
+
+def place_of(error: BaseException, strategy: Strategy) -> str:
+    """Return " (FILE:LINE)", where a strategy's own code was last in an error; "" if nowhere.
+
+    Of what it returned, and of what breaks its contract elsewhere, that is where its `plan` or `scores` begins.
+    """
+    cls = type(strategy)
+    package = cls.__module__.partition(".")[0]
+    lines = [
+        f"{Path(frame.f_code.co_filename).name}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == package
+    ]
+    if lines:
+        return f" ({lines[-1]})"
+    code = getattr(inspect.unwrap(cls.scores if cls.plan is Strategy.plan else cls.plan), "__code__", None)
+    if code is None or not isinstance(error, StrategyError):
+        return ""
+    return f" ({Path(code.co_filename).name}:{code.co_firstlineno})"

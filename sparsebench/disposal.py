@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
+from sparsebench.errors import StrategyError
 from sparsebench.plans import Keep, Merge, Mix, Place, Plan
 
 if TYPE_CHECKING:
@@ -26,6 +27,18 @@ DOES: dict[Disposal, str] = {
     "squeeze": "each other token is added to the kept one that it is most similar to, with weight e^cosine (TPS)",
 }
 """What becomes of the tokens that a score does not keep, for users."""
+
+
+def check_scores(scores: object, shape: tuple[int, ...], whose: str) -> Tensor:
+    """Return what `scores` returned; StrategyError unless it is a tensor of that (B, N) shape, of real numbers."""
+    from torch import Tensor as Scores
+
+    if not isinstance(scores, Scores) or tuple(scores.shape) != shape:
+        got = tuple(scores.shape) if isinstance(scores, Scores) else type(scores).__name__
+        raise StrategyError(f"{whose}: scores must have shape {shape}, got {got}; wanted is a tensor, (B, N)")
+    if scores.is_complex():
+        raise StrategyError(f"{whose}: scores must be real numbers, got {scores.dtype}")
+    return scores
 
 
 def dispose(kind: Disposal, scores: Tensor, keep: int, view: TokenView) -> Plan:

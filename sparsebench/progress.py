@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 TICK = 1.0
 """Seconds between two looks at how far the run is, in a terminal."""
+GOOD = ("ok", "unsupported", "skipped")
+"""Statuses of cells in which nothing failed."""
 LINE = 10.0
 """As many where each adds to a file."""
 
@@ -40,11 +42,14 @@ class Progress:
         self.left = self.last = ""
         self.over = threading.Event()
         self.thread: threading.Thread | None = None
+        self.failures: set[tuple[str, str]] = set()
 
     def begin(self, plan: Plan, workers: int) -> None:
         """Say what is to do, and how long that is expected to take if anything is known."""
         if not plan.todo:
-            click.echo(f"all {len(plan.jobs)} cells are in the store", err=True)
+            failed = sum(head.status not in GOOD for head in map(plan.known.get, _ids(plan)) if head is not None)
+            again = f"; {failed} of them failed, --rerun failed tries them again" if failed else ""
+            click.echo(f"all {len(plan.jobs)} cells are in the store{again}", err=True)
             return
         from tqdm import tqdm
 
@@ -65,11 +70,24 @@ class Progress:
 
     def step(self, record: Record) -> None:
         """Count one record."""
-        self.last = f", {record.label} on {record.cell.task.name} done"
+        good = record.status in GOOD
+        self.last = f", {record.label} on {record.cell.task.name} {'done' if good else record.status}"
+        if not good:
+            self._tell(record)
         if self.bar.n + 1 == self.bar.total:
             self.left = clock(0)
         self.bar.set_postfix_str(f"{self.left} left{self.last}", refresh=False)
         self.bar.update()
+
+    def _tell(self, record: Record) -> None:
+        """Say at once, above the bar, why a cell has no result; once for all cells with the same reason."""
+        reason = record.failure.reason if record.failure is not None else record.status
+        if (record.label, reason) not in self.failures:
+            self.failures.add((record.label, reason))
+            logs = f"; logs: {self.out / 'logs'}" if (self.out / "logs").is_dir() else ""
+            line = f"{record.status}: {record.label} on {record.cell.task.name}: {reason}{logs}"
+            self.bar.clear()
+            click.secho(line, fg="red", err=True)
 
     def tick(self) -> None:
         """Show the time gone and left."""
@@ -112,6 +130,10 @@ def remedy(statuses: Iterable[str]) -> str:
     command = "the same command" if skipped else "the same command with --rerun failed"
     cells = "1 cell has" if number == 1 else f"{number} cells have"
     return f"{cells} no result ({said}): {command} tries {'it' if number == 1 else 'them'} again"
+
+
+def _ids(plan: Plan) -> list[str]:
+    return [job.cell.id for job in plan.jobs]
 
 
 def in_a_notebook() -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparsebench import disposal as disposals
 from sparsebench.disposal import DISPOSALS, Disposal
@@ -187,6 +187,15 @@ class Strategy(BaseModel):
             return DISPOSALS
         return cls.disposals or (cls.model_fields["disposal"].default,)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to be changed, in words of its author's."""
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            raise StrategyError(
+                f"'{self.name}' set self.{name}: it keeps nothing between calls; use view.memory in a pass"
+            ) from error
+
     def requires(self) -> frozenset[str]:
         """Return the fields of the view it reads with these parameters; by default `needs`."""
         return self.needs
@@ -295,4 +304,6 @@ class Strategy(BaseModel):
 
     def plan(self, view: TokenView, keep: int) -> Plan | None:
         """Return what happens to the view's N tokens so that `keep` go on; None leaves them all as they are."""
-        return disposals.dispose(self.disposal, self.scores(view), keep, view)
+        shape = tuple(vars(view)["index"].shape)  # not by attribute: `check` watches what the strategy reads
+        scores = disposals.check_scores(self.scores(view), shape, f"'{self.name}'")
+        return disposals.dispose(self.disposal, scores, keep, view)

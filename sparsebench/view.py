@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sparsebench.errors import StrategyError
+from sparsebench.errors import StrategyError, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +18,11 @@ NEEDS = frozenset(
     {"tokens", "branch", "queries", "keys", "values", "attention", "class_attention", "received_attention",
      "mean_query_attention", "attention_maps", "prefix", "pixels", "outputs", "relevance"}
 )  # fmt: skip
+OTHERS = frozenset(
+    {"index", "sizes", "weights", "grid", "block", "depth", "training", "learned", "memory", "there", "prefix_count",
+     "random"}
+)  # fmt: skip
+"""What else a view has, whatever is declared."""
 RESULTS = frozenset({"tokens", "branch", "prefix"})
 """Those that at the attention site are there only when attention has run."""
 
@@ -60,6 +65,8 @@ class TokenView:
 
     def _get(self, field: str) -> Any:
         if field not in self._given:
+            if field == "relevance":
+                raise StrategyError("view.relevance was read but not declared: only kind = 'oracle' may declare it")
             raise StrategyError(
                 f"view.{field} was read but not declared: add it to `needs` (declared: "
                 f"{', '.join(sorted(self._given)) or 'nothing'})"
@@ -67,6 +74,12 @@ class TokenView:
         if field not in self._seen:
             self._seen[field] = self._given[field]()
         return self._seen[field]
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what there is in place of a field that there is not."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(str(unknown("field of the view", name, NEEDS | OTHERS)))
 
     @property
     def there(self) -> Tensor:

@@ -16,6 +16,7 @@ from sparsebench.cells.checkpoint import Checkpoint
 from sparsebench.cells.prepare import Context, Prepared, prepare, weights_file
 from sparsebench.cells.results import Result, add_watched, measure
 from sparsebench.contain.exclusive import timing
+from sparsebench.contract import place_of
 from sparsebench.errors import (
     DivergedError,
     NotReadyError,
@@ -32,6 +33,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.records import environment, store
 from sparsebench.records.cell import digest
 from sparsebench.records.record import Failure, Record, Status
+from sparsebench.strategy import Strategy
 from sparsebench.training.early import EarlyStopping
 from sparsebench.training.loop import Course, Training, steps_for
 from sparsebench.training.state import can_be_resumed
@@ -100,10 +102,12 @@ KNOWN = (StrategyError, DivergedError, UnsupportedError, UserError)
 """Errors whose text says all; others are shown with their type and kept with their traceback."""
 
 
-def failure_of(error: BaseException) -> Failure:
-    """Return what a record says of an error."""
+def failure_of(error: BaseException, strategy: Strategy | None = None) -> Failure:
+    """Return what a record says of an error; with the file and line where a strategy had its last word."""
     kind = type(error).__name__
     text = text_of(error) if isinstance(error, KNOWN) else one_line(error)
+    if strategy is not None and not isinstance(error, UnsupportedError | DivergedError):
+        text = f"{' '.join(text.split())[:450]}{place_of(error, strategy)}"
     trace = "" if isinstance(error, KNOWN) else "".join(traceback.format_exception(error))[-4000:]
     trace = trace.encode("utf-8", "backslashreplace").decode()
     return Failure(reason=" ".join(text.split())[:500], kind=kind, traceback=trace)
@@ -143,7 +147,9 @@ class _Run:
 
     def fail(self, error: BaseException) -> None:
         """Note what went wrong."""
-        self.status, self.failure = _status(error), failure_of(error)
+        acting = None if self.cell is None else self.cell.in_training or self.cell.in_test
+        strategy = None if acting is None else acting.strategy
+        self.status, self.failure = _status(error), failure_of(error, strategy)
 
     def prepare(self, registry: Registry) -> None:
         """Draw the data and build the network."""

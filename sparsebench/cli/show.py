@@ -77,8 +77,9 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
         kind = str(info.annotation) if not isinstance(info.annotation, type) else info.annotation.__name__
         if key == "disposal":
             kind = f"Literal{list(cls.allowed_disposals())}"
+        default = "required" if info.is_required() else repr(info.default)
         about = f"  {info.description}" if info.description else ""
-        _say(f"  {key} = {info.default!r}  ({kind.replace('typing.', '')}){about}")
+        _say(f"  {key} = {default}  ({kind.replace('typing.', '')}){about}")
         if key == "disposal":
             _disposals(cls)
 

@@ -6,11 +6,13 @@ Options of commands and keywords of `sparsebench.run` are the fields here that h
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
+from sparsebench.errors import UserError
 from sparsebench.records.cell import Where
 
 Rerun = Literal["missing", "failed", "always"]
@@ -173,10 +175,32 @@ class Option(NamedTuple):
     def value(self, given: Any) -> Any:
         """Return what a user gave as the field has it."""
         if get_origin(self.type) is tuple:
-            return (given,) if isinstance(given, str) else tuple(given)
+            many = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+            return tuple(self._checked(one, get_args(self.type)[:1]) for one in many)
         if given is None:
             return 0.0 if self.type is float else None
+        types = get_args(self.type) or (self.type,)
+        self._checked(given, (str,) if get_origin(self.type) is Literal else types)
         return Path(given) if Path in get_args(self.type) else given
+
+    def _checked(self, given: Any, types: Sequence[Any]) -> Any:
+        """Return a value of one of the types, or raise UserError."""
+        kinds = tuple(one for each in types for one in KINDS.get(each, (each,)) if one is not type(None))
+        if not isinstance(given, kinds) or (isinstance(given, bool) and bool not in types):
+            raise UserError(
+                self.name, got=repr(given), allowed=" or ".join(WORDS[each] for each in types if each in WORDS)
+            )
+        return given
+
+
+KINDS: Mapping[Any, tuple[type, ...]] = {int: (Integral,), float: (Real,), Path: (str, os.PathLike)}
+WORDS: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    Path: "a path",
+}
 
 
 def _options(value: type) -> dict[str, Option]:

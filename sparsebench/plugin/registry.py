@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pluggy
+from pydantic import PydanticUserError
 
 from sparsebench.contain.rehearse import harm
 from sparsebench.contract import complaint
@@ -267,7 +268,7 @@ class Registry:
             raise
         except BaseException as error:
             del sys.modules[module_name]
-            return one_line(error)
+            return _reason(error)
         return self._register(module, origin, path)
 
     def _register(self, module: ModuleType, origin: Origin, file: Path | None = None) -> str | None:
@@ -339,6 +340,16 @@ class Registry:
     def record_hooks(self) -> list[pluggy.HookImpl]:
         """Return what looks at records without being named: each with a `plugin_name` and a `function`."""
         return self.manager.hook.sparsebench_record_finished.get_hookimpls()
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a plugin file does not load; of a parameter without a type what to write."""
+    if not isinstance(error, PydanticUserError):
+        return one_line(error)
+    bare = re.search(r"non-annotated attribute was detected: `(\w+) = (.*?)`", str(error))
+    if bare is None:
+        return one_line(error)
+    return f"parameter '{bare[1]}' has no type; write {bare[1]}: float = {bare[2]}, or ClassVar if it is none"
 
 
 def _check_hooks(module: ModuleType) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparsebench.budget import Budget
 from sparsebench.contain import process_state
+from sparsebench.contract import place_of
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.models.actor import Actor, Pass
 from sparsebench.plan_checks import check_plan, went_on
@@ -125,14 +126,14 @@ def answer(choice: Choice, strategy: Strategy, view: TokenView, keep: int) -> Pl
     except UnsupportedError:
         raise
     except (Exception, SystemExit) as error:
-        raise _error_text(error) from error
+        raise _error_text(error, strategy) from error
     if plan is not None:
         _judge(plan, strategy, view, keep)
     return plan
 
 
-def _error_text(error: BaseException) -> RuleError:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+def _error_text(error: BaseException, strategy: Strategy) -> RuleError:
+    text = " ".join(f"{type(error).__name__}: {error}".split()) + place_of(error, strategy)
     if isinstance(error, StrategyError) and "view.relevance" in text:
         return RuleError(text, "reads_no_relevance")
     if isinstance(error, MemoryError) or "allocate" in text:
@@ -151,7 +152,7 @@ def _judge(plan: Plan, strategy: Strategy, view: TokenView, keep: int) -> None:
     try:
         check_plan(plan, strategy, view.index, keep, training=view.training)
     except StrategyError as error:
-        raise RuleError(str(error), "plans_are_legal") from error
+        raise RuleError(f"{error}{place_of(error, strategy)}", "plans_are_legal") from error
 
 
 def tensors(plan: Plan | None) -> list[Tensor]:

@@ -1,0 +1,65 @@
+"""What an author reads of a strategy that does not work."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sparsebench.cli import main
+
+FILE = Path(__file__).resolve().parents[1] / "plugins" / "returns.py"
+THEORY = ["--task", "theory:steps=40,test=20,tokens=20", "--n-train", "4", "--seeds", "1", "--suite", "quick-scratch"]
+SAYS = {
+    "listed": "scores must have shape (4, 20), got list; wanted is a tensor, (B, N) (returns.py:",
+    "flat": "scores must have shape (4, 20), got (4,); wanted is a tensor, (B, N) (returns.py:",
+    "strange": "scores must be real numbers, got torch.complex",
+    "misread": "unknown field of the view; got 'token'; allowed: ",
+    "remembers": "'remembers' set self.last: it keeps nothing between calls; use view.memory in a pass (returns.py:",
+    "peeks": "view.relevance was read but not declared: only kind = 'oracle' may declare it (returns.py:",
+}
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(one) for one in arguments])
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    out = tmp_path_factory.mktemp("failed")
+    return out, call("run", FILE, *THEORY, "--out", out, "--jobs", 0)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_what_is_wrong_is_said_at_once_with_file_and_line(failed: tuple[Path, Result], name: str) -> None:
+    (line,) = [line for line in failed[1].stderr.splitlines() if line.startswith(f"failed: {name} on theory: ")]
+    assert SAYS[name] in line
+    source = FILE.read_text().splitlines()
+    number = int(line.partition("(returns.py:")[2].partition(")")[0])
+    begins = next(i for i, text in enumerate(source) if f'name = "{name}"' in text)
+    assert begins < number <= begins + 5
+
+
+def test_nothing_is_a_traceback_or_done(failed: tuple[Path, Result]) -> None:
+    assert failed[1].exit_code == 1 and "Traceback" not in failed[1].output
+    assert "listed on theory done" not in failed[1].stderr
+    assert "next: mend what failed; the same command with --rerun failed tries the 6 cells again" in failed[1].stderr
+
+
+def test_the_same_command_again_names_what_runs_the_failed_again(failed: tuple[Path, Result]) -> None:
+    again = call("run", FILE, *THEORY, "--out", failed[0], "--jobs", 0)
+    assert "cells are in the store; 6 of them failed, --rerun failed tries them again" in again.stderr
+
+
+def test_check_says_it_in_the_same_words(tmp_path: Path) -> None:
+    one = tmp_path / "returns.py"
+    one.write_text(
+        FILE.read_text().replace("return [Listed, Flat, Strange, Misread, Remembers, Peeks]", "return [Flat]")
+    )
+    done = call("check", one)
+    assert done.exit_code == 1 and "scores must have shape" in done.stdout and "returns.py:" in done.stdout
+
+
+def test_a_parameter_without_a_type_is_named_with_what_to_write(tmp_path: Path) -> None:
+    bare = tmp_path / "bare.py"
+    bare.write_text(FILE.read_text().replace('    name = "listed"\n', '    name = "listed"\n    power = 2.0\n'))
+    assert "parameter 'power' has no type; write power: float = 2.0" in call("show", bare).stderr
