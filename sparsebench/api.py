@@ -51,7 +51,7 @@ def run(
     from sparsebench.board.columns import keys_of
 
     with _callbacks(Path(out), progress, on_record) as callbacks:
-        judged = judge(execute(*values_of({"plugins": _named(plugins, Path(out)), **options}), Path(out), callbacks))
+        judged = judge(execute(*values_of({"plugins": _words_of(plugins, Path(out)), **options}), Path(out), callbacks))
     return pd.DataFrame(judged.rows, columns=keys_of(columns_of(judged.rows, judged.columns)))
 
 
@@ -71,7 +71,7 @@ def _callbacks(
         yield Callbacks(bar.begin, _each([bar.step, *calls]), bar.stopping)
 
 
-def _named(plugins: Plugins, out: Path) -> tuple[str, ...]:
+def _words_of(plugins: Plugins, out: Path) -> tuple[str, ...]:
     """Return strategies as users name them; the sources of classes and instances are written to the run's folder."""
     from sparsebench.errors import UserError
     from sparsebench.plugin import source
@@ -127,7 +127,7 @@ def show_tokens(
     from sparsebench.look.show_tokens import show
     from sparsebench.look.training import Trainer
 
-    request, files, how = values_of({"plugins": _named(plugins, Path(out)), **options, "tasks": task, "seeds": 1})
+    request, files, how = values_of({"plugins": _words_of(plugins, Path(out)), **options, "tasks": task, "seeds": 1})
     with _callbacks(Path(out), progress) as callbacks:
         return show(replace(request, single=True), Trainer(files, how, Path(out), callbacks), samples)
 

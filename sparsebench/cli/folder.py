@@ -11,27 +11,27 @@ import click
 from sparsebench.errors import UserError
 
 
-def last_time_of_records(here: Path) -> Path:
+def newest_folder(here: Path) -> Path:
     """Return the run's folder in `here` whose records were written last.
 
     Raises:
         UserError: there is none.
     """
-    folders = {path: _time_of_records(path) for path in sorted(here.iterdir()) if (path / "records").is_dir()}
+    folders = {path: _last_change(path) for path in sorted(here.iterdir()) if (path / "records").is_dir()}
     if not folders:
         raise UserError("FOLDER is missing, and no run has written one here", next_step="name it, or sparsebench run")
     return max(folders, key=lambda path: folders[path])
 
 
-def _time_of_records(folder: Path) -> float:
+def _last_change(folder: Path) -> float:
     return max((path.stat().st_mtime for path in (folder / "records").iterdir()), default=0.0)
 
 
 def named_or_last(given: Path | str | None) -> Path:
-    """Return the folder that is given, or else the one written last here, and say which it is; see `last_time_of_records`."""
+    """Return the folder that is given, or else the one written last here, and say which it is; see `newest_folder`."""
     if given is not None:
         return Path(given)
-    folder = last_time_of_records(Path())
+    folder = newest_folder(Path())
     click.echo(f"folder: {folder}", err=True)
     return folder
 
