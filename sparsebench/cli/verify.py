@@ -82,9 +82,9 @@ def verify(
 
 def _ask(verdict: Verdict, plugin: Path | None, yes: bool) -> None:
     """Say what is going to run, and go on only if that is wanted."""
-    from sparsebench.publish.replay import said
+    from sparsebench.publish.replay import announcement
 
-    line = said(plugin, verdict.strategy)
+    line = announcement(plugin, verdict.strategy)
     if yes:
         click.echo(line, err=True)
     elif not sys.stdin.isatty():

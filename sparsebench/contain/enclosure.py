@@ -39,7 +39,7 @@ def prefix() -> tuple[str, ...]:
 
 
 @contextmanager
-def enclosed() -> Iterator[None]:
+def enclose() -> Iterator[None]:
     """Start workers without network and with few variables for a while."""
     before = dict(os.environ)
     for name in before:

@@ -93,7 +93,9 @@ def compare(pairs: Sequence[tuple[Record, Record]], adaptive: Collection[str]) -
             ]  # fmt: skip
             continue
         away.append(cells)
-        wrong += [text for text in (_counts(cells, before.cell.strategy.name in adaptive), _untrained(cells)) if text]
+        wrong += [
+            text for text in (_counts(cells, before.cell.strategy.name in adaptive), _other_classes(cells)) if text
+        ]
     tasks: dict[tuple[str, str], list[Cells]] = {}
     for cells in away:
         tasks.setdefault((cells.before.cell.task.name, cells.before.label), []).append(cells)
@@ -135,9 +137,9 @@ def _is_same(cells: Cells) -> bool:
 
 def _counts(cells: Cells, adaptive: bool) -> str | None:
     """Return how the tokens of one cell are others: but for adaptive strategies their numbers hang on no rounding."""
-    there, here = cells.before.trajectory, cells.after.trajectory
+    one, other = cells.before.trajectory, cells.after.trajectory
     slack = FEW if adaptive else 0.0
-    if len(there) == len(here) and all(_like(a, b, slack) for a, b in zip(there, here, strict=True)):
+    if len(one) == len(other) and all(_like(a, b, slack) for a, b in zip(one, other, strict=True)):
         return None
     ratios = [record.metrics["macs_ratio"].value or 0.0 for record in (cells.before, cells.after)]
     return (
@@ -145,15 +147,15 @@ def _counts(cells: Cells, adaptive: bool) -> str | None:
     )
 
 
-def _like(there: TokenStep, here: TokenStep, slack: float) -> bool:
+def _like(one: TokenStep, other: TokenStep, slack: float) -> bool:
     if not slack:
-        return there == here
+        return one == other
     names = ("tokens_in", "tokens_out", "own")
-    numbers = [(float(getattr(there, name)), float(getattr(here, name))) for name in names]
+    numbers = [(float(getattr(one, name)), float(getattr(other, name))) for name in names]
     return all(abs(a - b) <= slack * max(abs(a), abs(b)) for a, b in numbers)
 
 
-def _untrained(cells: Cells) -> str | None:
+def _other_classes(cells: Cells) -> str | None:
     if cells.is_trained:
         return None
     alike = float((cells.old.predicted == cells.new.predicted).mean())
@@ -170,9 +172,9 @@ def _better(group: Sequence[Cells]) -> Iterator[str]:
     gain, cells = _gain(group), f"{len(group)} {'cell' if len(group) == 1 else 'cells'}"
     lost = sum(int((c.old.correct & ~c.new.correct).sum()) for c in group)
     won = sum(int((~c.old.correct & c.new.correct).sum()) for c in group)
-    surely = gain > SLACK and float(mcnemar(np.int64(lost), np.int64(won))) / 2 < FALSE_ALARM
+    surely = gain > SLACK and float(mcnemar(np.asarray(lost), np.asarray(won))) / 2 < FALSE_ALARM
     if gain > max(MOST_BETTER, sum(len(c.old.labels) for c in group) ** -0.5) or surely:
-        accuracies = [np.mean([np.mean(items(c).correct) for c in group]) for items in (_there, _here)]
+        accuracies = [np.mean([np.mean(items(c).correct) for c in group]) for items in (_items_before, _items_after)]
         yield (
             f"in {cells} {100 * gain:.1f} points more of the test items are right there than here, on the same items "
             f"({accuracies[0]:.4f} and {accuracies[1]:.4f})"
@@ -188,11 +190,11 @@ def _better(group: Sequence[Cells]) -> Iterator[str]:
             yield f"{surplus} of {cells} succeed there and not here, by {name}"
 
 
-def _there(cells: Cells) -> Items:
+def _items_before(cells: Cells) -> Items:
     return cells.old
 
 
-def _here(cells: Cells) -> Items:
+def _items_after(cells: Cells) -> Items:
     return cells.new
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from sparsebench import seeds
-from sparsebench.contain.enclosure import enclosed, no_network
+from sparsebench.contain.enclosure import enclose, no_network
 from sparsebench.engine import run as runs
 from sparsebench.engine.options import Choice
 from sparsebench.engine.run import Callbacks
@@ -75,7 +75,7 @@ def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> No
     _check_source(manifest, registry, here.plugin)
     seed = secrets.randbits(48) if here.seed is None else here.seed
     records, counts = _draw(folder, manifest.strategy, number, seed)
-    with enclosed():
+    with enclose():
         if broken := _unfair(manifest, records, here.plugin):
             verdict.why, verdict.wrong = broken, True
             return
@@ -133,7 +133,7 @@ def _unfair(manifest: Manifest, records: Sequence[Record], plugin: Path | None) 
     ][:SHOWN]
 
 
-def said(plugin: Path | None, strategy: str) -> str:
+def announcement(plugin: Path | None, strategy: str) -> str:
     """Return what is going to run, in one line."""
     network = "without network" if no_network() else "WITH your network, as this system has no `unshare`"
     what = f"the file {plugin}" if plugin else f"the installed plugin of '{strategy}'"

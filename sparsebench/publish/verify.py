@@ -126,7 +126,7 @@ def verify(folder: Path, board: Sequence[Asked] | None = None, *, placed: bool =
     verdict = Verdict(plain(folder, 500))
     try:
         manifest = folders.manifest_of(folder)
-        if placed and (wrong := _misplaced(folder, manifest)):
+        if placed and (wrong := _other_place(folder, manifest)):
             raise Unfit(wrong)
         examined = _Examined(folder, manifest)
     except (Unfit, OSError, ValueError) as error:
@@ -189,7 +189,7 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
             yield from _below(path / name, depth - 1)
 
 
-def _misplaced(folder: Path, manifest: Manifest) -> str | None:
+def _other_place(folder: Path, manifest: Manifest) -> str | None:
     """Return how a folder is not called as what it holds, or None."""
     *_, strategy, version = folder.absolute().parts[-2:]
     if (strategy, version) == (manifest.strategy, manifest.version):

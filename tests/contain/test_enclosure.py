@@ -23,7 +23,7 @@ print(said, sorted(os.environ), file=sys.stderr)
 def test_strangers_have_neither_secrets_nor_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_TOKEN", "secret")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/nowhere")
-    with socket.create_server(("127.0.0.1", 0)) as server, enclosure.enclosed():
+    with socket.create_server(("127.0.0.1", 0)) as server, enclosure.enclose():
         code = CODE.replace("PORT", str(server.getsockname()[1]))
         worker = Worker([sys.executable, "-c", code], slots("cpu", 1)[0].environment, tmp_path / "log")
         worker.end(60)
