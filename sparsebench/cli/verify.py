@@ -44,10 +44,11 @@ class Cells(click.IntRange):
 @click.option("--replay-seed", type=int, metavar="SEED", help="Draw those cells as a replay before did, which says it.")
 @click.option("--plugin", type=click.Path(path_type=Path), metavar="FILE.py", help="The strategy's file, to replay.")
 @click.option("--device", default="auto", show_default=True, help="To replay on: auto, cpu, cuda or cuda:i.")
+@click.option("--yes", is_flag=True, help="Replay without asking whether to run that code.")
 @click.option("--json", "as_json", is_flag=True, help="A list, one object a submission.")
 def verify(
     path: Path, board: Path | None, replay: int | None, replay_seed: int | None, plugin: Path | None, device: str,
-    as_json: bool, **files: Any,
+    yes: bool, as_json: bool, **files: Any,
 ) -> None:  # fmt: skip
     """Give each submission below PATH its badge, from its records alone, and say why not the next.
 
@@ -69,7 +70,8 @@ def verify(
     if replay and len(folders) > 1:
         raise UserError("one submission is replayed at a time", got=f"{len(folders)} of them", next_step="name one")
     for folder, verdict in zip(folders, verify_each(folders, board), strict=True):
-        if replay:
+        if replay and verdict.badge == "recounted":
+            _ask(verdict, plugin, yes)
             _replay(folder, verdict, replay, replay_seed, plugin, device, Files(**files))
         verdicts.append(verdict)
         if not as_json:
@@ -77,6 +79,19 @@ def verify(
     if as_json:
         click.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=1))
     sys.exit(int(any(verdict.wrong for verdict in verdicts)))
+
+
+def _ask(verdict: Verdict, plugin: Path | None, yes: bool) -> None:
+    """Say what is going to run, and go on only if that is wanted."""
+    from sparsebench.publish.replay import announcement
+
+    line = announcement(plugin, verdict.strategy)
+    if yes:
+        click.echo(line, err=True)
+    elif not sys.stdin.isatty():
+        raise UserError(line, next_step="give --yes if that is what you want")
+    else:
+        click.confirm(f"{line}; go on?", abort=True, err=True)
 
 
 def _replay(

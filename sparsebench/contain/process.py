@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from sparsebench.contain import keeper
+from sparsebench.contain import enclosure, keeper
 from sparsebench.contain.messages import LINE_IS_CUT
 from sparsebench.errors import UserError
 
@@ -55,7 +55,7 @@ class Worker:
         lifeline, self._lifeline = os.pipe()
         try:
             return subprocess.Popen(
-                [sys.executable, "-I", "-S", keeper.__file__, str(lifeline), *command],
+                [sys.executable, "-I", "-S", keeper.__file__, str(lifeline), *enclosure.prefix(), *command],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._file, env=environment, pass_fds=[lifeline],
                 start_new_session=True,
             )  # fmt: skip

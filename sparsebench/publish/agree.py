@@ -53,7 +53,7 @@ class Cells(NamedTuple):
         return _name(self.before)
 
     @property
-    def has_training(self) -> bool:
+    def is_trained(self) -> bool:
         """Whether weights were trained in it, or for it."""
         return self.before.cell.n_train > 0 and self.before.cell.track != "frozen"
 
@@ -94,7 +94,9 @@ def compare(pairs: Sequence[tuple[Record, Record]], adaptive: Collection[str]) -
             ]  # fmt: skip
             continue
         away.append(cells)
-        wrong += [text for text in (_counts(cells, before.cell.strategy.name in adaptive), _untrained(cells)) if text]
+        wrong += [
+            text for text in (_counts(cells, before.cell.strategy.name in adaptive), _other_classes(cells)) if text
+        ]
     tasks: dict[tuple[str, str], list[Cells]] = {}
     for cells in away:
         tasks.setdefault((cells.before.cell.task.name, cells.before.label), []).append(cells)
@@ -136,9 +138,9 @@ def _is_same(cells: Cells) -> bool:
 
 def _counts(cells: Cells, adaptive: bool) -> str | None:
     """Return how the tokens of one cell are others: but for adaptive strategies their numbers hang on no rounding."""
-    reported, remade = cells.before.trajectory, cells.after.trajectory
+    one, other = cells.before.trajectory, cells.after.trajectory
     slack = FEW if adaptive else 0.0
-    if len(reported) == len(remade) and all(_like(a, b, slack) for a, b in zip(reported, remade, strict=True)):
+    if len(one) == len(other) and all(_like(a, b, slack) for a, b in zip(one, other, strict=True)):
         return None
     ratios = [record.metrics["macs_ratio"].value or 0.0 for record in (cells.before, cells.after)]
     return (
@@ -146,16 +148,16 @@ def _counts(cells: Cells, adaptive: bool) -> str | None:
     )
 
 
-def _like(reported: TokenStep, remade: TokenStep, slack: float) -> bool:
+def _like(one: TokenStep, other: TokenStep, slack: float) -> bool:
     if not slack:
-        return reported == remade
+        return one == other
     names = ("tokens_in", "tokens_out", "own")
-    numbers = [(float(getattr(reported, name)), float(getattr(remade, name))) for name in names]
+    numbers = [(float(getattr(one, name)), float(getattr(other, name))) for name in names]
     return all(abs(a - b) <= slack * max(abs(a), abs(b)) for a, b in numbers)
 
 
-def _untrained(cells: Cells) -> str | None:
-    if cells.has_training:
+def _other_classes(cells: Cells) -> str | None:
+    if cells.is_trained:
         return None
     alike = float((cells.old.predicted == cells.new.predicted).mean())
     return None if alike >= AGREEING else f"{cells.what}: {alike:.2%} of the predictions are the same here"
@@ -173,7 +175,7 @@ def _better(group: Sequence[Cells]) -> Iterator[str]:
     won = sum(int((~c.old.correct & c.new.correct).sum()) for c in group)
     surely = gain > SLACK and float(mcnemar(np.asarray(lost), np.asarray(won))) / 2 < FALSE_ALARM
     if gain > max(MOST_BETTER, sum(len(c.old.labels) for c in group) ** -0.5) or surely:
-        accuracies = [np.mean([np.mean(items(c).correct) for c in group]) for items in (_reported_items, _remade_items)]
+        accuracies = [np.mean([np.mean(items(c).correct) for c in group]) for items in (_items_before, _items_after)]
         yield (
             f"in {cells} {100 * gain:.1f} points more of the test items are right there than here, on the same items "
             f"({accuracies[0]:.4f} and {accuracies[1]:.4f})"
@@ -189,11 +191,11 @@ def _better(group: Sequence[Cells]) -> Iterator[str]:
             yield f"{surplus} of {cells} succeed there and not here, by {name}"
 
 
-def _reported_items(cells: Cells) -> Items:
+def _items_before(cells: Cells) -> Items:
     return cells.old
 
 
-def _remade_items(cells: Cells) -> Items:
+def _items_after(cells: Cells) -> Items:
     return cells.new
 
 

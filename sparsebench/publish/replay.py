@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from sparsebench import seeds
+from sparsebench.contain.enclosure import enclose, no_network
 from sparsebench.engine import run as runs
 from sparsebench.engine.options import Choice
 from sparsebench.engine.run import Callbacks
@@ -26,15 +27,17 @@ from sparsebench.plugin.installed import installed_source
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import agree
 from sparsebench.publish import folder as folders
-from sparsebench.publish.folder import Manifest
+from sparsebench.publish.folder import Manifest, plain
 from sparsebench.publish.lines import record_of
 from sparsebench.publish.verify import SHOWN, Verdict
 from sparsebench.records import manifests, store
-from sparsebench.records.cell import Cell
+from sparsebench.records.cell import Cell, canonical
 from sparsebench.records.manifests import Described
 from sparsebench.records.record import Record
+from sparsebench.records.report import HARMLESS
 from sparsebench.spec import fill
 from sparsebench.strategy import Kind
+from sparsebench.testing import process
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,11 @@ def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> No
     _check_source(manifest, registry, here.plugin)
     seed = secrets.randbits(48) if here.seed is None else here.seed
     records, counts = _draw(folder, manifest.strategy, number, seed)
-    again = _run(records, manifest, registry, here)
+    with enclose():
+        if broken := _unfair(manifest, records, here.plugin):
+            verdict.why, verdict.wrong = broken, True
+            return
+        again = _run(records, manifest, registry, here)
     described = folders.beside(folder, manifest, manifests.STRATEGIES, Described)
     adaptive = {one.name for one in described if one.adaptive}
     agreement = agree.compare([(record, again[record.cell_id]) for record in records], adaptive)
@@ -108,6 +115,29 @@ def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -
             got=f"SHA-256 {sha256[:12]}" if sha256 else "none that is installed", allowed=manifest.plugin.sha256[:12],
             next_step="give its file with --plugin FILE.py, or install the version that was run",
         )  # fmt: skip
+
+
+def _unfair(manifest: Manifest, records: Sequence[Record], plugin: Path | None) -> list[str]:
+    """Return which required checks the strategy fails, with the parameters of the cells that are run again."""
+    name = manifest.strategy
+    params = {
+        canonical(r.cell.strategy.params): r.cell.strategy.params for r in records if r.cell.strategy.name == name
+    }
+    given = {name: [params[key] for key in sorted(params)]}
+    reports = process.check(str(plugin) if plugin else name, given=given)
+    return [
+        f"{plain(report.label, 60)} does not conform: check {plain(one.check, 60)} {one.status}: {plain(one.message)}"
+        for report in reports
+        for one in report.outcomes
+        if one.group == "required" and one.status not in HARMLESS
+    ][:SHOWN]
+
+
+def announcement(plugin: Path | None, strategy: str) -> str:
+    """Return what is going to run, in one line."""
+    network = "without network" if no_network() else "WITH your network, as this system has no `unshare`"
+    what = f"the file {plugin}" if plugin else f"the installed plugin of '{strategy}'"
+    return f"this runs {what} as you, {network}, with your files"
 
 
 def _draw(folder: Path, strategy: str, number: int | None, seed: int) -> tuple[list[Record], tuple[int, int]]:

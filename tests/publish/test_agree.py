@@ -43,7 +43,7 @@ def elsewhere(record: Record, pairs: list[tuple[Items, Items]], **metrics: float
     """Return how cells agree of which the first is said to come from another machine."""
     here = [made(record, new, k, success=0.0) for k, (_, new) in enumerate(pairs)]
     there = [
-        made(record, old, k, success=0.0, **metrics).model_copy(update={"environment": ELSEWHERE})
+        made(record, old, k, **({"success": 0.0} | metrics)).model_copy(update={"environment": ELSEWHERE})
         for k, (old, _) in enumerate(pairs)
     ]
     return compare(list(zip(there, here, strict=True)), ())
@@ -116,7 +116,7 @@ def test_the_same_machine_is_the_same_to_the_bit(record: Record) -> None:
     losses = unpack_reals(record.outcomes.loss, record.outcomes.n) * np.float32(1.0001)
     other = record.model_copy(update={"outcomes": record.outcomes.model_copy(update={"loss": pack_reals(losses)})})
     assert "other outcomes here, on the same machine" in compare([(other, record)], ()).wrong[0]
-    shown = record.outcomes.model_copy(update={"foreground": pack(range(record.outcomes.n))})
+    shown = record.outcomes.model_copy(update={"foreground": pack(np.arange(record.outcomes.n))})
     moved = record.model_copy(update={"outcomes": shown})
     assert "other foregrounds here" in compare([(moved, record)], ()).wrong[0]
     assert compare([(record, moved)], ()).wrong == []  # an older record does not say

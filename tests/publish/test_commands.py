@@ -55,7 +55,8 @@ def test_what_a_stranger_wrote_moves_no_cursor(tampered: Tamper) -> None:
 
 
 def test_cells_are_replayed_with_the_plugin(sound: Path) -> None:
-    result = call("verify", sound, "--replay", 1, "--plugin", PLUGIN, "--device", "cpu")
+    result = call("verify", sound, "--replay", 1, "--plugin", PLUGIN, "--device", "cpu", "--yes")
+    assert f"this runs the file {PLUGIN} as you, " in result.stderr
     assert result.exit_code == 0 and ": replayed\n" in result.stdout and "replayed 1 of " in result.stdout
 
 
@@ -64,7 +65,10 @@ def test_cells_are_replayed_with_the_plugin(sound: Path) -> None:
     [
         (["verify", "NONE"], "NONE is no folder"),
         (["verify", "TWO", "--replay", "1"], "one submission is replayed at a time; got 2 of them; name one"),
-        (["verify", "SOUND", "--replay", "1"], "strategy 'norm' came from a file; give that with --plugin FILE.py"),
+        (
+            ["verify", "SOUND", "--replay", "1", "--yes"],
+            "strategy 'norm' came from a file; give that with --plugin FILE.py",
+        ),
         (["submit", "NONE", "--to", "TO"], "no records in NONE; run `sparsebench run --out` with this folder first"),
     ],
 )
@@ -75,7 +79,13 @@ def test_mistakes_are_one_line(tmp_path: Path, sound: Path, arguments: list[str]
     result = call(*(places.get(a, a) for a in arguments))
     for word, path in places.items():
         said = said.replace(word, str(path))
-    assert (result.exit_code, result.stderr) == (2, f"Error: {said}\n")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: {said}")
+    assert len(result.stderr.splitlines()) == 1 + ("--yes" in arguments)
+
+
+def test_code_is_not_run_unasked(sound: Path) -> None:
+    result = call("verify", sound, "--replay", 1, "--plugin", PLUGIN)
+    assert result.exit_code == 2 and "; give --yes if that is what you want" in result.stderr
 
 
 def test_a_submission_can_be_read_as_a_run(sound: Path) -> None:
