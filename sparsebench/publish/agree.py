@@ -29,6 +29,8 @@ SLACK = 0.005
 """Share of a task's test items that may be better than here whatever the test says."""
 MOST_BETTER = 0.05
 """Share by which they may not be better, whatever the test says; of few items, n, it is 1 / sqrt(n)."""
+ALONE = 2.0
+"""How many times that one cell may be better: cells beside it do not make up for more."""
 AGREEING = 0.99
 """Share of the test items that weights which are not trained must class alike: nothing but rounding differs."""
 FEW = 0.02
@@ -168,18 +170,38 @@ def _gain(group: Sequence[Cells]) -> float:
     return sum(float(c.old.correct.sum() - c.new.correct.sum()) for c in group) / sum(len(c.old.labels) for c in group)
 
 
+def _most(group: Sequence[Cells]) -> float:
+    """Return the share of the items by which cells may not be better, whatever the test says."""
+    return max(MOST_BETTER, sum(len(c.old.labels) for c in group) ** -0.5)
+
+
+def _is_ahead(group: Sequence[Cells], sign: int) -> bool:
+    """Say whether more (sign 1), or fewer (-1), of the items are right there than here than rounding explains."""
+    gain = sign * _gain(group)
+    counts = [sum(int((c.old.correct & ~c.new.correct).sum()) for c in group),
+              sum(int((~c.old.correct & c.new.correct).sum()) for c in group)]  # fmt: skip
+    surely = gain > SLACK and float(mcnemar(np.asarray(counts[0]), np.asarray(counts[1]))) / 2 < FALSE_ALARM
+    return bool(gain > _most(group) or surely)
+
+
 def _better(group: Sequence[Cells]) -> Iterator[str]:
-    """Yield in what the reported cells of a task are better than those here by more than rounding makes them."""
+    """Yield in what the reported cells of a task are better than those here by more than rounding makes them.
+
+    Cells of a strategy beside the published one may not be worse either.
+    """
     gain, cells = _gain(group), f"{len(group)} {'cell' if len(group) == 1 else 'cells'}"
-    lost = sum(int((c.old.correct & ~c.new.correct).sum()) for c in group)
-    won = sum(int((~c.old.correct & c.new.correct).sum()) for c in group)
-    surely = gain > SLACK and float(mcnemar(np.asarray(lost), np.asarray(won))) / 2 < FALSE_ALARM
-    if gain > max(MOST_BETTER, sum(len(c.old.labels) for c in group) ** -0.5) or surely:
+    if _is_ahead(group, 1):
         accuracies = [np.mean([np.mean(items(c).correct) for c in group]) for items in (_items_before, _items_after)]
         yield (
             f"in {cells} {100 * gain:.1f} points more of the test items are right there than here, on the same items "
             f"({accuracies[0]:.4f} and {accuracies[1]:.4f})"
         )
+    signs = (1,) if group[0].before.kind == "deployable" else (1, -1)
+    if len(signs) > 1 and _is_ahead(group, -1):
+        yield f"in {cells} {-100 * gain:.1f} points fewer of the test items are right there than here"
+    for one in group:
+        if any(sign * _gain([one]) > ALONE * _most([one]) for sign in signs):
+            yield f"{one.what} alone is {100 * _gain([one]):+.1f} points from what it is here"
     drops = np.concatenate([c.new.losses.astype(np.float64) - c.old.losses for c in group])
     here = float(np.mean(np.concatenate([c.new.losses for c in group]), dtype=np.float64))
     drop, error = float(drops.mean()), float(drops.std() / len(drops) ** 0.5)

@@ -79,6 +79,19 @@ def test_worse_there_than_here_is_no_forgery_and_is_told(record: Record) -> None
     assert agreement.wrong == [] and agreement.points == pytest.approx(7.5)
 
 
+def test_a_strategy_beside_the_published_one_is_not_reported_worse(record: Record) -> None:
+    pairs = [(new, old) for old, new in cells(30, 4)]
+    beside = record.model_copy(update={"kind": "baseline"})
+    assert "points fewer of the test items" in elsewhere(beside, pairs).wrong[0]
+    assert elsewhere(record, pairs).wrong == []
+
+
+def test_one_cell_is_not_hidden_by_those_beside_it(record: Record) -> None:
+    agreement = elsewhere(record, cells(60, 1) + cells(0, 30))
+    assert "alone is +15.0 points" in agreement.wrong[-1]
+    assert elsewhere(record, cells(38, 1) + cells(0, 30)).wrong == []
+
+
 @pytest.mark.parametrize("better", [8, 12, 20])
 def test_to_ask_for_more_cells_lets_no_more_through(record: Record, better: int) -> None:
     found = [bool(elsewhere(record, cells(better, number, 10)).wrong) for number in (1, 2, 4, 8, 46)]
