@@ -49,7 +49,7 @@ def run(
     from sparsebench.board.columns import keys_of
 
     with _callbacks(Path(out), progress, on_record) as callbacks:
-        judged = judge(execute(*values_of({"plugins": _named(plugins, Path(out)), **options}), Path(out), callbacks))
+        judged = judge(execute(*values_of({"plugins": _names(plugins, Path(out)), **options}), Path(out), callbacks))
     return pd.DataFrame(judged.rows, columns=keys_of(columns_of(judged.rows, judged.columns)))
 
 
@@ -69,7 +69,7 @@ def _callbacks(
         yield Callbacks(bar.begin, _each([bar.step, *calls]), bar.stopping)
 
 
-def _named(plugins: Plugins, out: Path) -> tuple[str, ...]:
+def _names(plugins: Plugins, out: Path) -> tuple[str, ...]:
     """Return strategies as users name them; the sources of classes and instances are written to the run's folder."""
     from sparsebench.errors import UserError
     from sparsebench.plugin import source
@@ -125,7 +125,7 @@ def show_tokens(
     from sparsebench.look.show_tokens import show
     from sparsebench.look.training import Trainer
 
-    request, files, how = values_of({"plugins": _named(plugins, Path(out)), **options, "tasks": task, "seeds": 1})
+    request, files, how = values_of({"plugins": _names(plugins, Path(out)), **options, "tasks": task, "seeds": 1})
     with _callbacks(Path(out), progress) as callbacks:
         return show(replace(request, single=True), Trainer(files, how, Path(out), callbacks), samples)
 

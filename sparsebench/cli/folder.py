@@ -17,13 +17,13 @@ def last_written(here: Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    folders = {path: _written(path) for path in sorted(here.iterdir()) if (path / "records").is_dir()}
+    folders = {path: _time_of(path) for path in sorted(here.iterdir()) if (path / "records").is_dir()}
     if not folders:
         raise UserError("FOLDER is missing, and no run has written one here", next_step="name it, or sparsebench run")
     return max(folders, key=lambda path: folders[path])
 
 
-def _written(folder: Path) -> float:
+def _time_of(folder: Path) -> float:
     return max((path.stat().st_mtime for path in (folder / "records").iterdir()), default=0.0)
 
 

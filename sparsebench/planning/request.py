@@ -176,14 +176,14 @@ class Option(NamedTuple):
         """Return what a user gave as the field has it."""
         if get_origin(self.type) is tuple:
             many = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-            return tuple(self._checked(one, get_args(self.type)[:1]) for one in many)
+            return tuple(self._check(one, get_args(self.type)[:1]) for one in many)
         if given is None:
             return 0.0 if self.type is float else None
         types = get_args(self.type) or (self.type,)
-        self._checked(given, (str,) if get_origin(self.type) is Literal else types)
+        self._check(given, (str,) if get_origin(self.type) is Literal else types)
         return Path(given) if Path in get_args(self.type) else given
 
-    def _checked(self, given: Any, types: Sequence[Any]) -> Any:
+    def _check(self, given: Any, types: Sequence[Any]) -> Any:
         """Return a value of one of the types, or raise UserError."""
         kinds = tuple(one for each in types for one in KINDS.get(each, (each,)) if one is not type(None))
         if not isinstance(given, kinds) or (isinstance(given, bool) and bool not in types):

@@ -65,7 +65,7 @@ def _add(thing: type | FunctionType, parts: dict[str, str]) -> None:
     """Add the source of a class or function after that of all that it uses."""
     text, names = _source(thing)
     parts[thing.__name__] = ""  # it may name itself
-    for name in _used(text):
+    for name in _names(text):
         if name in names and name not in parts:
             parts[name] = _line(name, names[name], thing, parts)
     del parts[thing.__name__]
@@ -82,8 +82,9 @@ def _line(name: str, value: Any, user: type | FunctionType, parts: dict[str, str
         return parts.pop(value.__name__) + (f"\n\n{name} = {value.__name__}" if name != value.__name__ else "")
     if isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(one, PLAIN) for one in value)):
         return f"{name} = {value!r}"
-    if module and getattr(inspect.getmodule(value), getattr(value, "__name__", ""), None) is value:
-        return f"from {module} import {value.__name__} as {name}"
+    called = getattr(value, "__name__", "")
+    if module and getattr(inspect.getmodule(value), called, None) is value:
+        return f"from {module} import {called} as {name}"
     if module in ("typing", "__future__") and getattr(value, "_name", None):
         return f"from typing import {value._name} as {name}"
     raise UserError(
@@ -116,7 +117,7 @@ def _functions(thing: type | FunctionType) -> Iterator[FunctionType]:
             yield one
 
 
-def _used(text: str) -> list[str]:
+def _names(text: str) -> list[str]:
     """Return the names that a text reads, those in annotations among them, in order."""
     names = (node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name))
     return list(dict.fromkeys(names))
