@@ -65,10 +65,9 @@ class TokenView:
 
     def _get(self, field: str) -> Any:
         if field not in self._given:
-            if field == "relevance":
-                raise StrategyError("view.relevance was read but not declared: only kind = 'oracle' may declare it")
+            may = "only kind = 'oracle' may declare it" if field == "relevance" else "add it to `needs`"
             raise StrategyError(
-                f"view.{field} was read but not declared: add it to `needs` (declared: "
+                f"view.{field} was read but not declared: {may} (declared: "
                 f"{', '.join(sorted(self._given)) or 'nothing'})"
             )
         if field not in self._seen:

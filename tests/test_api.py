@@ -147,6 +147,8 @@ def test_the_function_and_the_command_have_the_same_options() -> None:
         "wide",
         "columns",
         "dry_run",
+        "notes",
+        "named",
     }  # how it is printed
     assert options == set(inspect.signature(sparsebench.run).parameters) - {"on_record", "progress"}
 

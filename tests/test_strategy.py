@@ -50,8 +50,8 @@ def test_equal_scores_keep_the_lowest_positions():
 
 
 def test_scores_alone_make_a_plan_that_keeps_the_best():
-    tokens = torch.tensor([[[1.0], [-3.0], [2.0]]])
-    assert Good().plan(a_view(tokens=lambda: tokens), 2).index.tolist() == [[1, 2]]
+    tokens = torch.tensor([[[1.0], [-3.0], [2.0]]]).repeat(2, 1, 1)
+    assert Good().plan(a_view(tokens=lambda: tokens), 2).index.tolist() == [[1, 2]] * 2
 
 
 def test_a_strategy_with_neither_scores_nor_plan_says_so_with_its_name():
@@ -67,7 +67,7 @@ def test_parameters_are_checked_frozen_and_survive_json():
     assert Good.model_validate_json(strategy.model_dump_json()) == strategy != Good()
     with pytest.raises(ValidationError, match="powr"):
         Good(powr=3)
-    with pytest.raises(ValidationError, match="frozen"):
+    with pytest.raises(StrategyError, match=r"set self\.power"):
         strategy.power = 1.0
 
 

@@ -15,7 +15,7 @@ SAYS = {
     "strange": "scores must be real numbers, got torch.complex",
     "misread": "unknown field of the view; got 'token'; allowed: ",
     "remembers": "'remembers' set self.last: it keeps nothing between calls; use view.memory in a pass (returns.py:",
-    "peeks": "view.relevance was read but not declared: only kind = 'oracle' may declare it (returns.py:",
+    "peeks": "view.relevance was read but not declared: only kind = 'oracle' may declare it (declared: tokens) (ret",
 }
 
 
