@@ -38,10 +38,17 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
         except Exception as error:  # torch has many of its own for what it cannot follow
             path.unlink(missing_ok=True)
             raise UserError(
-                f"'{sparse.spec}' cannot be written as {path.suffix}", got=one_line(error)[:300],
+                f"'{sparse.spec}' cannot be written as {path.suffix}", got=_reason(error),
                 next_step="take another strategy, or the other of " + ", ".join(FORMS),
             ) from error  # fmt: skip
     return path
+
+
+def _reason(error: BaseException) -> str:
+    """Return what torch's first error says, in its first line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return one_line(error)[:300]
 
 
 def _check(sparse: SparseModel, path: Path, batch: int) -> None:
@@ -82,7 +89,7 @@ def _write(program: Any, path: Path) -> None:
     if path.suffix == ".pt2":
         torch.export.save(program, path)
         return
-    from sparsebench.deploy.onnx_sort import TRANSLATIONS
+    from sparsebench.deploy.onnx_parts import TRANSLATIONS
 
     logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [log.level for log in logs]
