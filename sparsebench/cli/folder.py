@@ -17,14 +17,13 @@ def last_written(here: Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    folders = {path: _time_of(path) for path in sorted(here.iterdir()) if (path / "records").is_dir()}
+    folders: dict[Path, float] = {}
+    for path in sorted(here.glob("*/records/*.jsonl")):
+        folder = path.parents[1]
+        folders[folder] = max(folders.get(folder, 0.0), path.stat().st_mtime)
     if not folders:
         raise UserError("FOLDER is missing, and no run has written one here", next_step="name it, or sparsebench run")
     return max(folders, key=lambda path: folders[path])
-
-
-def _time_of(folder: Path) -> float:
-    return max((path.stat().st_mtime for path in (folder / "records").iterdir()), default=0.0)
 
 
 def _named_or_last(_context: click.Context, _parameter: click.Parameter, given: Path | None) -> Path:
