@@ -55,6 +55,8 @@ def test_the_folder_is_the_one_written_last_here(
 def test_without_a_run_here_a_folder_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
+    (tmp_path / "package" / "records").mkdir(parents=True)
+    (tmp_path / "package" / "records" / "store.py").write_text("")
     monkeypatch.chdir(tmp_path)
     done = call(command)
     assert done.exit_code == 2 and done.stderr == (
