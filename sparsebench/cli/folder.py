@@ -17,14 +17,13 @@ def newest_folder(here: Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    folders = {path: _last_change(path) for path in sorted(here.iterdir()) if (path / "records").is_dir()}
+    folders: dict[Path, float] = {}
+    for path in sorted(here.glob("*/records/*.jsonl")):
+        folder = path.parents[1]
+        folders[folder] = max(folders.get(folder, 0.0), path.stat().st_mtime)
     if not folders:
         raise UserError("FOLDER is missing, and no run has written one here", next_step="name it, or sparsebench run")
     return max(folders, key=lambda path: folders[path])
-
-
-def _last_change(folder: Path) -> float:
-    return max((path.stat().st_mtime for path in (folder / "records").iterdir()), default=0.0)
 
 
 def named_or_last(given: Path | str | None) -> Path:

@@ -1,8 +1,8 @@
-import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from test_published import write_board
 
 from sparsebench.board import documents
 from sparsebench.board.board import BudgetBoard
@@ -10,7 +10,6 @@ from sparsebench.cli import main
 from sparsebench.page import published
 
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden" / "store"
 PAGE = "above\n<!-- one board -->\nold\n<!-- end of one board -->\nbetween\n<!-- paper verdicts -->\n" + (
     "<!-- end of paper verdicts -->\n<!-- other board -->\nof another folder\n<!-- end of other board -->\nbelow\n"
 )
@@ -19,7 +18,7 @@ PAGE = "above\n<!-- one board -->\nold\n<!-- end of one board -->\nbetween\n<!--
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """Return a folder of a board, of verdicts, and of documents that show them."""
-    shutil.copytree(GOLDEN / "records", tmp_path / "boards" / "one" / "records")
+    write_board(tmp_path / "boards" / "one")
     published.update(tmp_path / "boards" / "one")
     (tmp_path / "boards" / "paper").mkdir()
     (tmp_path / "boards" / "paper" / "verdicts.md").write_text("| claim |\n")

@@ -22,17 +22,27 @@ def write_records(folder: Path) -> None:
         for path in sorted((PUBLISHED / "records").glob("*.jsonl"))
         for line in path.read_bytes().splitlines(keepends=True)
     ]
-    lines = [line for line in lines if json.loads(line)["cell"]["task"]["name"] == "composite"]
+    cells = [json.loads(line)["cell"] for line in lines]
+    lines = [
+        line
+        for line, cell in zip(lines, cells, strict=True)
+        if cell["task"]["name"] == "composite" and cell["budget"]["macs"] == 0.5
+    ]
     for name, part in (("first", lines[0:12]), ("second", lines[12:24])):
         (folder / "records" / f"{name}.jsonl").write_bytes(b"".join(part))
+
+
+def write_board(folder: Path) -> None:
+    """Write records and what describes them."""
+    write_records(folder)
+    for name in FOLDERS:
+        shutil.copytree(PUBLISHED / name, folder / name)
 
 
 @pytest.fixture
 def board(tmp_path: Path) -> Path:
     """Return a published board, in a folder of several things."""
-    write_records(tmp_path / "boards" / "one")
-    for name in FOLDERS:
-        shutil.copytree(PUBLISHED / name, tmp_path / "boards" / "one" / name)
+    write_board(tmp_path / "boards" / "one")
     (tmp_path / "boards" / "figures").mkdir()
     published.update(tmp_path / "boards" / "one")
     return tmp_path / "boards" / "one"

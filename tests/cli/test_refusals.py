@@ -64,7 +64,7 @@ def test_a_limit_of_processes_is_one_line(tmp_path: Path) -> None:
         folder.chmod(0o755)
     program = (
         "import os, resource, sys, torch, numba, pandas, tqdm\n"
-        "import sparsebench.api, sparsebench.engine.run, sparsebench.board.build, sparsebench.board.publish\n"
+        "import sparsebench.api, sparsebench.engine.run, sparsebench.board.build, sparsebench.page.files\n"
         "from sparsebench.plugin.registry import Registry; Registry().load_all()\n"
         "from sparsebench.cli import run_cli\n"
         "os.setgid(65534); os.setuid(65534)\n"
