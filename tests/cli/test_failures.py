@@ -42,7 +42,9 @@ def test_what_is_wrong_is_said_at_once_with_file_and_line(failed: tuple[Path, Re
 def test_nothing_is_a_traceback_or_done(failed: tuple[Path, Result]) -> None:
     assert failed[1].exit_code == 1 and "Traceback" not in failed[1].output
     assert "listed on theory done" not in failed[1].stderr
-    assert "6 cells have no result (6 failed): the same command with --rerun failed tries them again" in failed[1].stderr
+    assert (
+        "6 cells have no result (6 failed): the same command with --rerun failed tries them again" in failed[1].stderr
+    )
 
 
 def test_the_same_command_again_names_what_runs_the_failed_again(failed: tuple[Path, Result]) -> None:

@@ -111,7 +111,7 @@ def test_a_link_to_what_is_no_runs_folder_is_refused(places: tuple[Path, Path], 
     link.symlink_to(other)
     words = ["run", "--suite", "quick-scratch", "--task", *REQUEST.tasks, "--n-train", "4", "--seeds", "1"]
     done = CliRunner().invoke(main, [*words, "--out", str(out)])
-    assert done.exit_code == 2 and "is a link to a folder that is no run's" in done.stderr
+    assert done.exit_code == 2 and " is a link" in done.stderr
     assert [path.name for path in other.rglob("*")] == ["precious"]
 
 
