@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 import sparsebench
-from sparsebench import Keep, Place, Site, Strategy, TokenView
+from sparsebench import How, Keep, Place, Site, Strategy, TokenView
 
 
 class DivPrune(Strategy):
@@ -17,6 +17,7 @@ class DivPrune(Strategy):
 
     name: ClassVar[str] = "divprune"
     site: ClassVar[Site] = "block"
+    how: ClassVar[How] = "drop"
     citation: ClassVar[str] = "Alvar et al., DivPrune: diversity-based visual token pruning, CVPR 2025"
     bibtex: ClassVar[str] = """@inproceedings{alvar2025divprune,
   title = {DivPrune: Diversity-based Visual Token Pruning for Large Multimodal Models},

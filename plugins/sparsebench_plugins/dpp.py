@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Keep, Place, Site, Strategy, TokenView
+from sparsebench import How, Keep, Place, Site, Strategy, TokenView
 
 
 class DPP(Strategy):
@@ -20,6 +20,7 @@ class DPP(Strategy):
 
     name: ClassVar[str] = "dpp"
     site: ClassVar[Site] = "block"
+    how: ClassVar[How] = "drop"
     citation: ClassVar[str] = "Chen et al., Fast greedy MAP inference for determinantal point process, NeurIPS 2018"
     bibtex: ClassVar[str] = """@inproceedings{chen2018fast,
   title = {Fast Greedy {MAP} Inference for Determinantal Point Process to Improve Recommendation Diversity},

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 import sparsebench
-from sparsebench import Keep, Place, Site, Strategy, TokenView
+from sparsebench import How, Keep, Place, Site, Strategy, TokenView
 
 
 class FarthestPoint(Strategy):
@@ -17,6 +17,7 @@ class FarthestPoint(Strategy):
 
     name: ClassVar[str] = "farthest_point"
     site: ClassVar[Site] = "block"
+    how: ClassVar[How] = "drop"
     citation: ClassVar[str] = "Gonzalez, Clustering to minimize the maximum intercluster distance, TCS 1985"
     bibtex: ClassVar[str] = """@article{gonzalez1985clustering,
   title = {Clustering to Minimize the Maximum Intercluster Distance},

@@ -148,14 +148,17 @@ def test_a_cache_that_does_not_hold_is_not_taken(out: Path, happens: Callable[[P
     assert list(flat.load(out)) == expected
 
 
+LATER, LATEST = "2026-11-22T00:00:00+00:00", "2026-11-22T01:00:00+00:00"
+
+
 def test_the_newest_counts_across_cache_and_new_segments(out: Path) -> None:
     list(flat.load(out))
     raw = json.loads(lines(out)["20261121T212826.jsonl"][0])
-    for k, (started, status) in enumerate([("2030", "ok"), ("2031", "failed"), ("2020", "ok")]):
+    for k, (started, status) in enumerate([(LATER, "ok"), (LATEST, "failed"), ("2020-01-01T00:00:00+00:00", "ok")]):
         own = raw | {"started": started, "status": status, "seconds": float(k)}
         (out / "records" / f"{k}.jsonl").write_text(canonical(own) + "\n", encoding="utf-8")
     (found,) = (row for row in flat.load(out) if row["cell_id"] == raw["cell_id"])
-    assert (found["started"], found["seconds"]) == ("2030", 0.0)
+    assert (found["started"], found["seconds"]) == (LATER, 0.0)
     assert list(flat.load(out)) == from_records(out)
 
 
