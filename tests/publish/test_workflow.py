@@ -86,9 +86,7 @@ def test_a_forged_accuracy_does_not(check, head: Path, tampered: Tamper) -> None
     assert code == 1 and "accuracy is 0.99" in said
 
 
-@pytest.mark.parametrize(
-    "name", ["README.md", "leaderboard/tiny/notes.md", ".github/workflows/other.yml", "-x", "a\nb"]
-)
+@pytest.mark.parametrize("name", ["README.md", "leaderboard/tiny/notes.md", "a\nb"], ids=range(3))
 @pytest.mark.slow
 def test_what_is_outside_submissions_wants_a_label(check, head: Path, name: str) -> None:
     (head / name).parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +117,7 @@ def test_another_picture_does_not_pass_with_the_label_either(check, head: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["--help", "a b", "line\nbreak", "$(touch done)"])
+@pytest.mark.parametrize("name", ["--help", "line\nbreak $(touch done)"])
 def test_odd_names_are_names(check, head: Path, tampered: Tamper, name: str) -> None:
     shutil.copytree(tampered(lambda raw: raw["metrics"].clear()), head / PLACE.parent.parent / name / "1")
     code, said = check()
