@@ -177,6 +177,10 @@ class Registry:
         """Load one installed plugin, unless that was done or tried before."""
         if name in self.broken or self.manager.has_plugin(name):
             return
+        if name not in self.entries:
+            raise UserError(
+                f"the installation does not name its plugin '{name}'", next_step="install sparsebench again, readable to you"
+            )
         entry = self.entries[name]
         load = partial(self._load_entry, name, entry)
         failure = load() if is_shipped(entry) else self._load_rehearsed(load)

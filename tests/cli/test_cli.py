@@ -249,7 +249,10 @@ def test_a_folder_that_cannot_be_written_leaves_with_2_before_anything_runs(tmp_
     ],
     ids=lambda x: " ".join(map(str, x))[-40:],
 )
-def test_any_other_wrong_command_leaves_with_2_and_one_line(arguments: list[Any], says: list[str]) -> None:
+def test_any_other_wrong_command_leaves_with_2_and_one_line(
+    arguments: list[Any], says: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a checkout may hold the folders of runs
     refused(call(*arguments), *says)
 
 
