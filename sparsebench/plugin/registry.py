@@ -179,7 +179,7 @@ class Registry:
             return
         if name not in self.entries:
             raise UserError(
-                f"the installation does not name its plugin '{name}'", next_step="install sparsebench again, readable to you"
+                f"the installation does not name its plugin '{name}'", next_step="install sparsebench again"
             )
         entry = self.entries[name]
         load = partial(self._load_entry, name, entry)
