@@ -10,9 +10,10 @@ class DivPrune(Strategy):
     """Keeps tokens whose smallest cosine distance is as large as can be, chosen greedily (Alvar et al., Section 3).
 
     With d_ij = 1 - cos(x_i, x_j): the first is the token whose nearest neighbour is farthest; each next one is the
-    token that is farthest from all before it. It looks at no attention. The paper chooses once, among the tokens that
-    a vision encoder gives to a language model; here it acts at each stage on what comes into a block. The class token
-    is not among the tokens here.
+    token that is farthest from all before it. Two tokens that are each other's nearest neighbour tie for the first
+    place: of them the one whose second nearest is farther goes first. It looks at no attention. The paper chooses once,
+    among the tokens that a vision encoder gives to a language model; here it acts at each stage on what comes into a
+    block. The class token is not among the tokens here.
     """
 
     name: ClassVar[str] = "divprune"
@@ -39,9 +40,13 @@ class DivPrune(Strategy):
         from sparsebench.selection import farthest
 
         unit = F.normalize(view.tokens.detach(), dim=2)
-        distances = 1 - unit @ unit.mT
-        itself = torch.eye(unit.shape[1], dtype=torch.bool, device=unit.device)
-        first = distances.masked_fill(itself, torch.inf).amin(dim=2).argmax(dim=1)
+        cosines = unit @ unit.mT
+        distances = 1 - (cosines + cosines.mT) / 2  # a rounded product is not symmetric
+        N = unit.shape[1]
+        others = distances.masked_fill(torch.eye(N, dtype=torch.bool, device=unit.device), torch.inf)
+        nearest = others.topk(min(2, N), dim=2, largest=False).values
+        nearer = nearest[..., 0] < nearest[..., 0].amax(dim=1, keepdim=True)
+        first = nearest[..., -1].masked_fill(nearer, -torch.inf).argmax(dim=1)
         return Keep(farthest(distances, first, keep))
 
 
