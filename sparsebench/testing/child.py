@@ -40,7 +40,7 @@ def main() -> None:
             strategies = resolve(request.target, Registry(rehearses=False), request.given)
         last = request.number + 1 >= len(strategies)
         for strategy, origin in strategies[request.number : request.number + 1]:
-            line.say(Message(report=(report := run.blank(strategy, origin)), last=last))
+            line.say(Message(report=(report := run.blank(strategy, origin, request.groups)), last=last))
             _check(strategy, report, line, processes)
     except PluginError as error:
         line.say(Message(report=of_loading(error.name, error.origin)))

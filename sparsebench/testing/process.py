@@ -14,7 +14,7 @@ from sparsebench.contain.process import Worker, how_it_left
 from sparsebench.engine.slots import slots
 from sparsebench.errors import UserError
 from sparsebench.records.origin import Origin
-from sparsebench.records.report import Outcome, Report, Status
+from sparsebench.records.report import GROUPS, Group, Outcome, Report, Status
 from sparsebench.records.store import content_hash
 from sparsebench.spec import parse
 from sparsebench.version import __version__
@@ -31,11 +31,12 @@ LOADS = Outcome(check="loads", group="required", says="The plugin loads and brin
 
 
 class Request(BaseModel):
-    """What is to be checked, see `parametrize.resolve`: of it the strategy of that number, from 0."""
+    """What is to be checked, see `parametrize.resolve`: of it the strategy of that number, from 0, by these groups."""
 
     target: str
     given: Given | None
     number: int
+    groups: tuple[Group, ...] = GROUPS
 
 
 class Message(BaseModel):
@@ -65,6 +66,7 @@ def check(
     limit: float = LIMIT,
     on_outcome: Callable[[Outcome], None] = lambda _: None,
     given: Given | None = None,
+    groups: tuple[Group, ...] = GROUPS,
 ) -> list[Report]:
     """Return the report of each strategy that NAME or FILE.py, with parameters, stands for.
 
@@ -75,6 +77,7 @@ def check(
         limit: seconds for each check; a strategy that takes longer is ended.
         on_outcome: is called with each outcome as it comes.
         given: by name the strategies that are wanted of the target, with parameters, in place of those in its text.
+        groups: of the checks that are run.
 
     Raises:
         UserError: there is no such strategy, file or parameter.
@@ -82,7 +85,7 @@ def check(
     reports: list[Report] = []
     with tempfile.TemporaryDirectory() as folder:
         while True:
-            request = Request(target=target, given=given, number=len(reports))
+            request = Request(target=target, given=given, number=len(reports), groups=groups)
             child = _Child(request, limit, on_outcome, Path(folder) / "log")
             try:
                 all_done = child.listen()

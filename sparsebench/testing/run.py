@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import timm
@@ -14,7 +14,7 @@ from sparsebench.contain.process_state import preserve
 from sparsebench.engine.worker import one_thread
 from sparsebench.errors import UnsupportedError, one_line, text_of, unknown
 from sparsebench.records.origin import Origin
-from sparsebench.records.report import Group, Outcome, Report
+from sparsebench.records.report import GROUPS, Group, Outcome, Report
 from sparsebench.strategy import Strategy
 from sparsebench.testing import informative, recommended, required
 from sparsebench.testing.trial import RuleError
@@ -65,8 +65,8 @@ def expected_failures(strategy: Strategy | type[Strategy]) -> dict[str, str]:
     return dict(strategy.expected_failures)
 
 
-def blank(strategy: Strategy, origin: Origin) -> Report:
-    """Return the report before any check was run."""
+def blank(strategy: Strategy, origin: Origin, groups: Collection[Group] = GROUPS) -> Report:
+    """Return the report before any check of these groups was run."""
     return Report(
         strategy=strategy.name,
         params=strategy.model_dump(mode="json", exclude_defaults=True),
@@ -74,17 +74,21 @@ def blank(strategy: Strategy, origin: Origin) -> Report:
         site=strategy.site,
         origin=origin,
         versions={"sparsebench": __version__, "torch": torch.__version__, "timm": timm.__version__},
-        outcomes=tuple(Outcome(check=check.name, group=check.group, says=check.says) for check in CHECKS),
+        outcomes=tuple(
+            Outcome(check=check.name, group=check.group, says=check.says) for check in CHECKS if check.group in groups
+        ),
     )
 
 
 def outcomes(
     strategy: Strategy, report: Report, begins: Callable[[str], None] = lambda name: None
 ) -> Iterator[Outcome]:
-    """Run all checks and yield what each found; `begins` is told the name of each before it is run."""
+    """Run the checks of a report and yield what each found; `begins` is told the name of each before it is run."""
     failed: set[str] = set()
     declared = expected_failures(strategy)
-    for check, outcome in zip(CHECKS, report.outcomes, strict=True):
+    checks = {check.name: check for check in CHECKS}
+    for outcome in report.outcomes:
+        check = checks[outcome.check]
         begins(check.name)
         begun = time.perf_counter()
         try:
