@@ -128,7 +128,7 @@ def test_honest_submissions_verify_on_the_same_machine_and_elsewhere(honest: Pat
 
 def test_code_that_reads_the_answers_is_not_replayed(honest: Path, tmp_path: Path) -> None:
     """All its numbers are what its source gives."""
-    plugin = PLUGIN.parent / "peeks_at_labels.py"
+    plugin = PLUGIN.parent / "peeks_at_frames.py"
     import hashlib
 
     from sparsebench.publish import replay as module
