@@ -15,7 +15,7 @@ SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 
 def named(sample, limit=60.0):
     """Return the status and the message of the first required check that did not pass, and the report."""
-    (report,) = process.check(str(SAMPLES / f"{sample}.py"), limit)
+    (report,) = process.check(str(SAMPLES / f"{sample}.py"), limit, groups=("required",))
     bad = next(o for o in report.outcomes if o.status not in ("passed", "unsupported"))
     return bad.check, bad.status, bad.message, report
 
@@ -41,8 +41,8 @@ def test_what_a_strategy_does_to_its_process_is_named(sample, limit, check, stat
 @pytest.fixture(scope="module")
 def changes():
     """Return the outcomes that are bad of strategies that change the process, by strategy."""
-    reports = process.check(str(SAMPLES / "changes_process.py"))
-    return {r.strategy: [o for o in r.outcomes if o.group == "required" and o.status != "passed"] for r in reports}
+    reports = process.check(str(SAMPLES / "changes_process.py"), groups=("required",))
+    return {r.strategy: [o for o in r.outcomes if o.status != "passed"] for r in reports}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def sparsebench_strategies():
 def test_what_a_strategy_of_a_file_does_no_other_of_it_meets(tmp_path):
     path = tmp_path / "two.py"
     path.write_text(PATCHES)
-    first, second = process.check(str(path))
+    first, second = process.check(str(path), groups=("required",))
     assert (first.strategy, second.strategy) == ("first", "second")
     assert not first.conforms and second.conforms
 
