@@ -23,6 +23,7 @@ from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
 from sparsebench.planning.planner import Plan
 from sparsebench.planning.request import Files, How
+from sparsebench.plugin.content import file_hash
 from sparsebench.plugin.installed import installed_source
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import agree
@@ -100,7 +101,7 @@ def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> No
 def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -> None:
     """Raise UserError unless the strategy is here, from the source that was published; its code is not run."""
     if plugin is not None:
-        sha256 = store.content_hash(plugin)
+        sha256 = file_hash(plugin)
         if not sha256:
             raise UserError(f"plugin file {plugin} cannot be read")
     elif manifest.plugin.plugin.startswith("file:"):
