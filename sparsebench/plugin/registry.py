@@ -106,10 +106,7 @@ class Registry:
         if name not in self._tasks:
             self._look_for(name, self._tasks)
         if name not in self._tasks:
-            for plugin, reason in self.broken.items():
-                if plugin.startswith("file:"):
-                    raise UserError(f"unknown task '{name}', and {plugin} could not be loaded", got=reason)
-            raise unknown("task", name, self._tasks)
+            raise self._none("task", name, self._tasks)
         return self._tasks[name]
 
     def model(self, name: str) -> type[Model]:
@@ -117,8 +114,15 @@ class Registry:
         if name not in self._models:
             self._look_for(name, self._models)
         if name not in self._models:
-            raise unknown("model", name, self._models)
+            raise self._none("model", name, self._models)
         return self._models[name]
+
+    def _none(self, what: str, name: str, known: Iterable[str]) -> UserError:
+        """Return that there is nothing of a name; where a plugin that may bring it is broken, that and why."""
+        for plugin, reason in self.broken.items():
+            if plugin.startswith("file:") or plugin == name:
+                return UserError(f"unknown {what} '{name}', and {plugin} could not be loaded", got=reason)
+        return unknown(what, name, known)
 
     def observers_named(self, name: str) -> list[type[Observer]]:
         """Return the observers to turn on for a name, or for a plugin file; none where the plugin is one by itself.
