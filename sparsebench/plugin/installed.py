@@ -34,12 +34,17 @@ def installed_source(name: str) -> str:
     Raises:
         UserError: its files cannot be read.
     """
-    entry = entries().get(name)
-    content = content_of(entry) if entry else None
+    content = installed_content(name)
     if content is not None:
         return content.sha256
-    path = _source(entry)
+    path = _source(entries().get(name))
     return content_hash(path) if path else ""
+
+
+def installed_content(name: str) -> Content | None:
+    """Return the files of the installed plugin of a name, see `content_of`; None if there is none."""
+    entry = entries().get(name)
+    return content_of(entry) if entry else None
 
 
 def content_of(entry: metadata.EntryPoint) -> Content | None:
