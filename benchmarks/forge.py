@@ -153,12 +153,14 @@ class Forger:
             about = json.loads(path.read_bytes())
             if path.name == "manifest.json":
                 about["plugin"]["sha256"] = sha256
+                about["version"] = f"{self.honest.name.rpartition('-')[0]}-{sha256[:12]}"
             elif about["name"] == NAME:
                 about["sha256"] = sha256
                 path.unlink()
                 path = path.with_name(f"{digest(about)}.json")
             path.write_text(canonical(about) + "\n" * (path.name == "manifest.json"))
-        return written(folder, raws_of(folder))
+        there = folder.rename(folder.with_name(f"{self.honest.name.rpartition('-')[0]}-{sha256[:12]}"))
+        return written(there, raws_of(there))
 
 
 def put(value: Any, *path: Any) -> Callable[[Raw], None]:
@@ -187,6 +189,11 @@ def all_right(raw: Raw) -> None:
     improved(raw, 10**6, 0.0)
 
 
+def as_shipped(raw: Raw) -> None:
+    """Say that the strategy is one that comes with sparsebench."""
+    raw["cell"]["strategy"]["name"] = raw["label"] = "attn_topk"
+
+
 def kinds(forger: Forger, plugin: Path, place: Path) -> dict[str, tuple[str, Path, Path]]:
     """Return the ten kinds of forgery: the best badge that is true of each, its folder and its plugin file."""
     evil, peeks = place / "evil.py", place / "peeks.py"
@@ -197,7 +204,7 @@ def kinds(forger: Forger, plugin: Path, place: Path) -> dict[str, tuple[str, Pat
         "the same, of another machine": ("recounted", forger.moved(forger.changed(all_right))),
         "test items left out": ("reported", forger.changed(fewer, None)),
         "a name with markup": ("rejected", forger.changed(put("<img src=x>", "cell", "strategy", "name"))),
-        "the name of a shipped strategy": ("rejected", forger.changed(put("attn_topk", "cell", "strategy", "name"))),
+        "the name of a shipped strategy": ("rejected", forger.changed(as_shipped)),
         "a time that never comes": ("rejected", forger.changed(put("9999-12-31T23:59:59.999999+00:00", "started"))),
         "an oracle as what it is not": ("rejected", forger.changed(put("oracle", "kind"), "random")),
         "the folder of another strategy": ("rejected", forger.copy(name="attn_topk")),
@@ -243,7 +250,9 @@ def grind(forger: Forger, plugin: Path, again: dict[str, Record], minutes: float
         number = rng.choice([1, 2, 4, 8, None])
         verdict = judged(folder, plugin, number)
         drawn = [cell for cell in gains if any(cell in note for note in verdict.notes)]
-        counted[f"{verdict.badge}{' with none of the forged cells' if not drawn else ''}"] += 1
+        counted[
+            f"{verdict.badge}{'' if drawn or not gains else ', no forged cell drawn'}{'' if gains else ', honest'}"
+        ] += 1
         if verdict.badge == "replayed" and drawn:
             counted["above what is true"] += 1
         if verdict.badge == "replayed (elsewhere)" and drawn:
@@ -251,7 +260,7 @@ def grind(forger: Forger, plugin: Path, again: dict[str, Record], minutes: float
                         for r in again.values())  # fmt: skip
             points = 100 * sum(gains[cell] for cell in drawn) / cells
             most = max(most, points)
-            counted["above what is true"] += points > (verdict.points or 0.0) + 0.01
+            counted["above what is true"] += int(points > (verdict.points or 0.0) + 0.01)
         shutil.rmtree(folder.parents[1])
     replays._run, replays._unfair = kept, fair
     return counted, most
