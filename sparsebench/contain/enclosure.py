@@ -62,7 +62,7 @@ def _sandbox(readable: Iterable[Path], room: Path) -> list[str]:
     return [
         shutil.which("bwrap") or "bwrap", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--die-with-parent",
         "--cap-drop", "ALL", "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *tmpfs, *binds,
-        "--bind", str(room), str(room), "--chdir", str(room),
+        "--bind", str(room), str(room), "--dir", os.getcwd(), "--chdir", os.getcwd(),
     ]  # fmt: skip
 
 

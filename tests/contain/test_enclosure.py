@@ -38,7 +38,7 @@ FILES = """
 import os, sys
 from pathlib import Path
 home, mine, own = (Path(name) for name in sys.argv[1:4])
-said = [(home / "secret").exists(), mine.read_text()]
+said = [(home / "secret").exists(), mine.read_text(), Path(mine.name).read_text(), os.listdir()]
 for place in (home, mine.parent, Path("/etc"), Path("/var/tmp")):
     try:
         (place / "written-by-a-stranger").write_text("x")
@@ -60,7 +60,9 @@ def test_strangers_see_no_home_and_write_to_temporary_files_alone(
         place.mkdir()
     (home / "secret").write_text("secret")
     (shared / "mine.py").write_text("mine")
+    (shared / "other").write_text("secret")
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(shared)  # names of files may be relative
     with enclosure.enclose([shared / "mine.py"]):
         own = Path(tempfile.mkdtemp()) / "result"
         command = [sys.executable, "-c", FILES, str(home), str(shared / "mine.py"), str(own)]
@@ -68,6 +70,6 @@ def test_strangers_see_no_home_and_write_to_temporary_files_alone(
         worker.end(60)
         assert own.read_text() == "x", (tmp_path / "log").read_text()
     said = (tmp_path / "log").read_text()
-    assert said == "[False, 'mine'] []\n"
+    assert said == "[False, 'mine', 'mine', ['mine.py']] []\n"
     assert [p.name for p in tmp_path.rglob("written*")] == [] and not Path("/etc/written-by-a-stranger").exists()
     assert not own.exists() and not Path("/var/tmp/written-by-a-stranger").exists()
