@@ -1,6 +1,8 @@
 """Hostile run folders: no command that reads one may end in a traceback, hang, leak, or show anything that acts.
 
-python benchmarks/fuzz_folders.py --cases 10000   # an hour or two; prints counts, seconds and peak memory
+python benchmarks/fuzz_folders.py --cases 10000 --state fuzz.json   # the same command goes on where it was ended
+
+It prints counts, seconds of the processor and peak memory; --first 375 --cases 25 makes those cases alone again.
 
 Each case is a sound folder in which some things are broken, forged or placed, drawn from a seed; then some commands
 read it, in this process, and now and then through the command line.
@@ -27,7 +29,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,8 @@ from sparsebench.records.cell import canonical
 
 SECRET = "no stranger's folder shows this"
 PNG = b"\x89PNG\r\n\x1a\n"
+AT_ONCE = 25
+"""Cases after which is written how far it is."""
 MOST_MORE = 2**29
 """Bytes that a folder may take besides what the process holds."""
 SLOW, HANGS = 10.0, 60
@@ -435,13 +439,13 @@ def _state(arena: Path) -> list[tuple[str, int]]:
 
 
 def fuzz(
-    sound: Path, cases: int, seed: int, commands: int = 2, through: int = 100
+    sound: Path, cases: Sequence[int], seed: int, commands: int = 2, through: int = 100
 ) -> tuple[Counter[str], Reader, list[str]]:
     """Return how many cases of each kind there were, who read them, and what went wrong."""
     stranger, reader, counted, wrong = Stranger(sound), Reader(sound), Counter[str](), list[str]()
     signal.signal(signal.SIGALRM, _raise)
     with tempfile.TemporaryDirectory(prefix="folders-") as where:
-        for number in range(cases):
+        for number in cases:
             rng, arena = random.Random(f"{seed} {number}"), Path(where) / str(number)
             kind, files, then = stranger.case(rng)
             counted.update(kind.split("+"))
@@ -462,8 +466,6 @@ def fuzz(
             if [path.name for path in Path(where).iterdir()] != [str(number)]:
                 wrong.append(f"{number} {kind}: files were written outside")
             shutil.rmtree(arena)
-            if number % 500 == 499:
-                print(f"{number + 1} folders, {reader.commands} commands, {len(wrong)} wrong", flush=True)
     return counted, reader, wrong
 
 
@@ -482,19 +484,33 @@ def main() -> int:
     """Fuzz, and print what came out."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sound", type=Path, help="a sound submission; one is made unless given")
+    parser.add_argument("--state", type=Path, help="a file that holds how far it is")
     asked = parser.parse_args()
+    about = {"next": asked.first, "commands": 0, "seconds": 0.0, "most": 0, "kinds": {}, "wrong": []}
+    if asked.state and asked.state.is_file():
+        about = json.loads(asked.state.read_bytes())
+    end = asked.first + asked.cases
     with tempfile.TemporaryDirectory(prefix="sound-") as place:
         sound = asked.sound or sound_submission(Path(place))
-        start = time.perf_counter()
-        counted, reader, wrong = fuzz(sound, asked.cases, asked.seed)
-    for kind, count in sorted(counted.items()):
+        while about["next"] < end:
+            cases, start = range(about["next"], min(about["next"] + AT_ONCE, end)), time.process_time()
+            counted, reader, wrong = fuzz(sound, cases, asked.seed)
+            about["next"], about["commands"] = cases.stop, about["commands"] + reader.commands
+            about["seconds"] += time.process_time() - start
+            about["most"] = max(about["most"], reader.most)
+            about["kinds"], about["wrong"] = dict(Counter(about["kinds"]) + counted), about["wrong"] + wrong
+            if asked.state:
+                asked.state.write_text(json.dumps(about))
+            print("\n".join([*wrong, f"{cases.stop} folders, {len(about['wrong'])} wrong"]), flush=True)
+    for kind, count in sorted(about["kinds"].items()):
         print(f"{count:6} {kind}")
-    seconds, most = time.perf_counter() - start, reader.most
-    print(f"{asked.cases} folders, {reader.commands} commands in {seconds:.0f} s; peak memory {most / 2**20:.0f} MiB")
-    print("\n".join(wrong) or "none ended in a traceback, hung, leaked, wrote elsewhere, or showed what acts")
-    return int(bool(wrong) or most > MOST_MEMORY)
+    memory = about["most"] / 2**20
+    print(f"{asked.cases} folders, {about['commands']} commands in {about['seconds']:.0f} CPU-s; {memory:.0f} MiB")
+    print("\n".join(about["wrong"]) or "none ended in a traceback, hung, leaked, wrote elsewhere, or showed what acts")
+    return int(bool(about["wrong"]) or about["most"] > MOST_MEMORY)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import json
 import logging
 import secrets
@@ -20,6 +20,7 @@ from sparsebench.engine.setting import OnBegin, Setting, nobody
 from sparsebench.engine.stop import Stop
 from sparsebench.errors import UserError
 from sparsebench.planning.job import Job
+from sparsebench.plugin.content import Content
 from sparsebench.records import environment, store
 from sparsebench.records.record import Failure, Record
 from sparsebench.version import __version__
@@ -279,8 +280,9 @@ def _proof(out: Path) -> Iterator[str]:
 
 
 def _source(path: Path) -> worker.Source:
-    content = path.read_bytes()
-    return worker.Source(sha256=hashlib.sha256(content).hexdigest(), text=content.decode())
+    content = Content.of_file(path)
+    texts = {name: base64.b64encode(held.read_bytes()).decode() for name, held in content.names().items()}
+    return worker.Source(sha256=content.sha256, name=path.resolve().relative_to(content.root).as_posix(), files=texts)
 
 
 def _error_text(result: Any) -> str:

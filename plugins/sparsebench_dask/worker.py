@@ -5,8 +5,8 @@ Nothing here imports Dask but to ask whether an answer is still wanted.
 
 from __future__ import annotations
 
+import base64
 import hashlib
-import importlib.util
 import os
 import socket
 import threading
@@ -24,7 +24,8 @@ from sparsebench.engine.setting import Setting
 from sparsebench.engine.slots import slots
 from sparsebench.errors import UserError
 from sparsebench.planning.job import Job
-from sparsebench.plugin.registry import PROJECT
+from sparsebench.plugin.content import file_hash
+from sparsebench.plugin.installed import installed_source
 from sparsebench.records import environment, place, store
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
@@ -41,10 +42,17 @@ class _Model(BaseModel):
 
 
 class Source(_Model):
-    """A plugin file, as the run has it."""
+    """A plugin file, as the run has it.
+
+    Attributes:
+        sha256: of the file and what it imports from beside it.
+        name: of the file.
+        files: what they hold, in base64, by name.
+    """
 
     sha256: str
-    text: str
+    name: str
+    files: dict[str, str]
 
 
 class Sent(_Model):
@@ -244,15 +252,15 @@ def _ended_when(unwanted: Callable[[], bool], supervisor: Supervisor) -> Iterato
 def _at_hand(path: Path, source: Source, folder: Path) -> Path:
     """Return where a plugin file lies on this machine: where it does for the run, or written anew."""
     if path.is_file():
-        if store.content_hash(path) != source.sha256:
+        if file_hash(path) != source.sha256:
             raise UserError(f"plugin file {path} is another one here", next_step="bring it to what the run has")
         return path
-    content = source.text.encode()
-    if hashlib.sha256(content).hexdigest() != source.sha256:
+    place = folder / source.sha256[:16]
+    for name, text in source.files.items():
+        store.write_whole(place / name, base64.b64decode(text))
+    if file_hash(place / source.name) != source.sha256:
         raise UserError(f"plugin file {path.name} did not arrive as it was sent")
-    copy = folder / source.sha256[:16] / path.name
-    store.write_whole(copy, content)
-    return copy
+    return place / source.name
 
 
 @cache
@@ -266,12 +274,6 @@ def _differs(origin: Origin) -> str:
         return f"{origin.distribution} {origin.version} is not installed"
     if version != origin.version:
         return f"another {origin.distribution}: got {version}; allowed: {origin.version}"
-    (entry, *_) = (*metadata.entry_points(group=PROJECT, name=origin.plugin), None)
-    module_spec = None if entry is None else importlib.util.find_spec(entry.module)
-    if (
-        module_spec is None
-        or module_spec.origin is None
-        or store.content_hash(Path(module_spec.origin)) != origin.sha256
-    ):
+    if installed_source(origin.plugin) != origin.sha256:
         return f"plugin '{origin.plugin}' of {origin.distribution} {version} has another source"
     return ""

@@ -322,7 +322,8 @@ def _rank(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, st
         row["rank"] = NOT_RANKED
     for row, (first, last) in zip(ranked, pairs.rank_sets(), strict=True):
         row["rank"] = str(first) if first == last else f"{first}-{last}"
-    _mark_fronts(ranked, pairs.better())
+    machines = [main.largest_entries[_key(row)].machines if main is not None else None for row in ranked]
+    _mark_fronts(ranked, pairs.better(), machines)
 
     def order(row: Row) -> tuple[Any, ...]:
         return row["kind"] == "oracle", row["rank"] == NOT_RANKED, -(row["accuracy"] or 0), *_key(row)
@@ -337,13 +338,13 @@ def _key(row: Row) -> Key:
     return row["strategy"], row["kind"], row["budget"]
 
 
-def _mark_fronts(ranked: Sequence[Row], better: np.ndarray) -> None:
-    """Mark the rows than which none that costs no more is significantly better: MACs, and seconds on one device."""
+def _mark_fronts(ranked: Sequence[Row], better: np.ndarray, machines: Sequence[object]) -> None:
+    """Mark the rows than which none that costs no more is significantly better: MACs, and seconds on one machine."""
     for column, cost, sign in (("pareto", "macs_ratio", 1), ("pareto_speed", "images_per_s", -1)):
         costs = np.array([math.nan if row[cost] is None else sign * row[cost] for row in ranked], dtype=float)
-        devices = np.array([row["device"] if sign < 0 else "" for row in ranked], dtype=object)
+        same = np.array([[sign > 0 or one == other for other in machines] for one in machines], dtype=bool)
         with np.errstate(invalid="ignore"):
-            beaten = (better & (costs[:, None] <= costs) & (devices[:, None] == devices)).any(axis=0)
+            beaten = (better & (costs[:, None] <= costs) & same.reshape(better.shape)).any(axis=0)
         for row, cost_of, worse in zip(ranked, costs.tolist(), beaten.tolist(), strict=True):
             if not math.isnan(cost_of):
                 row[column] = "no" if worse else "yes"

@@ -155,6 +155,11 @@ class Entry:
         """The devices that it ran on."""
         return sorted(self.words("device"))
 
+    @property
+    def machines(self) -> frozenset[tuple[str, str]]:
+        """The devices and machines that it ran on; speeds of other places do not compare."""
+        return frozenset(zip(self.column("device").tolist(), self.column("environment").tolist(), strict=True))
+
     def words(self, name: str) -> set[str]:
         """Return the different values of a column of texts."""
         return set(self.column(name))

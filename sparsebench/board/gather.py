@@ -59,7 +59,7 @@ def board_of(records: Flats, folder: Path) -> Board:
     return Board(
         rows=over_all.rows,
         by_task=by_task.rows,
-        notes=notes.notes_on(frame, over_all.single),
+        notes=notes.notes_on(frame, over_all.single, folder),
         columns=over_all.columns,
         over_budgets=next(iter(over_all.budgets), None),
         budgets=by_task.budgets,

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pandas as pd
 
 from sparsebench.board.build import Flats, Ranking
 from sparsebench.board.entries import PRETRAINING, frame_of, settings_of
+from sparsebench.records import environment
 from sparsebench.records.badges import REMARK
 from sparsebench.stats import paired
 
 TOLERANCE = 0.02
 """How far realised MACs may be from those asked for, and from planned ones, before the board says so."""
+SHOWN = 5
+"""Parts of the descriptions of machines that are named."""
 
 
-def notes_on(records: Flats, rankings: Sequence[Ranking] = (), *, technical: bool = True) -> list[str]:
+def notes_on(
+    records: Flats, rankings: Sequence[Ranking] = (), folder: Path | None = None, *, technical: bool = True
+) -> list[str]:
     """Return what is left out, what differences can be significant, what failed, and what checks found, a line each.
 
-    Without the technical ones: what is left out, failures and checks.
+    Without the technical ones: what is left out, several machines, failures and checks.
+
+    Args:
+        records: of a board.
+        rankings: of the board.
+        folder: the run's, which describes the machines.
+        technical: whether all are wanted.
     """
     frame = frame_of(records)
     tracks = "data, model, size or track" if frame["track"].nunique() > 1 else "data, model or size"
@@ -28,7 +40,7 @@ def notes_on(records: Flats, rankings: Sequence[Ranking] = (), *, technical: boo
     ]
     if technical:
         more += detectable(rankings) + cautions(frame) + inactive(frame)
-    return more + failures(frame) + remarks(frame)
+    return more + machines(frame, folder) + failures(frame) + remarks(frame)
 
 
 def other_settings(records: Flats) -> dict[str, int]:
@@ -89,6 +101,20 @@ def cautions(records: Flats) -> list[str]:
     return lines + _budget_misses(good) + (
         [f"made on several devices, whose images/s do not compare: {', '.join(devices)}"] * (len(devices) > 1)
     )  # fmt: skip
+
+
+def machines(records: Flats, folder: Path | None = None) -> list[str]:
+    """Return a line where records are of several machines or versions, with what their descriptions differ in."""
+    frame = frame_of(records)
+    hashes = set(frame[frame["status"] == "ok"]["environment"].astype(str))
+    if len(hashes) < 2:
+        return []
+    said = environment.read(folder, hashes) if folder is not None else {}
+    names = {name for one in said.values() for name in one}
+    differ = sorted(name for name in names if len({one.get(name) for one in said.values()}) > 1)
+    what = f", which differ in {', '.join(differ[:SHOWN])}" if differ and len(said) == len(hashes) else ""
+    more = f" and {len(differ) - SHOWN} more" if what and len(differ) > SHOWN else ""
+    return [f"made on {len(hashes)} machines, or with other versions{what}{more}: speeds are compared on the same only"]
 
 
 def _budget_misses(good: pd.DataFrame) -> list[str]:

@@ -26,7 +26,7 @@ from sparsebench.records import store
 from sparsebench.records.cell import Cell
 from sparsebench.spec import fill
 from sparsebench.strategy import Strategy
-from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task
+from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task, check_items
 from sparsebench.training.augment import Augmentation
 from sparsebench.training.steps import Samples, Teacher
 
@@ -150,6 +150,7 @@ def _teacher(network: Network) -> Teacher:
 def _data(task: Task, cell: Cell, context: Context) -> Data:
     """Draw the data, with a validation split if the recipe asks for one and none is drawn."""
     data, recipe = context.drawn.of(task, cell, context.locations), task.recipe()
+    check_items(task, len(data.test.labels))
     if recipe.validation and data.validation is None:
         data = data.held_back(recipe.validation)
     if recipe.patience and data.validation is None:

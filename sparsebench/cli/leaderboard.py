@@ -125,7 +125,7 @@ def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice, te
     from sparsebench.board.entries import METRICS
     from sparsebench.board.findings import findings
     from sparsebench.board.gather import bibtex
-    from sparsebench.board.notes import notes_on
+    from sparsebench.board.notes import machines, notes_on
 
     records = reading.read(folder, frozenset(METRICS))
     if form == BIBTEX:
@@ -136,7 +136,10 @@ def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice, te
     elif view == "matched":
         text = chosen(views.matches(judged.rankings), views.MATCHED, form, (), views.LEGEND_OF_MATCHED, choice)
     else:
-        said = notes_on(records, judged.single, technical=technical or form != "table")
+        said = notes_on(records, judged.single, folder, technical=technical or form != "table")
+        if form in ("csv", "json"):  # which hold a table and nothing else
+            for line in machines(records, folder):
+                click.echo(line, err=True)
         text = budget_table.text(judged.rows, judged.budgets, form, said, choice, judged.columns)
         if form == "table" and by is None:
             text += "".join(f"\n{line}" for line in findings(judged.rows)) + "\n"

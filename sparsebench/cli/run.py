@@ -61,7 +61,7 @@ def run(
     with Progress(out) as progress:
         finished = execute(request, files, how, out, callbacks_of(progress))
     judged = judge(finished)
-    said = notes_on(finished, judged.single, technical=notes or form != "table")
+    said = notes_on(finished, judged.single, out, technical=notes or form != "table")
     show(text(judged.rows, judged.budgets, form, said, choice, judged.columns), form)
     if form == "table":
         show("".join(f"\n{line}" for line in findings(judged.rows)) + "\n", form)

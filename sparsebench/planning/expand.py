@@ -20,7 +20,7 @@ from sparsebench.plugin.registry import Found, Registry
 from sparsebench.records.cell import Cell, Part, Track, Where
 from sparsebench.spec import fill, label, parse
 from sparsebench.strategy import Strategy
-from sparsebench.tasks.base import Locations, Task
+from sparsebench.tasks.base import Locations, Task, check_items
 
 WEIGHTS_SEED = 0
 NOWHERE: Locations = {}
@@ -56,6 +56,7 @@ def expand(request: Request, registry: Registry, locations: Locations = NOWHERE)
     _check_pictures(suite, request, [setting.task for setting in settings])
     for setting in {repr((s.task, s.model)): s for s in settings}.values():
         setting.model.check_weights(setting.task, locations)
+        check_items(setting.task, getattr(setting.task, "test", 0))
     jobs: dict[str, Job] = {}
     for repetition in range(max(setting.seeds for setting in settings)):
         for setting in settings:

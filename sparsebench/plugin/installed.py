@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from sparsebench.hooks import PROJECT
+from sparsebench.plugin.content import Content
 from sparsebench.records.store import content_hash
 
 log = logging.getLogger(__name__)
@@ -28,9 +29,32 @@ def entries() -> dict[str, metadata.EntryPoint]:
 
 
 def installed_source(name: str) -> str:
-    """Return the SHA-256 of an installed plugin's source, without importing anything of it; "" if there is none."""
+    """Return the SHA-256 of an installed plugin's source, without importing anything of it; "" if there is none.
+
+    Raises:
+        UserError: its files cannot be read.
+    """
+    content = installed_content(name)
+    if content is not None:
+        return content.sha256
     path = _source(entries().get(name))
     return content_hash(path) if path else ""
+
+
+def installed_content(name: str) -> Content | None:
+    """Return the files of the installed plugin of a name, see `content_of`; None if there is none."""
+    entry = entries().get(name)
+    return content_of(entry) if entry else None
+
+
+def content_of(entry: metadata.EntryPoint) -> Content | None:
+    """Return the files of an installed plugin, without importing anything of it; None if it is shipped or has none.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    path = None if is_shipped(entry) else _source(entry)
+    return Content.of_entry(entry, path) if path else None
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import logging
 import re
 import sys
@@ -26,7 +25,8 @@ from sparsebench.hooks import PROJECT, Hooks
 from sparsebench.measure import metrics
 from sparsebench.models.base import Model
 from sparsebench.observer import Observer
-from sparsebench.plugin.installed import entries, is_shipped
+from sparsebench.plugin.content import Content
+from sparsebench.plugin.installed import content_of, entries, is_shipped
 from sparsebench.records.origin import Origin
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Task
@@ -106,10 +106,7 @@ class Registry:
         if name not in self._tasks:
             self._look_for(name, self._tasks)
         if name not in self._tasks:
-            for plugin, reason in self.broken.items():
-                if plugin.startswith("file:"):
-                    raise UserError(f"unknown task '{name}', and {plugin} could not be loaded", got=reason)
-            raise unknown("task", name, self._tasks)
+            raise self._none("task", name, self._tasks)
         return self._tasks[name]
 
     def model(self, name: str) -> type[Model]:
@@ -117,8 +114,15 @@ class Registry:
         if name not in self._models:
             self._look_for(name, self._models)
         if name not in self._models:
-            raise unknown("model", name, self._models)
+            raise self._none("model", name, self._models)
         return self._models[name]
+
+    def _none(self, what: str, name: str, known: Iterable[str]) -> UserError:
+        """Return that there is nothing of a name; where a plugin that may bring it is broken, that and why."""
+        for plugin, reason in self.broken.items():
+            if plugin.startswith("file:") or plugin == name:
+                return UserError(f"unknown {what} '{name}', and {plugin} could not be loaded", got=reason)
+        return unknown(what, name, known)
 
     def observers_named(self, name: str) -> list[type[Observer]]:
         """Return the observers to turn on for a name, or for a plugin file; none where the plugin is one by itself.
@@ -199,6 +203,8 @@ class Registry:
     def _load_entry(self, name: str, entry: metadata.EntryPoint) -> str | None:
         """Import an installed plugin and take what its hooks return; return why that failed, or None."""
         try:
+            if (content := content_of(entry)) is not None:
+                content.admit()
             with redirect_stdout(sys.stderr):
                 module = entry.load()
         except KeyboardInterrupt:
@@ -210,7 +216,7 @@ class Registry:
             plugin=name,
             distribution=entry.dist.name if entry.dist else "",
             version=entry.dist.version if entry.dist else "",
-            sha256=_sha256(Path(source)) if source else "",
+            sha256=content.sha256 if content else _sha256(Path(source)) if source else "",
         )
         return self._register(module, origin)
 
@@ -220,15 +226,16 @@ class Registry:
         A file that fails to load stands for one strategy, named as the file, whose cells will have failed.
 
         Raises:
-            UserError: there is no such file, or it brings nothing.
+            UserError: there is no such file, it cannot be read, or it brings nothing.
         """
         if not path.is_file():
             raise UserError(f"plugin file {path} does not exist")
         path = path.resolve()
         if path not in self._files:
-            origin = Origin(plugin=f"file:{path.name}", sha256=_sha256(path))
+            content = Content.of_file(path)
+            origin = Origin(plugin=f"file:{path.name}", sha256=content.sha256)
             known, observers = self._size(), set(self._observers)
-            failure = self._load_rehearsed(partial(self._load_module, path, origin))
+            failure = self._load_rehearsed(partial(self._load_module, path, content, origin))
             if failure is None and known == self._size():
                 raise UserError(
                     f"plugin file {path.name} brings no strategy, task, model or observer",
@@ -258,16 +265,16 @@ class Registry:
             name = f"file_{name}"
         return name
 
-    def _load_module(self, path: Path, origin: Origin) -> str | None:
+    def _load_module(self, path: Path, content: Content, origin: Origin) -> str | None:
         """Execute a plugin file and take what its hooks return; return why that failed, or None."""
         module_name = f"sparsebench_local_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
+        content.admit()
+        module = content.module(module_name, path)
+        assert module.__spec__ is not None and module.__spec__.loader is not None
         sys.modules[module_name] = module  # dataclasses and pydantic look the module up while it is executed
         try:
             with redirect_stdout(sys.stderr):  # the command line's own output must stay what it is
-                spec.loader.exec_module(module)
+                module.__spec__.loader.exec_module(module)
         except KeyboardInterrupt:
             raise
         except BaseException as error:

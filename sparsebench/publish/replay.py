@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from sparsebench import seeds
-from sparsebench.contain.enclosure import enclose, no_network
+from sparsebench.contain.enclosure import enclose, has_sandbox, no_network
 from sparsebench.engine import run as runs
 from sparsebench.engine.options import Choice
 from sparsebench.engine.run import Callbacks
@@ -23,7 +23,8 @@ from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
 from sparsebench.planning.planner import Plan
 from sparsebench.planning.request import Files, How
-from sparsebench.plugin.installed import installed_source
+from sparsebench.plugin.content import Content, file_hash
+from sparsebench.plugin.installed import installed_content, installed_source
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import agree
 from sparsebench.publish import folder as folders
@@ -75,7 +76,7 @@ def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> No
     _check_source(manifest, registry, here.plugin)
     seed = secrets.randbits(48) if here.seed is None else here.seed
     records, counts = _draw(folder, manifest.strategy, number, seed)
-    with enclose():
+    with enclose(_readable(manifest, here)):
         if broken := _unfair(manifest, records, here.plugin):
             verdict.why, verdict.wrong = broken, True
             return
@@ -100,7 +101,7 @@ def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> No
 def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -> None:
     """Raise UserError unless the strategy is here, from the source that was published; its code is not run."""
     if plugin is not None:
-        sha256 = store.content_hash(plugin)
+        sha256 = file_hash(plugin)
         if not sha256:
             raise UserError(f"plugin file {plugin} cannot be read")
     elif manifest.plugin.plugin.startswith("file:"):
@@ -135,9 +136,20 @@ def _unfair(manifest: Manifest, records: Sequence[Record], plugin: Path | None) 
 
 def announcement(plugin: Path | None, strategy: str) -> str:
     """Return what is going to run, in one line."""
-    network = "without network" if no_network() else "WITH your network, as this system has no `unshare`"
     what = f"the file {plugin}" if plugin else f"the installed plugin of '{strategy}'"
-    return f"this runs {what} as you, {network}, with your files"
+    if has_sandbox():
+        return f"this runs {what} as you, without network, in a sandbox that hides your home and writes nothing there"
+    network = "without network" if no_network() else "WITH your network, as this system has no `unshare`"
+    return f"this runs {what} as you, {network}, with your files, as `bwrap` does not work here"
+
+
+def _readable(manifest: Manifest, here: Here) -> list[Path]:
+    """Return the files that cells need: the plugin's, and those of the pictures and weights that were named."""
+    content = Content.of_file(here.plugin) if here.plugin else installed_content(manifest.plugin.plugin)
+    named = (here.files.images, here.files.backgrounds, here.files.pretrain_images)
+    paths = [Path(name.removeprefix("folder:")) for name in named if name]
+    paths += [path for path in (here.files.data_root or Path("data"), here.files.weights, here.files.networks) if path]
+    return [path.absolute() for path in (*paths, *(content.hashes if content else ()))]
 
 
 def _draw(folder: Path, strategy: str, number: int | None, seed: int) -> tuple[list[Record], tuple[int, int]]:

@@ -13,7 +13,7 @@ class Origin(BaseModel):
     Attributes:
         plugin: the entry point's name, or the file's.
         distribution, version: the installed package, "" for a file.
-        sha256: of the source file, so that an edited strategy is run again.
+        sha256: of the source, so that an edited strategy is run again: a shipped one's file, else the plugin's files.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
+from sparsebench.records.record import MOST_ITEMS
 from sparsebench.sources.files import Locations
 
 if TYPE_CHECKING:
@@ -284,3 +285,12 @@ class Task(BaseModel):
             test: the test split.
         """
         return {}
+
+
+def check_items(task: Task, n: int) -> None:
+    """Raise UserError if a task has more test items than a record holds."""
+    if n > MOST_ITEMS:
+        raise UserError(
+            f"task '{task.name}': test items", got=n, allowed=f"at most {MOST_ITEMS}, which a record holds",
+            next_step=f"test fewer, as in {task.name}:test={MOST_ITEMS}" if "test" in type(task).model_fields else None,
+        )  # fmt: skip

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench.contain.process import Worker, how_it_left
 from sparsebench.engine.slots import slots
 from sparsebench.errors import UserError
+from sparsebench.plugin.content import file_hash
 from sparsebench.records.origin import Origin
 from sparsebench.records.report import GROUPS, Group, Outcome, Report, Status
-from sparsebench.records.store import content_hash
 from sparsebench.spec import parse
 from sparsebench.version import __version__
 
@@ -152,7 +152,7 @@ class _Child:
             raise UserError(f"the checks did not start: {message}")
         if self.running == LOADS:
             target = self.request.target
-            source = content_hash(Path(parse(target).name))
+            source = file_hash(Path(parse(target).name))
             self.reports.append(of_loading(target, Origin(plugin=target, sha256=source)))
         self._keep(self.running.after(status, message))
         return self.last or self.running == LOADS

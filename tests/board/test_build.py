@@ -1,6 +1,7 @@
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ from sparsebench.board import columns
 from sparsebench.board.board import Row
 from sparsebench.board.build import build, columns_of, judge
 from sparsebench.board.columns import keys_of
-from sparsebench.board.notes import cautions, detectable, failures, inactive, notes_on, other_settings
+from sparsebench.board.notes import cautions, detectable, failures, inactive, machines, notes_on, other_settings
 from sparsebench.board.tables import render
 from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError
-from sparsebench.records.cell import Cell, Part, canonical
+from sparsebench.records import store
+from sparsebench.records.cell import Cell, Part, canonical, digest
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Failure, Metric, Record, pack
 from sparsebench.records.row import flatten
@@ -458,6 +460,28 @@ def test_the_pareto_front_has_what_nothing_beats_in_accuracy_and_cost() -> None:
         "cheap": ("yes", "no"), "good": ("yes", "yes"), "bad": ("no", "no"), "gpu": ("no", "yes"),
         "oracle": (None, None),
     }  # fmt: skip
+
+
+def test_speeds_of_another_machine_or_version_take_nobody_off_the_front() -> None:
+    here, there = {"environment": "a" * 16}, {"environment": "b" * 16}
+    good = seeded("good", [0.9, 0.9], macs_ratio=0.6, images_per_s=100.0, **here)
+    beside = seeded("beside", [0.7, 0.7], macs_ratio=0.4, images_per_s=90.0, **here)
+    other = seeded("other", [0.7, 0.7], macs_ratio=0.4, images_per_s=90.0, **there)
+    found = {row["strategy"]: row["pareto_speed"] for row in build([*good, *beside, *other])}
+    assert found == {"good": "yes", "beside": "no", "other": "yes"}
+
+
+def test_several_machines_or_versions_are_said_with_what_they_differ_in(tmp_path: Path) -> None:
+    here, there = {"torch": "2.15", "processor": "x", "cores": "2"}, {"torch": "1.13", "processor": "y", "cores": "2"}
+    for one in (here, there):
+        store.keep(tmp_path / "environments", one)
+    flats = [flat("a", environment=digest(here)), flat("b", environment=digest(there))]
+    (line,) = machines(flats, tmp_path)
+    assert line.startswith("made on 2 machines, or with other versions, which differ in processor, torch: speeds are")
+    assert line in notes_on(flats, folder=tmp_path, technical=False)
+    assert machines(flats[:1], tmp_path) == machines(WHOLE) == []
+    assert machines(flats, tmp_path / "none") == machines(flats) != []
+    assert machines([flats[0], flat("b", environment=digest(there), status="failed")]) == []
 
 
 def test_outcomes_of_the_test_items_decide_what_seeds_alone_would_tell() -> None:

@@ -1,11 +1,13 @@
 """What a machine of a cluster refuses, and where it has what a run needs."""
 
+import base64
 import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sparsebench_dask import worker as dask_worker
+from sparsebench_dask.cluster import _source
 
 from sparsebench.engine import Limits, Setting
 from sparsebench.errors import UserError
@@ -20,7 +22,8 @@ TEXT = "# a plugin\n"
 
 
 def source_of(text: str) -> dask_worker.Source:
-    return dask_worker.Source(sha256=hashlib.sha256(text.encode()).hexdigest(), text=text)
+    held = base64.b64encode(text.encode()).decode()
+    return dask_worker.Source(sha256=hashlib.sha256(text.encode()).hexdigest(), name="mine.py", files={"mine.py": held})
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def test_a_plugin_file_that_is_another_one_is_refused(setting: dask_worker.Sent,
 
 
 def test_a_plugin_file_that_was_spoiled_on_its_way_is_refused(setting: dask_worker.Sent, tmp_path: Path) -> None:
-    spoiled = source_of(TEXT).model_copy(update={"text": "# something else\n"})
+    spoiled = source_of(TEXT).model_copy(update={"files": {"mine.py": "c3BvaWxlZA=="}})
     with pytest.raises(UserError, match="did not arrive as it was sent"):
         place(setting, tmp_path, files={str(tmp_path / "mine.py"): spoiled})
 
@@ -121,3 +124,15 @@ def test_of_the_workers_that_wait_the_one_that_has_the_data_is_taken(setting: da
     finally:
         for idle in here.idle:
             idle.timer.cancel()
+
+
+def test_what_a_plugin_file_imports_from_beside_it_comes_with_it(setting: dask_worker.Sent, tmp_path: Path) -> None:
+    (tmp_path / "run" / "mine.py").write_text("import near\n")
+    (tmp_path / "run" / "near.py").write_text("x = 1\n")
+    source = _source(tmp_path / "run" / "mine.py")
+    gone = str(tmp_path / "gone" / "mine.py")
+    path = place(setting, tmp_path / "own", files={gone: source}).files[gone]
+    assert path.with_name("near.py").read_text() == "x = 1\n"
+    (tmp_path / "run" / "near.py").write_text("x = 2\n")
+    with pytest.raises(UserError, match="another one here"):
+        place(setting, tmp_path / "own", files={str(tmp_path / "run" / "mine.py"): source})

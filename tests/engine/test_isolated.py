@@ -53,7 +53,24 @@ LATER = {
     "umask": ("import os", "os.umask(0o077)"),
     "limits": ("import resource", "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"),
     "breaks": ("", "torch.Tensor.norm = lambda *given, **more: 1 / 0"),
+    "dtype": ("", "torch.set_default_dtype(torch.float64)"),
+    "determinism": ("", "torch.use_deterministic_algorithms(True)"),
+    "precision": ("", "torch.set_float32_matmul_precision('medium')"),
+    "numpy": ("import numpy", "numpy.mean = lambda *given, **more: 0.5; numpy.seterr(all='raise')"),
+    "builtins": ("import builtins", "builtins.sum = lambda *given, **more: 0"),
+    "modules": ("import sys, types", "sys.modules['sparsebench.measure.scores'] = types.ModuleType('scores')"),
+    "seeds": ("import random, numpy", "torch.manual_seed(1); numpy.random.seed(1); random.seed(1)"),
+    "environment": ("import os", "os.environ['ATEN_CPU_CAPABILITY'] = 'default'; os.environ['MKL_CBWR'] = 'SSE2'"),
+    "folder": ("import os", "os.chdir('/')"),
+    "signals": ("import signal", "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.alarm(600)"),
+    "threads": (
+        "import threading, time",
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+    ),
+    "shadow": ("import sys, os", "sys.path.insert(0, os.path.dirname(__file__))"),
 }  # fmt: skip
+UNMARKED = {"seeds", "environment", "threads", "shadow"}
+"""What is not named in the record, as it ends with the worker, in which nobody else's cell runs."""
 HONEST = ("dense", "random", "oracle", "anti_oracle")
 
 
@@ -78,8 +95,8 @@ def check(kinds: dict[str, tuple[str, str]], samples: Path, out: Path) -> dict[s
         assert records[label].outcomes == clean[label].outcomes is not None
         assert records[label].model_dump(exclude=own) == clean[label].model_dump(exclude=own)
         assert CHANGED not in records[label].notes
-    for label in kinds:
-        assert CHANGED in records[label].notes or records[label].status != "ok", label
+    silent = {label for label in kinds if CHANGED not in records[label].notes and records[label].status == "ok"}
+    assert silent == UNMARKED & kinds.keys()
     return records
 
 

@@ -3,13 +3,18 @@
 import inspect
 from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
 import sparsebench
+from sparsebench.cells.prepare import Prepared
 from sparsebench.cli.run import run as command
+from sparsebench.engine import inline
+from sparsebench.errors import UserError
+from sparsebench.planning.expand import expand
 from sparsebench.planning.request import OPTIONS, Files, How, Options, Request, values_of
+from sparsebench.plugin.registry import Registry
 
 NAMES = [name for options in OPTIONS.values() for name in options]
 
@@ -44,3 +49,23 @@ def test_python_may_say_things_in_other_types() -> None:
 def test_what_is_no_option_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
         sparsebench.run(**{name: 1})  # type: ignore[arg-type]
+
+
+def test_a_task_with_more_items_than_a_record_holds_is_refused_before_anything_runs() -> None:
+    def asked(n: int) -> Request:
+        return Request(suite="quick-scratch", tasks=(f"theory:test={n}",), n_train=(4,), seeds=1)
+
+    with pytest.raises(UserError, match="task 'theory': test items; got 200001; allowed: at most 200000"):
+        expand(asked(200_001), Registry())
+    assert expand(asked(200_000), Registry())
+
+
+def test_data_with_more_items_than_a_record_holds_cost_no_training(
+    job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many pictures a folder has is known when they are drawn."""
+    (job,) = job_of("dense", "theory:steps=10,test=20,tokens=20", n_train=4)
+    monkeypatch.setattr("sparsebench.tasks.base.MOST_ITEMS", 19)
+    monkeypatch.setattr(Prepared, "order", property(lambda _: pytest.fail("it was trained")))
+    (record,) = inline([job], Registry(), tmp_path, "cpu", {})
+    assert record.failure is not None and "test items; got 20; allowed: at most 19" in record.failure.reason

@@ -260,6 +260,24 @@ def sparsebench_models():
     assert registry.task("my_task").name == "my_task" and registry.model("my_model").name == "my_model"
 
 
+@pytest.mark.parametrize("what", ["task", "model"])
+def test_a_task_or_model_whose_plugin_is_broken_is_named_with_the_reason(
+    registry: Registry, tmp_path: Path, what: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import a_module_that_is_nowhere\n")
+    registry.load_file(path)
+    says = rf"unknown {what} 'my_{what}', and file:mine\.py could not be loaded; got ModuleNotFoundError: .*nowhere"
+    with pytest.raises(UserError, match=says):
+        getattr(registry, what)(f"my_{what}")
+
+
+def test_an_installed_model_whose_plugin_is_broken_is_named_with_the_reason(tmp_path: Path) -> None:
+    site = distribution(tmp_path, "stranger", {"big": "stranger_big"}, stranger_big="1 / 0\n")
+    program = "from sparsebench.errors import UserError\ntry: r.model('big')\nexcept UserError as e: answer = str(e)"
+    assert "unknown model 'big', and big could not be loaded; got ZeroDivisionError" in ask(program, site)
+
+
 def test_a_task_with_the_name_of_another_is_refused(registry: Registry, plugin: Callable[..., Path]) -> None:
     more = """
 

@@ -1,0 +1,247 @@
+"""The files of a plugin that does not come with sparsebench: read once, hashed, and executed from what was read.
+
+Python would take the code that lies in `__pycache__` instead, if only its time and size fit the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from io import BufferedReader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from sparsebench.errors import UserError
+from sparsebench.records.files import open_file
+from sparsebench.records.store import content_hash
+
+MOST_BYTES, MOST_FILES = 2**31, 10_000
+"""Of a plugin."""
+_LIBRARIES = {"sparsebench", "sparsebench_plugins", "sparsebench_dask", "numpy", "torch", "torchvision", "timm"}
+"""What a plugin imports and does not bring, whatever lies in its folder; the standard library likewise."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """The files of a plugin.
+
+    Attributes:
+        root: the folder that their names begin from.
+        hashes: their SHA-256, by path.
+        sources: what those of them hold that are Python, by path.
+        sha256: of the file where there is one; of the names and hashes of all where there are several.
+    """
+
+    root: Path
+    hashes: dict[Path, str]
+    sources: dict[Path, bytes]
+    sha256: str
+
+    @classmethod
+    def of_file(cls, path: Path) -> Content:
+        """Return a plugin file and what it imports that lies in its folder, or in that of the package it is in.
+
+        Raises:
+            UserError: a file cannot be read, or they are too many.
+        """
+        path = path.resolve()
+        root = path.parent
+        while (root / "__init__.py").is_file() and root != root.parent:
+            root = root.parent
+        return cls._read(path, root, _modules(root) | _modules(path.parent))
+
+    @classmethod
+    def of_entry(cls, entry: metadata.EntryPoint, origin: Path) -> Content:
+        """Return the package of an installed plugin, and what of its distribution that imports from beside it.
+
+        Args:
+            entry: the entry point.
+            origin: the file of its module.
+
+        Raises:
+            UserError: a file cannot be read, or they are too many.
+        """
+        origin = origin.resolve()
+        top = origin.parent if origin.name == "__init__.py" or "." in entry.module else origin
+        for _ in range(entry.module.count(".")):
+            if (top.parent / "__init__.py").is_file():
+                top = top.parent
+        beside = _modules(top.parent)
+        if any(top.parent.glob("*.dist-info")):  # where all distributions are
+            listed = {Path(str(file.locate())).resolve() for file in (entry.dist and entry.dist.files) or ()}
+            beside = {name: one for name, one in beside.items() if {one, one / "__init__.py"} & listed}
+        return cls._read(top, top.parent, beside)
+
+    @classmethod
+    def _read(cls, first: Path, root: Path, beside: Mapping[str, Path]) -> Content:
+        """Read a file or a package, and of the modules beside it those that are imported."""
+        hashes: dict[Path, str] = {}
+        sources: dict[Path, bytes] = {}
+        left, size = [first], 0
+        beside = {name: path for name, path in beside.items() if path != first}
+        while left:
+            for path in _files(left.pop()):
+                if path in hashes:
+                    continue
+                with _opened(path) as file:
+                    if path.suffix == ".py":
+                        sources[path] = file.read()
+                        file.seek(0)
+                        left += [beside[name] for name in _imported(sources[path], beside)]
+                    hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
+                    size += file.tell()
+                if size > MOST_BYTES or len(hashes) > MOST_FILES:
+                    raise UserError(
+                        f"plugin {first.name} is too large", got=f"{len(hashes)} files, {size >> 20} MiB",
+                        allowed=f"{MOST_FILES} files, {MOST_BYTES >> 20} MiB",
+                        next_step="put its code into a package of its own",
+                    )  # fmt: skip
+        if list(hashes) == [first]:
+            return cls(root, hashes, sources, hashes[first])
+        lines = sorted(f"{_name(path, root)}\0{sha256}\n" for path, sha256 in hashes.items())
+        whole = hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+        return cls(root, hashes, sources, whole)
+
+    def names(self) -> dict[str, Path]:
+        """Return the files by their names below the root, with slashes."""
+        return {_name(path, self.root): path for path in self.hashes}
+
+    def module(self, name: str, path: Path) -> ModuleType:
+        """Return a new module of one of the files, which its loader executes."""
+        spec = spec_from_file_location(name, path, loader=_Loader(name, path, self.sources[path]))
+        assert spec is not None
+        return module_from_spec(spec)
+
+    def admit(self) -> None:
+        """Have modules of these files imported from what was read, from now on in this process."""
+        _FINDER.admit(self)
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a plugin file, with what it imports from beside it, or "" if that cannot be read."""
+    try:
+        return Content.of_file(path).sha256 if path.is_file() else ""
+    except UserError:
+        return ""
+
+
+def _name(path: Path, root: Path) -> str:
+    return Path(os.path.relpath(path, root)).as_posix()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    try:
+        with open_file(path.resolve(), MOST_BYTES) as file:
+            yield file
+    except OSError as error:
+        raise UserError(f"plugin file {path} cannot be read: {error.strerror}") from error
+
+
+def _files(place: Path) -> Iterator[Path]:
+    """Yield a file, or all files of a package but hidden ones and what Python has compiled of others."""
+    if not place.is_dir():
+        yield place
+        return
+    seen = set()
+    for folder, folders, names in os.walk(place, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+        paths = (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+        yield from (path for path in paths if path.is_file())
+
+
+def _modules(folder: Path) -> dict[str, Path]:
+    """Return the modules and packages in a folder that a plugin may bring, by name."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return {}
+    found = {name: folder / name for name in names if (folder / name / "__init__.py").is_file()}
+    files = {name[:-3]: folder / name for name in names if name.endswith(".py") and (folder / name).is_file()}
+    return {name: path for name, path in (files | found).items() if name not in _LIBRARIES | sys.stdlib_module_names}
+
+
+def _imported(content: bytes, known: Mapping[str, Path]) -> list[str]:
+    """Return which of the known modules a source imports; none of what is no Python."""
+    if not any(name.encode() in content for name in known):
+        return []
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return sorted(names & known.keys())
+
+
+class _Loader(SourceFileLoader):
+    """Compiles what was read; neither reads nor writes compiled code."""
+
+    def __init__(self, name: str, path: Path, content: bytes):
+        super().__init__(name, os.fspath(path))
+        self.content = content
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of what was read."""
+        return self.source_to_code(self.content, self.path)
+
+    def get_data(self, path: str | bytes) -> bytes:
+        """Return what was read, or another file of the package."""
+        return self.content if path == self.path else super().get_data(os.fsdecode(path))
+
+
+class _Finder(MetaPathFinder):
+    """Finds modules as the other finders do, and has those of plugins executed from what was read."""
+
+    def __init__(self) -> None:
+        self.hashes: dict[Path, str] = {}
+        self.sources: dict[Path, bytes] = {}
+        self.loaded: dict[str, Path] = {}
+
+    def admit(self, content: Content) -> None:
+        """Take the files of a plugin; modules that were loaded from other contents of them are forgotten."""
+        if any(self.hashes.get(path, sha256) != sha256 for path, sha256 in content.hashes.items()):
+            for name in [name for name, path in self.loaded.items() if path in content.hashes]:
+                del self.loaded[name]
+                sys.modules.pop(name, None)
+        self.hashes |= content.hashes
+        self.sources |= content.sources
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what another finder finds, with a loader that executes what was read."""
+        finders = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(fullname, path, target) for finder in finders)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is None or not spec.has_location or not spec.origin:
+            return spec
+        origin = Path(os.path.realpath(os.path.dirname(spec.origin)), os.path.basename(spec.origin))
+        if origin in self.sources and isinstance(spec.loader, SourceFileLoader):
+            spec.loader, spec.cached = _Loader(fullname, origin, self.sources[origin]), None
+            self.loaded[fullname] = origin
+        elif self.hashes.get(origin, "") not in ("", content_hash(origin)):  # a library, whose bytes the system reads
+            raise ImportError(f"{origin.name} changed since it was hashed", name=fullname)
+        return spec
+
+
+_FINDER = _Finder()
