@@ -39,12 +39,12 @@ class Share:
 
 def each(*calls: OnStep | None) -> OnStep | None:
     """Return what calls each of them that there is; None where there is none."""
-    there = [call for call in calls if call is not None]
-    if len(there) < 2:
-        return there[0] if there else None
+    present = [call for call in calls if call is not None]
+    if len(present) < 2:
+        return present[0] if present else None
 
     def call(step: int) -> None:
-        for one in there:
+        for one in present:
             one(step)
 
     return call

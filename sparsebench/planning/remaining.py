@@ -85,7 +85,7 @@ class Remaining:
         waiting = {like: n for like, n in self._waiting.items() if n > 0}
         so_far = self._so_far(workers, now)
         likes = {*waiting, *map(self._like, so_far)}
-        reported = self._reported(now)
+        reported = self._time_left(now)
         seconds = {self._like(cell_id): so_far[cell_id] + left for cell_id, left in reported.items()}
         seconds |= {like: known for like in likes if (known := self.expected.seconds_of(like)) is not None}
         if likes and not seconds:
@@ -103,14 +103,14 @@ class Remaining:
 
     def share(self, workers: int, now: float = 0.0) -> float:
         """Return how much of the cells under way is done, in cells; of cells of which nothing is known nothing."""
-        left, done = self._reported(now), 0.0
+        left, done = self._time_left(now), 0.0
         for cell_id, gone in self._so_far(workers, now).items():
             seconds = self.expected.seconds_of(self._like(cell_id))
             if cell_id in left or seconds is not None:
                 done += gone / max(1e-9, gone + left.get(cell_id, max((seconds or 0.0) - gone, LONGER * gone)))
         return done
 
-    def _reported(self, now: float) -> dict[str, float]:
+    def _time_left(self, now: float) -> dict[str, float]:
         """Return the seconds left of each cell whose training has said twice how far it is."""
         left = {}
         for cell_id, (first, last) in self._reports.items():
