@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,16 +21,18 @@ if TYPE_CHECKING:
 
 TICK = 1.0
 """Seconds between two looks at how far the run is, in a terminal."""
+OFTEN = 0.2
+"""Seconds between two drawings that records bring about."""
 GOOD = ("ok", "unsupported", "skipped")
 """Statuses of cells in which nothing failed."""
-LINE = 10.0
-"""As many where each adds to a file."""
+LINE = 60.0
+"""Seconds between two lines, where what is shown goes to a file."""
 
 
 class Progress:
     """A bar with the time left as the run says it of itself, see `engine.underway`; it moves also between records.
 
-    As a context it ends the bar, and the program if the user stops it.
+    In a file it is a line a minute. As a context it ends the bar, and the program if the user stops it.
 
     Args:
         out: the run's folder.
@@ -39,7 +42,10 @@ class Progress:
     def __init__(self, out: Path, exits: bool = True) -> None:
         self.out, self.exits = out, exits
         self.bar: Any = None
+        self.live = sys.stderr.isatty() or in_a_notebook()
+        self.cells = self.total = 0
         self.left = self.last = ""
+        self.drawn = 0.0
         self.over = threading.Event()
         self.thread: threading.Thread | None = None
         self.failures: set[tuple[str, str]] = set()
@@ -51,18 +57,19 @@ class Progress:
             again = f"; {failed} of them failed, --rerun failed tries them again" if failed else ""
             click.echo(f"all {len(plan.jobs)} cells are in the store{again}", err=True)
             return
-        from tqdm import tqdm
-
         from sparsebench.planning.remaining import Remaining
 
         estimate = Remaining(plan.todo, plan.expected).estimate(workers)
         about = "" if estimate.seconds is None else f", {time_of(estimate, 'about ')}"
         where = f"on {workers or 'no'} worker processes"
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}, {where}{about}", err=True)
-        form = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} cells, {elapsed} gone{postfix}"
-        interval = 0.5 if sys.stderr.isatty() else LINE
-        self.bar = tqdm(total=len(plan.todo), bar_format=form, mininterval=interval, file=sys.stderr)
-        self.left = time_of(estimate)
+        self.cells, self.total, self.left = 0, len(plan.todo), time_of(estimate)
+        if self.live:
+            from tqdm import tqdm
+
+            form = "{percentage:3.0f}%|{bar}| {desc}, {elapsed} gone{postfix}"
+            self.bar = tqdm(total=self.total, bar_format=form, dynamic_ncols=True)
+            self._show(0.0)
         if self.thread is None:
             thread = threading.Thread(target=self._tick_on, daemon=True)
             thread.start()
@@ -74,10 +81,13 @@ class Progress:
         self.last = f", {record.label} on {record.cell.task.name} {'done' if good else record.status}"
         if not good:
             self._tell(record)
-        if self.bar.n + 1 == self.bar.total:
+        self.cells += 1
+        if self.cells == self.total:
             self.left = clock(0)
-        self.bar.set_postfix_str(f"{self.left} left{self.last}", refresh=False)
-        self.bar.update()
+        if self.bar is not None:
+            self._show(max(self.bar.n, float(self.cells)), at_once=self.cells == self.total)
+        elif self.cells == self.total:
+            click.echo(self._line(), err=True)
 
     def _tell(self, record: Record) -> None:
         """Say at once, above the bar, why a cell has no result; once for all cells with the same reason."""
@@ -86,23 +96,40 @@ class Progress:
             self.failures.add((record.label, reason))
             logs = f"; logs: {self.out / 'logs'}" if (self.out / "logs").is_dir() else ""
             line = f"{record.status}: {record.label} on {record.cell.task.name}: {reason}{logs}"
-            self.bar.clear()
+            if self.bar is not None:
+                self.bar.clear()
             click.secho(line, fg="red", err=True)
 
     def tick(self) -> None:
-        """Show the time gone and left."""
+        """Show the time gone and left, and how much of the cells under way is done."""
         from sparsebench.engine import underway
 
-        if (run := underway.read(underway.path_of(self.out))) is not None and self.bar.n < self.bar.total:
-            self.left = time_of(run.estimate)
-        self.bar.set_postfix_str(f"{self.left} left{self.last}")
+        done = 0.0
+        if (run := underway.read(underway.path_of(self.out))) is not None and self.cells < self.total:
+            self.left, done = time_of(run.estimate), run.done
+        if self.bar is not None:
+            self._show(min(self.cells + done, float(self.total)))
+        elif self.cells < self.total:
+            click.echo(self._line(), err=True)
+
+    def _line(self) -> str:
+        return f"{self.cells}/{self.total} cells, {self.left} left{self.last}"
+
+    def _show(self, done: float, at_once: bool = True) -> None:
+        """Draw the bar with so many cells done, those under way in part; unless it is at once, not too often."""
+        self.bar.n = done
+        self.bar.set_description_str(f"{self.cells}/{self.total} cells", refresh=False)
+        self.bar.set_postfix_str(f"{self.left} left{self.last}", refresh=False)
+        if at_once or time.monotonic() > self.drawn + OFTEN:
+            self.bar.refresh()
+            self.drawn = time.monotonic()
 
     def stopping(self) -> None:
         """Say what the first Ctrl-C does; in a signal handler, so without the buffers that it may interrupt."""
         os.write(2, b"\nstopping when the cells under way are done; Ctrl-C again stops now\n")
 
     def _tick_on(self) -> None:
-        while not self.over.wait(TICK if sys.stderr.isatty() else LINE):
+        while not self.over.wait(TICK if self.live else LINE):
             self.tick()
 
     def __enter__(self) -> Progress:

@@ -16,6 +16,7 @@ from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
 from sparsebench.planning.planner import needed_by
 from sparsebench.planning.request import Request
+from sparsebench.plugin import installed
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell, Part
 from sparsebench.records.origin import Origin
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="takes more than a few seconds; give --slow"))
+
+
+def pytest_configure() -> None:
+    """Hide the plugins of others that are installed here: from tests, and from the processes that they start."""
+    dists = {entry.dist for entry in installed.strangers() if entry.dist is not None}
+    os.environ[installed.HIDDEN] = ",".join(sorted({dist.name for dist in dists}))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -78,14 +78,21 @@ def test_dry_run_bar_and_status_say_the_same(
     dry = CliRunner().invoke(main, ["run", "--suite", suite, "--out", str(out), "--dry-run"]).stdout
     assert dry.splitlines()[-1].split() == ["all", "10", f"{100 / 3600:.2g}", "unknown"]
     plan = plan_of(suite, out)
-    with Progress(out) as bar, underway.Beat(out, plan.todo, workers, plan.expected):
+    with terminal(out) as bar, underway.Beat(out, plan.todo, workers, plan.expected):
         bar.begin(plan, workers)
         assert f"10 of 25 cells to run, on {workers} worker processes, about {left}\n" in capsys.readouterr().err
         wait_for(underway.path_of(out))
         bar.tick()
-        assert f"00:00 gone, {left} left" in capsys.readouterr().err
+        assert f"0/10 cells, 00:00 gone, {left} left" in capsys.readouterr().err
         status = CliRunner().invoke(main, ["status", str(out)]).stdout
     assert f"10 cells without a record, about {left};" in status
+
+
+def terminal(out: Path) -> Progress:
+    """Return the bar as in a terminal."""
+    bar = Progress(out)
+    bar.live = True
+    return bar
 
 
 def wait_for(path: Path) -> None:
@@ -97,7 +104,7 @@ def wait_for(path: Path) -> None:
 
 def test_the_bar_follows_what_the_run_says_of_itself(out: Path, suite: str, capsys: pytest.CaptureFixture[str]) -> None:
     plan = plan_of(suite, out)
-    with Progress(out) as bar:
+    with terminal(out) as bar:
         bar.begin(plan, 1)
         for seconds, over, text in (
             (90.0, False, "1:30 left"),
@@ -116,9 +123,9 @@ def test_the_bar_follows_what_the_run_says_of_itself(out: Path, suite: str, caps
         assert bar.bar.postfix == "0:00 left, dense on theory done"
 
 
-def write(out: Path, estimate: Estimate) -> None:
+def write(out: Path, estimate: Estimate, done: float = 0.0) -> None:
     path = underway.path_of(out)
-    run = underway.Underway(host="h", pid=1, workers=1, updated=0.0, left=(), running=(), estimate=estimate)
+    run = underway.Underway(host="h", pid=1, workers=1, updated=0.0, left=(), running=(), done=done, estimate=estimate)
     store.write_whole(path, run.model_dump_json().encode())
 
 
@@ -126,24 +133,47 @@ def test_the_bar_moves_between_records(
     out: Path, suite: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert progress.TICK <= 2 and underway.EVERY <= 2
-    monkeypatch.setattr(progress, "LINE", 0.01)
-    with Progress(out) as bar:
+    monkeypatch.setattr(progress, "TICK", 0.01)
+    with terminal(out) as bar:
         bar.begin(plan_of(suite, out), 1)
         assert bar.thread is not None
-        write(out, Estimate(61.0, over=False))
+        write(out, Estimate(61.0, over=False), done=4.5)
         end, seen = time.monotonic() + 300, ""
-        while "1:01 left" not in seen:
+        while "1:01 left" not in seen or " 45%|" not in seen:
             assert time.monotonic() < end
             seen += capsys.readouterr().err
             time.sleep(0.01)
     assert not bar.thread.is_alive()
 
 
+def test_in_a_file_the_bar_is_a_line_now_and_then(
+    out: Path, suite: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert progress.LINE >= 60
+    plan = plan_of(suite, out)
+    with Progress(out) as bar:
+        assert not bar.live
+        bar.begin(plan, 1)
+        for at in range(len(plan.todo)):
+            bar.step(done(plan, at, 1.0))
+    said = capsys.readouterr().err
+    assert said.splitlines()[1:] == ["10/10 cells, 0:00 left, dense on theory done"] and "\r" not in said
+    monkeypatch.setattr(progress, "LINE", 0.01)
+    with Progress(out) as bar:
+        bar.begin(plan, 1)
+        write(out, Estimate(61.0, over=False))
+        end, said = time.monotonic() + 300, ""
+        while "0/10 cells, 1:01 left\n" not in said:
+            assert time.monotonic() < end
+            said += capsys.readouterr().err
+            time.sleep(0.01)
+
+
 def test_a_folder_without_records_has_no_estimate_yet(
     tmp_path: Path, suite: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = plan_of(suite, tmp_path / "new")
-    with Progress(tmp_path / "new") as bar:
+    with terminal(tmp_path / "new") as bar:
         bar.begin(plan, 2)
         bar.tick()
     said = capsys.readouterr().err

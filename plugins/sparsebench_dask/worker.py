@@ -20,7 +20,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench.engine.processes import LOOK, Supervisor, log_of
-from sparsebench.engine.setting import Setting
+from sparsebench.engine.setting import OnBegin, Setting
 from sparsebench.engine.slots import slots
 from sparsebench.errors import UserError
 from sparsebench.planning.job import Job
@@ -109,8 +109,8 @@ def answer(setting: str, question: str) -> str:
         state = dask.state.tasks.get(task)
         return state is not None and state.state == "executing"
 
-    def begins(cells: Sequence[str]) -> None:
-        if cells:
+    def begins(cells: Sequence[str], share: float = 0.0, /) -> None:
+        if cells and not share:
             dask.log_event(topic(setting), {"task": task, "cells": list(cells)})
 
     dask.log_event(topic(setting), {"task": task, "cells": []})
@@ -174,9 +174,7 @@ class _Place:
             if problem := _differs(origin):
                 raise UserError(problem)
 
-    def answer(
-        self, jobs: Sequence[Job], is_wanted: Callable[[], bool], begins: Callable[[Sequence[str]], None]
-    ) -> Answer:
+    def answer(self, jobs: Sequence[Job], is_wanted: Callable[[], bool], begins: OnBegin) -> Answer:
         """Return the records."""
         supervisor = self._take(jobs[0].cell.draw)
         supervisor.on_begin = begins

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -48,6 +48,8 @@ class Context:
         alone: whether nobody interrupts this process, so that a KeyboardInterrupt is a strategy's own.
         exclusive: whether no other cell runs beside it, see `exclusive.turn`.
         drawn: what was drawn for the cell before.
+        on_share: called every second with the id of a cell and the share of its training that is done, unless that
+            may end sooner.
     """
 
     out: Path
@@ -57,6 +59,7 @@ class Context:
     alone: bool = False
     exclusive: bool = False
     drawn: Drawn = field(default_factory=Drawn, compare=False)
+    on_share: Callable[[str, float], None] = field(default=lambda cell_id, share: None, compare=False)
 
     def weights(self, cell_id: str) -> Path:
         """Return the file of a cell's trained weights."""

@@ -15,6 +15,7 @@ from sparsebench import seeds
 from sparsebench.cells.checkpoint import Checkpoint
 from sparsebench.cells.prepare import Context, Prepared, prepare, weights_file
 from sparsebench.cells.results import Result, add_watched, measure
+from sparsebench.cells.share import Share, each
 from sparsebench.contain.exclusive import timing
 from sparsebench.contract import place_of
 from sparsebench.errors import (
@@ -189,7 +190,8 @@ class _Run:
         checkpoint = self._checkpoint(training)
         if checkpoint is not None:
             checkpoint.resume()
-        self.trained = training.run(on_step=watch or checkpoint)
+        share = Share(training.course, partial(self.context.on_share, self.job.cell.id))
+        self.trained = training.run(on_step=each(watch or checkpoint, share if share.certain else None))
         if checkpoint is not None and checkpoint.resumed:
             self.result.notes["resumed"] = str(checkpoint.resumed)
         if isinstance(steps, Autograd) and steps.parts > cell.recipe.accumulate:

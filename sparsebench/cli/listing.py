@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -34,28 +35,39 @@ def first_line(thing: Any) -> str:
 )
 def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -> None:
     """List the plugins (strategies), tasks, models, suites or observers that can be named."""
-    from sparsebench.plugin.registry import Registry
-
-    registry = Registry()
     if bibtex:
         if what != "plugins" or as_json:
             raise UserError("--bibtex lists what strategies cite", allowed="sparsebench list plugins --bibtex")
-        click.echo("\n\n".join(sorted({registered.cls.bibtex for registered in registry.strategies()} - {""})))
+        click.echo("\n\n".join(sorted({row["bibtex"] for row in _rows("bibtex")} - {""})))
         return
     if published and what != "plugins":
         raise UserError("--published lists settings of strategies", allowed="sparsebench list plugins --published")
-    tables = {
-        "plugins": _published_methods if published else _plugins,
-        "tasks": _tasks,
-        "models": _models,
-        "suites": _suites,
-        "observers": _observers,
-    }
-    rows = tables[what](registry)
+    rows = _rows("published" if published else what)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return
     show(f"{_table(rows, wide or published)}\n", "" if wide or published else "table")
+
+
+def _rows(table: str) -> list[dict[str, Any]]:
+    """Return a table of TABLES; what others' plugins add is loaded only where it is not known from before."""
+    from sparsebench.plugin import catalog
+    from sparsebench.plugin.registry import Registry
+
+    shipped = Registry(shipped_only=True)
+    rows = TABLES[table](shipped)
+    if table == "suites" or not (key := catalog.fingerprint()):
+        return rows
+    if (others := catalog.load(key)) is None:
+        registry = Registry()
+        others = {name: _difference(make(registry), make(shipped)) for name, make in TABLES.items()}
+        if not registry.broken:  # what is missing today may be installed tomorrow
+            catalog.save(key, others)
+    return sorted(rows + others.get(table, []), key=lambda row: (row.get("kind") == "broken", row.get("name", "")))
+
+
+def _difference(rows: list[dict[str, Any]], without: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row not in without]
 
 
 def _table(rows: list[dict[str, Any]], wide: bool) -> str:
@@ -88,6 +100,10 @@ def _plugins(registry: Any) -> list[dict[str, str]]:
         for name, reason in sorted(registry.broken.items())
     ]
     return rows + broken
+
+
+def _bibtex(registry: Any) -> list[dict[str, str]]:
+    return [{"bibtex": registered.cls.bibtex} for registered in registry.strategies()]
 
 
 def _published_methods(registry: Any) -> list[dict[str, Any]]:
@@ -123,3 +139,10 @@ def _suites(_registry: Any) -> list[dict[str, str]]:
     from sparsebench.planning.suite import load, names
 
     return [{"name": suite.name, "version": str(suite.version), "what": suite.title} for suite in map(load, names())]
+
+
+TABLES: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
+    "plugins": _plugins, "published": _published_methods, "bibtex": _bibtex, "tasks": _tasks, "models": _models,
+    "suites": _suites, "observers": _observers,
+}  # fmt: skip
+"""What makes the rows of each table from a registry."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from sparsebench.cli.guide import Guided
 from sparsebench.cli.width import show as in_width
 from sparsebench.errors import UserError, unknown
 from sparsebench.planning.budgets import BUDGET_KEYS
+
+if TYPE_CHECKING:
+    from sparsebench.plugin.registry import Registry
 
 
 @click.command(cls=Guided)
@@ -30,15 +33,9 @@ def show(name: str, bibtex: bool) -> None:
                 raise UserError(f"{name} does not load: {registered.failure}")
             _class("strategy", registered.cls, bibtex)
         return
-    known: dict[str, tuple[str, Any]] = {
-        cls.name: ("strategy", cls) for cls in (registered.cls for registered in registry.strategies())
-    }
-    others: dict[str, list[Any]] = {
-        "task": registry.tasks(),
-        "model": registry.models(),
-        "observer": registry.observers(),
-    }
-    known |= {cls.name: (what, cls) for what, classes in others.items() for cls in classes}
+    known = _known(Registry(shipped_only=True))
+    if name not in {*known, *suites.names()}:  # others' plugins may take seconds to load
+        known = _known(registry)
     if name in registry.broken:
         raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
     if name in known:
@@ -49,6 +46,17 @@ def show(name: str, bibtex: bool) -> None:
         in_width(suites.text(name))
     else:
         raise unknown("strategy, task, model, observer or suite", name, {*known, *suites.names()})
+
+
+def _known(registry: Registry) -> dict[str, tuple[str, Any]]:
+    """Return, by their names, what a registry has and of which kind it is."""
+    classes: dict[str, list[Any]] = {
+        "strategy": [registered.cls for registered in registry.strategies()],
+        "task": registry.tasks(),
+        "model": registry.models(),
+        "observer": registry.observers(),
+    }
+    return {cls.name: (what, cls) for what, several in classes.items() for cls in several}
 
 
 def _say(text: str) -> None:

@@ -41,7 +41,10 @@ class InProcess:
         device, exclusive = first_of(setting.device), setting.limits.exclusive
         queue = Queue(jobs, most_together(device), self.seconds)
         with one_thread(), hold(setting.out, setting.home) as out:
-            context = Context(out, device, setting.locations, setting.checkpoint, exclusive=exclusive)
+            context = Context(
+                out, device, setting.locations, setting.checkpoint, exclusive=exclusive,
+                on_share=lambda cell_id, share: on_begin([cell_id], share),
+            )  # fmt: skip
             while not stop.asked and (batch := queue.take("here", wait=False)):
                 with turn(device) if exclusive else nullcontext():
                     records = run_cells(batch, self.registry, context, lambda at: on_begin([job.cell.id for job in at]))

@@ -16,6 +16,7 @@ class Message(BaseModel):
 
     Attributes:
         at: ids of the cells that the worker begins something with; several are trained in one program.
+        share: of the training of that one cell that is done; 0 where none is yet, or its end may come sooner.
         record: of one of the cells it was given.
         unfit: why it must take no further cell, those it still has included.
     """
@@ -23,5 +24,6 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     at: tuple[str, ...] = ()
+    share: float = 0.0
     record: Record | None = None
     unfit: str = ""

@@ -232,6 +232,9 @@ class Supervisor:
                 continue
             if heard.record is not None:
                 yield asked.left.pop(heard.record.cell_id), heard.record
+            if heard.share:
+                self.on_begin(heard.at, heard.share)
+                continue
             asked.begins(heard.at)
             self.on_begin(heard.at)
             if heard.unfit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,11 +14,19 @@ from sparsebench.planning.job import Job
 from sparsebench.records.place import Identity
 from sparsebench.records.record import Record
 
-OnBegin = Callable[[Sequence[str]], None]
-"""Called with the ids of cells that something begins for, maybe in other threads."""
+
+class OnBegin(Protocol):
+    """Called with the ids of cells that something begins for, or of one and the share of its training that is done.
+
+    Maybe in other threads.
+    """
+
+    def __call__(self, cells: Sequence[str], share: float = 0.0, /) -> None:
+        """Take note of it."""
+        ...
 
 
-def nobody(cells: Sequence[str]) -> None:
+def nobody(cells: Sequence[str], share: float = 0.0, /) -> None:
     """Tell nobody which cells are begun."""
 
 

@@ -49,6 +49,7 @@ class Underway(BaseModel):
         updated: when it was written, in seconds since 1970.
         left: cells without a record, those that are run included.
         running: cells that are run.
+        done: how much of these is done, in cells.
         estimate: how long what is left takes, from the folder's records and since when cells are run.
     """
 
@@ -60,6 +61,7 @@ class Underway(BaseModel):
     updated: float
     left: tuple[Cells, ...]
     running: tuple[Cells, ...]
+    done: float = 0.0
     estimate: Estimate = UNKNOWN
 
     @property
@@ -85,11 +87,11 @@ class Beat:
         self.lock, self.over = threading.Lock(), threading.Event()
         self.thread = threading.Thread(target=self._write_on, daemon=True)
 
-    def begin(self, cell_ids: Sequence[str]) -> None:
-        """Take note of cells that something begins for."""
+    def begin(self, cell_ids: Sequence[str], share: float = 0.0, /) -> None:
+        """Take note of cells that something begins for, or of the share of its training that is done of one."""
         with self.lock:
             for cell_id in cell_ids:
-                self.remaining.begin(cell_id, time.time())
+                self.remaining.begin(cell_id, time.time(), share)
 
     def done(self, record: Record) -> None:
         """Take note of a record."""
@@ -124,9 +126,9 @@ class Beat:
             jobs, running = self.remaining.jobs, self.remaining.running
             counts = Counter((job.label, bool(job.network)) for job in jobs.values())
             at = [(jobs[cell_id].label, bool(jobs[cell_id].network), since) for cell_id, since in running.items()]
-            estimate = self.remaining.estimate(self.workers, now)
+            estimate, done = self.remaining.estimate(self.workers, now), self.remaining.share(self.workers, now)
         return Underway(
-            host=socket.gethostname(), pid=os.getpid(), workers=self.workers, updated=now, estimate=estimate,
+            host=socket.gethostname(), pid=os.getpid(), workers=self.workers, updated=now, estimate=estimate, done=done,
             left=tuple(Cells(label=label, network=network, n=n) for (label, network), n in counts.items()),
             running=tuple(Cells(label=label, network=network, n=1, since=since) for label, network, since in at),
         )  # fmt: skip

@@ -66,6 +66,7 @@ def main(setting: Setting, *, strangers: bool) -> None:
     context = Context(
         stack.enter_context(hold(setting.out, setting.home)), setting.device, setting.locations, setting.checkpoint,
         alone=True, exclusive=setting.limits.exclusive,
+        on_share=lambda cell_id, share: line.say(Message(at=(cell_id,), share=share)),
     )  # fmt: skip
 
     def begin(jobs: Sequence[Job]) -> None:

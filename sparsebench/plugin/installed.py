@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -15,17 +16,39 @@ from sparsebench.records.store import content_hash
 
 log = logging.getLogger(__name__)
 
+HIDDEN = "SPARSEBENCH_HIDE"
+"""The variable that names distributions, with commas between them, whose plugins are left out."""
+
 
 def entries() -> dict[str, metadata.EntryPoint]:
     """Return the installed entry points by name; of two with one name the shipped one, else the first, counts."""
     known: dict[str, metadata.EntryPoint] = {}
-    for entry in sorted(metadata.entry_points(group=PROJECT), key=lambda e: (e.name, not is_shipped(e))):
+    hidden = os.environ.get(HIDDEN, "").split(",")
+    present = (entry for entry in metadata.entry_points(group=PROJECT) if getattr(entry.dist, "name", "") not in hidden)
+    for entry in sorted(present, key=lambda e: (e.name, not is_shipped(e))):
         first = known.setdefault(entry.name, entry)
         if first.value != entry.value:
             log.warning(
                 "plugin '%s' of %s is left out: its name is taken", entry.name, getattr(entry.dist, "name", "?")
             )
     return known
+
+
+def strangers() -> list[metadata.EntryPoint]:
+    """Return the installed entry points that are not of sparsebench's own."""
+    return [entry for entry in entries().values() if not is_shipped(entry)]
+
+
+def files_of(entry: metadata.EntryPoint) -> list[Path]:
+    """Return the Python files of the package, or the one module, in which an entry point lies; none is imported."""
+    name = entry.module.partition(".")[0]
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path)
+    spec = next((spec for spec in specs if spec is not None), None)
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return sorted(path for place in spec.submodule_search_locations for path in Path(place).rglob("*.py"))
+    return [Path(spec.origin)] if spec.origin and Path(spec.origin).is_file() else []
 
 
 def installed_source(name: str) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import keyword
+import re
+from importlib import metadata
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sparsebench.errors import UserError
+from sparsebench.hooks import PROJECT
 from sparsebench.plugin.registry import Registry
 from sparsebench.version import __version__
 
@@ -48,6 +52,7 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
         "module": f"{name}.strategy" if package else name,
         "distribution": "sparsebench-" + name.strip("_").replace("_", "-"),
         "version": __version__,
+        "requirement": _requirement(),
     }
     texts = {path: templates.get_template(template).render(words) for template, path in places.items()}
     try:
@@ -57,6 +62,20 @@ def write(name: str, folder: Path, registry: Registry, *, package: bool = False)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
     return list(texts)
+
+
+def _requirement() -> str:
+    """Return what pip is given to install sparsebench as it is here: a repository or an archive, else its name."""
+    name = f"{PROJECT}>={__version__}"
+    try:
+        place = json.loads(metadata.distribution(PROJECT).read_text("direct_url.json") or "{}")
+        url, vcs = str(place.get("url", "")), place.get("vcs_info")
+        if vcs is not None:
+            url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return name
+    host = re.fullmatch(r"(?:git\+)?(?:https|ssh)://([\w.-]+|git@[\w.-]+)/[\w./@+~-]+", url)
+    return url if host else name  # a folder of this machine is nowhere else, and passwords are for nobody
 
 
 def _check_name(name: str) -> None:

@@ -57,6 +57,9 @@ def measured(out: Path) -> dict[str, Any]:
     return {id_: record.model_dump(exclude=told) for id_, record in store.read(out).items()}
 
 
+PICTURES = "composite:pretrain_epochs=0,epochs=6,test=4"
+
+
 def test_any_engine_can_run_cells(tmp_path: Path) -> None:
     new: list[Record] = []
     collect(tmp_path / "own", Sequential(), on_record=new.append)
@@ -92,3 +95,42 @@ def test_a_setting_travels_as_json(tmp_path: Path, checkpoint: float) -> None:
         out=tmp_path, device="cuda:0", locations={"a": tmp_path / "b"}, checkpoint=checkpoint, limits=limits
     )  # fmt: skip
     assert engine.Setting.model_validate_json(setting.model_dump_json()) == setting
+
+
+SLOW = '''
+import time
+from typing import ClassVar
+import sparsebench
+
+class Slow(sparsebench.Strategy):
+    """Takes its time."""
+    name: ClassVar = "slow"
+
+    def scores(self, view):
+        time.sleep(0.7)
+        return view.tokens.sum(dim=-1)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Slow]
+'''
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_engine_says_which_share_of_a_training_is_done(workers: int, tmp_path: Path) -> None:
+    (file := tmp_path / "slow.py").write_text(SLOW)
+    request = Request(suite="quick-scratch", plugins=(str(file),), tasks=(PICTURES,), n_train=(2,), seeds=1)
+    plan = planner.plan(request, planner.Files(), registry := Registry(), tmp_path / "out", "missing")
+    jobs = [job for job in plan.jobs if job.label == "slow"]
+    said: list[tuple[Sequence[str], float]] = []
+
+    def on_begin(cells: Sequence[str], share: float = 0.0, /) -> None:
+        said.append((cells, share))
+
+    made = engine.Processes(1) if workers else engine.InProcess(registry)
+    setting = engine.Setting(out=tmp_path / "out", device="cpu")
+    (record,) = made.records(jobs, setting, engine.Stop(), on_begin)
+    assert record.status == "ok", record.failure
+    shares = [share for cells, share in said if list(cells) == [record.cell_id]]
+    assert shares[0] == 0.0 and len(shares) > 2 and shares[-1] <= 1
+    assert sorted(shares) == shares and len(set(shares)) == len(shares)

@@ -96,6 +96,33 @@ def test_a_record_is_learned_from_and_its_cell_no_longer_left() -> None:
     assert remaining.estimate(1) == (0.0, False)
 
 
+def test_a_training_that_says_how_far_it_is_is_known_and_so_are_those_like_it() -> None:
+    jobs = jobs_of("30", seeds=1)[:3]
+    remaining = Remaining(jobs, Expected())
+    remaining.begin(jobs[0].cell.id, 0.0)
+    assert remaining.estimate(1, 5.0) == (None, True) and remaining.share(1, 5.0) == 0.0
+    remaining.begin(jobs[0].cell.id, 10.0, 0.1)
+    remaining.begin(jobs[0].cell.id, 20.0, 0.3)
+    assert remaining.estimate(1, 20.0) == (pytest.approx(35.0 + 2 * 55.0), False)
+    assert remaining.estimate(1, 25.0).seconds == pytest.approx(30.0 + 2 * 55.0)
+    assert remaining.share(1, 20.0) == pytest.approx(20 / 55)
+    remaining.begin(jobs[0].cell.id, 30.0, 0.1)  # begun again: from there on
+    remaining.begin(jobs[0].cell.id, 40.0, 0.2)
+    assert remaining.estimate(3, 40.0).seconds == pytest.approx(40.0 + 80.0)
+    remaining.done(took(jobs[0], 50.0))
+    assert remaining.estimate(1, 50.0) == (100.0, False) and remaining.share(1, 50.0) == 0.0
+
+
+def test_how_far_a_training_is_counts_more_than_what_others_took() -> None:
+    (job,) = jobs_of(seeds=1)[:1]
+    remaining = known([job], seconds=10.0)
+    remaining.begin(job.cell.id, 0.0)
+    assert remaining.share(1, 5.0) == 0.5
+    for now, share in ((1.0, 0.01), (5.0, 0.05), (6.0, -1.0), (7.0, 2.0)):
+        remaining.begin(job.cell.id, now, share)
+    assert remaining.estimate(1, 5.0).seconds == pytest.approx(95.0)
+
+
 def chain() -> tuple[Job, Job, list[Job]]:
     """Return a job, one that starts from it, and tests of what that one trains."""
     first, second, *others = (job for job in jobs_of("20,30", (4, 8), 2) if job.label == "dense")

@@ -71,7 +71,7 @@ def test_a_shipped_suite_loads_and_has_the_baselines_on(name: str) -> None:
     jobs = expand(Request(suite=name, images="digits" if suite.own_pictures else None), Registry())
     own = {text.partition(":")[0] for task in suite.task for text in task.strategies or ()}
     assert strategies_of(jobs) == set(suite.baselines) | own
-    assert own or suite.keep_weights or set(suite.baselines) >= BASELINES
+    assert own or suite.keep_weights or set(suite.baselines) >= BASELINES or name == "smoke"
     assert {job.cell.repetition for job in jobs} == set(range(max(task.seeds or suite.seeds for task in suite.task)))
     assert {job.cell.task.name for job in jobs if job.asked} == {task.name for task in suite.task}
 

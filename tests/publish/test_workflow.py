@@ -157,3 +157,14 @@ def test_the_workflow_reads_and_no_more_and_its_actions_stay_what_they_are() -> 
     assert actions and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions)
     assert text.count("persist-credentials: false") == text.count("actions/checkout@")
     assert re.search(r"^/\.github/ @\S+", (ROOT / ".github" / "CODEOWNERS").read_text("utf-8"), re.MULTILINE)
+
+
+def test_of_a_release_only_the_job_that_runs_no_code_may_write() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
+    actions = re.findall(r"uses: (\S+)", text)
+    assert actions and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions)
+    assert re.findall(r"^permissions:\n  (.*)\n(\S)", text, re.MULTILINE) == [("contents: read", "j")]
+    build, _, attach = text.partition("\n  attach:\n")
+    assert "write" not in build.partition("\nname:")[2] and attach.count("contents: write") == 1
+    assert text.count("persist-credentials: false") == text.count("actions/checkout@")
+    assert "checkout" not in attach and "pip" not in attach and "secrets" not in text

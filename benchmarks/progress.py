@@ -1,0 +1,84 @@
+"""How true the time left is that the bar, `sparsebench status` and --dry-run show, and how often the bar moves.
+
+python benchmarks/progress.py                  # the suite quick, about two minutes on 2 idle cores
+python benchmarks/progress.py --suite quick-scratch --plugin tome
+
+A run in a fresh folder is looked at every half second; what was left is known when it is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from sparsebench.engine import underway
+
+LOOK = 0.5
+BEGIN = 0.2
+"""Share of the run before which an estimate is not looked at."""
+END = 5.0
+"""Seconds before the end that are not looked at: the board is made then."""
+
+
+class Look(NamedTuple):
+    """What a run said of itself at a time."""
+
+    now: float
+    seconds: float | None
+    over: bool
+    done: float
+
+
+def main() -> None:
+    """Run, look, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", default="quick")
+    parser.add_argument("--plugin", default="attn_topk")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "sparsebench", "run", "--suite", asked.suite, "--plugin", asked.plugin]
+        run = subprocess.Popen([*command, "--out", folder], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        looks = watched(run, Path(folder))
+    if run.returncode:
+        sys.exit(f"the run left with {run.returncode}")
+    show(looks)
+
+
+def watched(run: subprocess.Popen[bytes], folder: Path) -> list[Look]:
+    """Return what a run says until it is over."""
+    looks: list[Look] = []
+    while run.poll() is None:
+        for state in underway.underway(folder):
+            finished = sum(cells.n for cells in state.left) - state.done
+            look = Look(state.updated, state.estimate.seconds, state.estimate.over, -finished)
+            if not looks or look.now > looks[-1].now:
+                looks.append(look)
+        time.sleep(LOOK)
+    return looks
+
+
+def show(looks: list[Look]) -> None:
+    """Print by how much the estimates were wrong, and the longest time in which the bar did not move."""
+    begin, end = looks[0].now, looks[-1].now
+    later = [look for look in looks if begin + BEGIN * (end - begin) < look.now < end - END]
+    known = [(look, look.seconds) for look in later if look.seconds]
+    factors = [max(seconds / (end - look.now), (end - look.now) / seconds) for look, seconds in known]
+    moved = [look.now for look, before in zip(looks[1:], looks, strict=False) if look.done != before.done]
+    still = max(after - before for before, after in zip([begin, *moved], [*moved, end], strict=True))
+    print(f"seconds of the run: {end - begin:.0f}; looks from {BEGIN:.0%} on: {len(later)}")
+    print(f"looks without an estimate, or with 'over': {sum(look.over for look in later)}")
+    print(
+        f"factor between estimate and truth: median {statistics.median(factors):.2f}, largest {max(factors):.2f}, "
+        f"within 1.5: {statistics.mean(factor <= 1.5 for factor in factors):.0%}"
+    )
+    print(f"longest time without a move of the bar, but for its clock: {still:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

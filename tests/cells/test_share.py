@@ -1,0 +1,46 @@
+"""Which share of a training is done, as a cell reports it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparsebench.cells import share
+from sparsebench.cells.prepare import Context
+from sparsebench.cells.run_cell import run_cells
+from sparsebench.cells.share import each
+from sparsebench.plugin.registry import Registry
+
+
+def reports(job_of: Any, out: Path, task: str) -> list[tuple[str, float]]:
+    said: list[tuple[str, float]] = []
+    jobs = job_of("dense", task, n_train=8)
+    context = Context(out, "cpu", {}, on_share=lambda cell_id, done: said.append((cell_id, done)))
+    records = list(run_cells(jobs, Registry(), context))
+    assert [record.status for record in records] == ["ok"] * len(jobs)
+    return said
+
+
+def test_a_training_of_so_many_steps_says_how_many_are_done(
+    job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "EVERY", 0.0)
+    said = reports(job_of, tmp_path, "overfitting:tokens=8,d=16,steps=4,fitted=0,test=10")
+    shares = [done for _, done in said]
+    assert len({cell_id for cell_id, _ in said}) == 1
+    assert shares == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_a_training_that_may_end_sooner_says_nothing(
+    job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "EVERY", 0.0)
+    assert reports(job_of, tmp_path, "theory:steps=4,test=10,tokens=20") == []
+
+
+def test_what_is_called_after_a_step_is_called_in_order() -> None:
+    seen: list[tuple[str, int]] = []
+    both = each(lambda step: seen.append(("a", step)), None, lambda step: seen.append(("b", step)))
+    assert both is not None
+    both(3)
+    assert seen == [("a", 3), ("b", 3)] and each(None, None) is None
