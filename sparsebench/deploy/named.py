@@ -8,19 +8,21 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from sparsebench.errors import UnsupportedError, UserError
-from sparsebench.models.timm_models import cut_of, load_weights, named_vit
+from sparsebench.models.timm_models import classes_of, cut_of, load_weights, named_vit
 from sparsebench.models.vits import Timm
+from sparsebench.models.weight_files import read_weights
 from sparsebench.spec import parse
 
 HEAD = "head.bias"
+NAMES = "timm:NAME, timm:hf-hub:USER/NAME or timm:local-dir:DIR"
 
 
 def named_model(text: str, weights: Path | None, canvas: int | None = None) -> Any:
-    """Return the timm model of the words timm:NAME, with timm's trained weights or those of a file.
+    """Return the timm model of the words `NAMES`, with the trained weights that timm has for it or those of a file.
 
     Args:
         text: the words.
-        weights: a safetensors file; None for those that timm fetches.
+        weights: a file, see `read_weights`; None for those that timm fetches.
         canvas: side of its pictures in pixels; None for what timm has for it.
 
     Raises:
@@ -28,7 +30,7 @@ def named_model(text: str, weights: Path | None, canvas: int | None = None) -> A
     """
     spec = parse(text, positional=Timm.positional)
     if spec.name != Timm.name or set(spec.params) - {"arch"}:
-        raise UserError("the model of an export", got=f"'{text}'", allowed="timm:NAME")
+        raise UserError("the model of an export", got=f"'{text}'", allowed=NAMES)
     (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
     side = canvas or cut_of(arch).get("canvas", 224)
     try:
@@ -43,14 +45,15 @@ def named_model(text: str, weights: Path | None, canvas: int | None = None) -> A
 def _classes(arch: str, weights: Path | None) -> int:
     """Return how many classes the weights know."""
     if weights is None:
-        import timm
-
-        cfg = timm.get_pretrained_cfg(arch, allow_unregistered=True) if timm.models.is_model(arch) else None
-        return 1000 if cfg is None else cfg.num_classes
+        return classes_of(arch)
     try:
+        if weights.suffix.lower() != ".safetensors" and weights.is_file():
+            return len(read_weights(weights)[HEAD])
         with safe_open(weights, "pt") as file:
             if HEAD in file.keys():  # noqa: SIM118 - no mapping
                 return int(file.get_slice(HEAD).get_shape()[0])
+    except KeyError:
+        pass
     except (OSError, SafetensorError) as error:
         raise UserError(f"{weights} is no file of weights that can be read", got=str(error)) from error
     raise UserError(f"{weights.name} has no output layer", next_step="give weights with head.weight and head.bias")

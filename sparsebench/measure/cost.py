@@ -138,7 +138,8 @@ class BlockCost:
 class VitCost:
     """A Vision Transformer: `embed` MACs a patch, `head` MACs an image, P = `prefix` class and register tokens.
 
-    `channels` is the width of a token, `plain` whether attention can be taken apart.
+    `channels` is the width of a token, `plain` whether attention can be taken apart, `pooled` the MACs of an attention
+    pool for each patch token that is left.
     """
 
     tokens: int
@@ -150,6 +151,7 @@ class VitCost:
     channels: int = 1
     heads: int = 1
     plain: bool = True
+    pooled: int = 0
     alike: ClassVar[bool] = False
 
     @property
@@ -193,7 +195,7 @@ class VitCost:
     def macs(self, steps: Sequence[Step]) -> float:
         """See `CostModel.macs`."""
         inside = sum(b.macs(s, self.prefix, self.class_rows) for b, s in zip(self.blocks, steps, strict=True))
-        return self.embed * self.tokens + inside + self.head
+        return self.embed * self.tokens + inside + self.head + self.pooled * steps[-1].tokens_out
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention
+from timm.layers import Attention, AttentionRope, apply_rot_embed_cat
+from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
 from sparsebench import tokens
 from sparsebench.errors import UnsupportedError
 from sparsebench.models.actor import Pass
+
+ROTARY = (EvaAttention, AttentionRope)
+"""timm's kinds of attention that rotate queries and keys by the places of their tokens."""
 
 
 class Positions:
@@ -83,13 +87,18 @@ class PositionalAttention(Attention):
 
 
 def is_plain(attn: nn.Module) -> bool:
-    """Say whether the forward pass can be taken apart: timm's plain attention, or the positional one."""
-    return type(attn) in (Attention, PositionalAttention) and getattr(attn, "gate", None) is None
+    """Say whether the forward pass can be taken apart: timm's plain or rotary attention, or the positional one."""
+    return type(attn) in (Attention, PositionalAttention, *ROTARY) and getattr(attn, "gate", None) is None
 
 
-def qkv(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, each (B, H, T, C / H), of plain attention on (B, T, C)."""
+def qkv(attn: Any, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values, each (B, H, T, C / H), of plain attention on (B, T, C).
+
+    Queries and keys are rotated, as they are multiplied; `rope` has sines and cosines of the patch tokens, or is None.
+    """
     B, T, _ = x.shape
+    if isinstance(attn, ROTARY):
+        return _rotary_qkv(attn, x, rope)
     if isinstance(attn, PositionalAttention):
         q, k = (part.expand(B, -1, -1, -1) for part in attn.queries_keys())
         if q.shape[2] != T:
@@ -97,6 +106,29 @@ def qkv(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q, k, attn.values(x)
     q, k, v = attn.qkv(x).reshape(B, T, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
     return attn.q_norm(q), attn.k_norm(k), v
+
+
+def _rotary_qkv(attn: Any, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `qkv` does, step by step as timm does it."""
+    B, T, _ = x.shape
+    if attn.qkv is None:
+        parts = [part(x) for part in (attn.q_proj, attn.k_proj, attn.v_proj)]
+    else:
+        bias = attn.qkv.bias
+        if getattr(attn, "q_bias", None) is not None:
+            bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
+        parts = list(F.linear(x, attn.qkv.weight, bias).chunk(3, dim=2))
+    q, k, v = (part.reshape(B, T, -1, attn.head_dim).transpose(1, 2) for part in parts)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    if rope is not None:
+        P, half = attn.num_prefix_tokens, attn.rotate_half
+        q, k = (
+            torch.cat([one[:, :, :P], apply_rot_embed_cat(one[:, :, P:], rope, half=half)], dim=2).type_as(v)
+            for one in (q, k)
+        )
+    if (groups := getattr(attn, "num_kv_groups", 1)) > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    return q, k, v
 
 
 def gather_heads(q: Tensor, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Acting on any timm VisionTransformer, unmodified."""
+"""Acting on any timm VisionTransformer or Eva, unmodified."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import Block
+from timm.models.eva import Eva
 from torch import Tensor, nn
 
 from sparsebench import tokens
@@ -17,6 +17,9 @@ from sparsebench.errors import UnsupportedError
 from sparsebench.models import attention_fields
 from sparsebench.models.actor import Given, Pass
 from sparsebench.models.attention import attend, gather_heads, is_plain, qkv
+from sparsebench.models.block_parts import attention_branch, attention_input, check_block, mlp_branch
+from sparsebench.models.pooling import POOLS, pool
+from sparsebench.models.rotary import Rotations, rope_tables
 from sparsebench.models.shown import in_chunks
 from sparsebench.models.timm_parts import refuse, vit_cost
 from sparsebench.plans import Keep, Plan
@@ -25,10 +28,10 @@ from sparsebench.view import RESULTS
 
 
 class DeepViT:
-    """A timm VisionTransformer that a strategy can act on; without one it is just called.
+    """A timm VisionTransformer or Eva that a strategy can act on; without one it is just called.
 
-    Nothing of the model is changed but for the time of a call: a `forward` of `patch_drop` for the input site, and of
-    the blocks for the others. The weights and the state_dict are never touched.
+    Nothing of the model is changed but for the time of a call: a `forward` of `patch_drop`, of `norm_pre` in an Eva,
+    for the input site, and of the blocks for the others. The weights and the state_dict are never touched.
 
     In bfloat16 the products of the model are made by autocast. What a strategy sees and computes stays in float32, so
     that rounding makes no ties between scores, and tokens are merged in float32; logits are float32.
@@ -84,6 +87,9 @@ class DeepViT:
             acting: the pass.
             pixels: gives the same images in [0, 1].
         """
+        size = tuple(n * side for n, side in zip(self.grid, self.patch, strict=True))
+        if normed.shape[2:] != size:  # a model of dynamic_img_size would take them
+            raise UnsupportedError(f"pixels of {tuple(normed.shape[2:])}, and the network's tokens are those of {size}")
         with self._install(pixels, acting), self._capture(acting) as seen:
             outputs = self.module(normed)
         if acting.learns:
@@ -184,16 +190,23 @@ class DeepViT:
     def _install(self, pixels: Callable[[], Tensor], acting: Pass) -> Iterator[None]:
         with ExitStack() as stack:
             if acting.acts_at("input", 0):
-                drop = self.module.patch_drop  # nothing, see `refuse`; a hook would not be compiled
-                drop.forward = partial(self._input, pixels, acting)
-                stack.callback(drop.__dict__.pop, "forward")
+                part = self._after_positions  # a hook would not be compiled
+                part.forward = partial(self._input, pixels, acting)
+                stack.callback(part.__dict__.pop, "forward")
+            rope = getattr(self.module, "rope", None)
+            turn = None if rope is None else Rotations(rope, self.grid)
             for number, block in enumerate(self.module.blocks):
-                block.forward = partial(self._block, acting, number, block)
+                block.forward = partial(self._block, acting, turn, number, block)
                 stack.callback(block.__dict__.pop, "forward")
-            if self.module.global_pool in ("avg", "avgmax"):
-                self.module.pool = partial(self._pool, acting)
+            if self.module.global_pool in POOLS:
+                self.module.pool = partial(pool, self.module, acting)
                 stack.callback(self.module.__dict__.pop, "pool")
             yield
+
+    @property
+    def _after_positions(self) -> Any:
+        """The part to which tokens come when they have their positions; it does nothing in a VisionTransformer."""
+        return self.module.norm_pre if isinstance(self.module, Eva) else self.module.patch_drop
 
     def gives(self, site: Site) -> frozenset[str]:
         """Return the fields of the view that it can give at that site.
@@ -207,7 +220,7 @@ class DeepViT:
         if site == "block":
             return given
         for block in self.module.blocks:
-            _check_block(block)
+            check_block(block)
         attention = attention_fields.NAMES - (frozenset() if self.class_rows else {"class_attention"})
         return given | {"branch"} | (attention if self.cost.plain else attention - {"values"})
 
@@ -219,14 +232,20 @@ class DeepViT:
             "outputs": lambda: in_chunks(partial(self._whole, attention_fields.full(x[:, : self.prefix])), len(x)),
         }
         plan = self._decide(acting, 0, given, x.device.type)
-        return x if plan is None else self._apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
+        x = x if plan is None else self._apply(plan, x, x.new_ones(x.shape[0], self.cost.tokens))
+        part = self._after_positions
+        return type(part).forward(part, x)
 
     def _whole(self, prefix: Tensor, tokens_: Tensor, sample: Tensor) -> Tensor:
         """Return the logits of other patch tokens at the input site, with each sample's prefix (B, P, C)."""
         vit = self.module
         with self._bare():
-            x = vit.blocks(vit.norm_pre(torch.cat([prefix[sample], tokens_.to(prefix.dtype)], dim=1)))
-            return vit.forward_head(vit.norm.forward(x))  # past the hooks of `_told`
+            x = torch.cat([prefix[sample], tokens_.to(prefix.dtype)], dim=1)
+            x = type(vit.norm_pre).forward(vit.norm_pre, x)
+            tables = rope_tables(vit, self.grid)
+            for block, table in zip(vit.blocks, tables, strict=True):
+                x = block(x) if table is None else block(x, rope=table)
+            return vit.forward_head(vit.norm.forward(x))  # past the hooks of `_capture`
 
     @contextmanager
     def _bare(self) -> Iterator[None]:
@@ -251,28 +270,30 @@ class DeepViT:
         cut = images.reshape(B, c, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
         return cut.reshape(B, rows * columns, c, height, width)
 
-    def _block(self, acting: Pass, number: int, block: Any, x: Tensor, **kwargs: Any) -> Tensor:
+    def _block(self, acting: Pass, turn: Rotations | None, number: int, block: Any, x: Tensor, **kwargs: Any) -> Tensor:
         """Run one block, with the strategy's choice before it or inside it."""
         if acting.acts_at("block", number):
             sizes = acting.sizes
             plan = self._decide(acting, number, self._tokens(x), x.device.type)
             x = x if plan is None else self._apply(plan, x, sizes)
+        if turn is not None:
+            kwargs["rope"] = turn.of(acting, kwargs["rope"], number)
         acts = acting.acts_at("attention", number)
         if not acts and acting.even:
             acting.went(acting.present)
             return type(block).forward(block, x, **kwargs)
-        _check_block(block)
+        check_block(block)
         if not acting.even and not is_plain(block.attn):
             raise UnsupportedError(f"attention of type {type(block.attn).__name__} cannot weigh tokens differently")
         if acts:
-            x = self._attention_site(acting, number, block, x)
+            x = self._attention_site(acting, number, block, x, kwargs.get("rope"))
         else:
             acting.went(acting.present)
-            q, k, v = qkv(block.attn, block.norm1(x))
-            x = x + block.drop_path1(block.ls1(attend(block.attn, q, k, v, **self._keys(acting))))
-        return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+            q, k, v = qkv(block.attn, attention_input(block, x), kwargs.get("rope"))
+            x = x + attention_branch(block, attend(block.attn, q, k, v, **self._keys(acting)))
+        return x + mlp_branch(block, x)
 
-    def _attention_site(self, acting: Pass, number: int, block: Any, x: Tensor) -> Tensor:
+    def _attention_site(self, acting: Pass, number: int, block: Any, x: Tensor, rope: Tensor | None) -> Tensor:
         """Return x + Attn(x) with the chosen tokens only.
 
         Where the choice needs nothing that attention makes, it comes first and only the tokens that stay are queries
@@ -280,10 +301,10 @@ class DeepViT:
         """
         came, sizes = acting.present, acting.sizes
         scoring = self.cost.scoring(acting.requires)
-        normed = block.norm1(x)
+        normed = attention_input(block, x)
         plain, keys = is_plain(block.attn), self._keys(acting)
         if plain:
-            q, k, v = qkv(block.attn, normed)
+            q, k, v = qkv(block.attn, normed, rope)
             present = acting.sizes > 0 if acting.ragged else None
             given = attention_fields.fields_of(
                 block.attn, q, k, v, self.prefix, self.class_rows, **keys, present=present
@@ -296,14 +317,14 @@ class DeepViT:
                 rows = tokens.rows_of(plan, self.prefix)  # type: ignore[arg-type]
                 q = gather_heads(q, rows)
                 x = tokens.gather(x, rows)
-            x = x + block.drop_path1(block.ls1(attend(block.attn, q, k, v, **keys, rows=rows)))
+            x = x + attention_branch(block, attend(block.attn, q, k, v, **keys, rows=rows))
             acting.went(came, early=early, scoring=scoring)
             return x if early or plan is None else self._apply(plan, x, sizes)
         if plain:
             branch = attend(block.attn, q, k, v, **keys)
         else:
             branch, given = attention_fields.observe_attention(block.attn, normed, self.prefix, self.class_rows)
-        branch = block.drop_path1(block.ls1(branch))
+        branch = attention_branch(block, branch)
         x = x + branch
         given = {**given, **self._tokens(x), "branch": lambda: branch[:, self.prefix :]}
         plan = self._decide(acting, number, given, x.device.type)
@@ -317,29 +338,3 @@ class DeepViT:
             "bias": None if bias is None else F.pad(bias, (self.prefix, 0))[:, None, None, :],
             "weights": F.pad(acting.weights, (self.prefix, 0), value=1.0) if acting.masked else None,
         }
-
-    def _pool(self, acting: Pass, x: Tensor, pool_type: str | None = None) -> Tensor:
-        """Average-pool with tokens weighted by their sizes and by what they count."""
-        vit = self.module
-        plain = type(vit).pool(vit, x, pool_type)
-        if acting.whole:
-            return plain
-        sizes = acting.sizes * acting.weights if acting.masked else acting.sizes
-        alike, present = (sizes == sizes[:, :1]).all(), acting.sizes > 0
-        if vit.pool_include_prefix:
-            sizes, present = (F.pad(one, (self.prefix, 0), value=1) for one in (sizes, present))
-        else:
-            x = x[:, self.prefix :]
-        weighted = (x * sizes[:, :, None]).sum(dim=1) / sizes.sum(dim=1, keepdim=True).clamp(min=1e-6)
-        if vit.global_pool != "avg":
-            weighted = 0.5 * (weighted + x.masked_fill(~present[:, :, None], -torch.inf).amax(dim=1))
-        return torch.where(alike, plain, weighted.to(plain.dtype))  # a choice by `if` would wait for the device
-
-
-def _check_block(block: Any) -> None:
-    """Raise UnsupportedError for a block whose attention and MLP are not known one by one."""
-    if type(block).forward is not Block.forward:
-        raise UnsupportedError(
-            f"blocks of type {type(block).__name__} cannot be cut between attention and MLP; use a strategy of "
-            "the input or block site"
-        )

@@ -10,22 +10,24 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import load_file
-from timm.models.vision_transformer import checkpoint_filter_fn
+from timm.models import PretrainedCfg, eva, load_model_config_from_hf, vision_transformer
+from timm.models._hub import load_model_config_from_path
 from torch import Tensor
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import HEADS
 from sparsebench.models.timm_parts import refuse
+from sparsebench.models.weight_files import read_weights
 
 GIVE_A_FILE = "or give --weights FILE.safetensors"
+HUB, FOLDER = "hf-hub:", "local-dir:"
 
 
 def named_vit(name: str, canvas: int, classes: int, *, pretrained: bool = False) -> Any:
     """Return a timm VisionTransformer by name, for images of canvas x canvas pixels.
 
     Args:
-        name: NAME or NAME.TAG, as timm has it.
+        name: NAME or NAME.TAG, hf-hub:USER/NAME or local-dir:DIR, as timm has it.
         canvas: side of the images in pixels.
         classes: size of the head.
         pretrained: the weights that timm fetches for that name, its position embedding resampled by timm where the
@@ -35,20 +37,22 @@ def named_vit(name: str, canvas: int, classes: int, *, pretrained: bool = False)
         UserError: timm has no such model, cannot make it so large, or cannot fetch its weights.
         UnsupportedError: an architecture that no strategy can act on, see `deep.refuse`.
     """
-    if not timm.models.is_model(name):
-        raise unknown("timm model", name, timm.list_models(["vit_*", "deit*"]))
+    if not (elsewhere(name) or timm.models.is_model(name)):
+        raise unknown("timm model", name, timm.list_models(["vit_*", "deit*", "eva02_*"]))
     try:
-        cfg = timm.get_pretrained_cfg(name, allow_unregistered=False)
-        if pretrained and (cfg is None or not cfg.has_weights):
+        cfg = None if elsewhere(name) else timm.get_pretrained_cfg(name, allow_unregistered=False)
+        if pretrained and not elsewhere(name) and (cfg is None or not cfg.has_weights):
             raise UserError(f"timm has no trained weights for '{name}'", next_step=f"name another model, {GIVE_A_FILE}")
         with _no_retries_told():
             vit = timm.create_model(name, pretrained=pretrained, img_size=canvas, num_classes=classes)
     except OSError as error:
+        if name.startswith(FOLDER):
+            raise UserError(f"timm cannot read '{name}': {_first_line(error)}") from error
         raise UserError(
             f"timm cannot fetch the trained weights of '{name}' ({_first_line(error)})",
             next_step=f"check the network, {GIVE_A_FILE}",
         ) from error
-    except (AssertionError, ValueError, TypeError, RuntimeError) as error:
+    except (AssertionError, ValueError, TypeError, RuntimeError, KeyError) as error:
         if isinstance(error, TypeError):  # no image size can be said: an architecture of another kind
             with torch.device("meta"):
                 refuse(timm.create_model(name))
@@ -58,13 +62,35 @@ def named_vit(name: str, canvas: int, classes: int, *, pretrained: bool = False)
     return vit
 
 
+def elsewhere(name: str) -> bool:
+    """Say whether a name is of a model on the Hugging Face Hub or in a folder, with a config.json of its own."""
+    return name.startswith((HUB, FOLDER))
+
+
+def _cfg(name: str) -> Any:
+    """Return what timm knows of the weights of a name, or None."""
+    if not elsewhere(name):
+        return timm.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
+    load = load_model_config_from_hf if name.startswith(HUB) else load_model_config_from_path
+    try:
+        with _no_retries_told():
+            return PretrainedCfg(**load(name.partition(":")[2])[0])
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError):
+        return None  # what is wrong is said when the model is made
+
+
+def classes_of(name: str) -> int:
+    """Return how many classes the weights know that timm has under a name; 1000 where it does not say."""
+    cfg = _cfg(name)
+    return 1000 if cfg is None else cfg.num_classes
+
+
 def cut_of(name: str) -> dict[str, Any]:
     """Return how timm cuts test pictures for the weights it has under a name: canvas, crop, resize and filter.
 
     The canvas is left out where it is not square. Nothing of an unknown name.
     """
-    cfg = timm.get_pretrained_cfg(name, allow_unregistered=True) if timm.models.is_model(name) else None
-    if cfg is None:
+    if (cfg := _cfg(name)) is None:
         return {}
     _, height, width = cfg.input_size
     resize = {"center": "short"}.get(cfg.crop_mode, cfg.crop_mode)
@@ -115,18 +141,18 @@ def match_weights(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor
 
     Args:
         vit: the model; it may lie on the meta device.
-        path: a safetensors file.
+        path: a file, see `read_weights`.
         fresh_head: whether a head that the file lacks, or has with other classes, may stay the model's own.
 
     Raises:
         UserError: the file's weights are not for this model, or are not finite.
     """
-    given, expected = load_file(path), vit.state_dict()
+    given, expected = read_weights(path), vit.state_dict()
     patches = "patch_embed.proj.weight"
     try:
         # timm would resample the patches as well, which are part of the architecture here.
         same = given[patches].shape == expected[patches].shape if patches in given else True
-        state = checkpoint_filter_fn(given, vit, adapt_layer_scale=True) if same else given
+        state = _as_timm_names_them(given, vit) if same else given
     except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
         state = given  # not to be converted: what does not fit is named below
     heads = [key for key in expected if key.startswith(HEADS)]
@@ -151,6 +177,12 @@ def match_weights(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor
     if bad := [key for key, value in state.items() if not value.is_meta and not bool(value.isfinite().all())]:
         raise UserError(f"{path.name} holds numbers that are not finite, in {_few(bad)}")
     return state
+
+
+def _as_timm_names_them(given: dict[str, Tensor], vit: Any) -> dict[str, Tensor]:
+    if isinstance(vit, eva.Eva):
+        return eva.checkpoint_filter_fn(given, vit)
+    return vision_transformer.checkpoint_filter_fn(given, vit, adapt_layer_scale=True)
 
 
 def _problems(state: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:

@@ -149,6 +149,12 @@ class Timm(_Deep):
             raise UserError(
                 f"task '{task.name}' tests trained weights", next_step="give --pretrained or --weights FILE.safetensors"
             )
+        if self.arch.startswith("local-dir:"):
+            raise UserError(
+                "a folder is on one machine, and what lies in it may change: cells name weights by what is in them",
+                got=f"timm:{self.arch}", allowed="timm:NAME with --weights, or timm:hf-hub:USER/NAME --pretrained",
+                next_step="name the architecture of its config.json, and give --weights DIR/model.safetensors",
+            )  # fmt: skip
         vit = self.empty(task, 2)
         self._check_patch(task, vit.patch_embed.patch_size[0])
 

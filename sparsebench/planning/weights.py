@@ -1,4 +1,4 @@
-"""Files of trained weights: which one a user means. Only safetensors, as a pickle can run any program."""
+"""Files of trained weights: which one a user means. Checkpoints of torch.save are read as weights alone, later."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from sparsebench.errors import UserError
 
 SUFFIX = ".safetensors"
+CHECKPOINTS = (".pth", ".pt", ".bin")
 MOST_HEADER = 2**22
 """Bytes that say which weights there are: some 40,000 of them, of which networks have a thousand."""
 CONVERT = (
@@ -25,19 +26,23 @@ def locate(path: Path) -> tuple[str, Path]:
     from safetensors import SafetensorError, safe_open
 
     path = path.expanduser()
-    if path.suffix.lower() != SUFFIX:
+    kind = path.suffix.lower()
+    if kind not in (SUFFIX, *CHECKPOINTS):
         raise UserError(
-            "--weights reads safetensors only: other formats are pickles, which can run any program when read",
-            got=str(path), allowed=f"a {SUFFIX} file", next_step=CONVERT,
+            "--weights reads safetensors, and checkpoints of torch.save that hold weights alone",
+            got=str(path), allowed=", ".join((SUFFIX, *CHECKPOINTS)), next_step=CONVERT,
         )  # fmt: skip
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise UserError(f"--weights: {path} is no plain file")
         with path.open("rb") as file:
-            if (header := int.from_bytes(file.read(8), "little")) > MOST_HEADER and header < path.stat().st_size:
+            header = int.from_bytes(file.read(8), "little") if kind == SUFFIX else 0
+            if MOST_HEADER < header < path.stat().st_size:
                 raise UserError(f"--weights: {path} lists too much", got=f"{header} bytes", allowed=f"{MOST_HEADER}")
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if kind in CHECKPOINTS:
+            return f"weights-{digest[:12]}", path
         with safe_open(path, framework="numpy") as weights:
             names = weights.keys()
     except OSError as error:

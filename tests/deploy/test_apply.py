@@ -5,12 +5,14 @@ import io
 import pickle
 from functools import partial
 
+import eva_vits
 import pytest
 import timm
 import torch
+import vits
 from safetensors.torch import save_file
 from timm.models.vision_transformer import ParallelScalingBlock
-from vits import ARCHITECTURES, Gated, any_tokens, close, vit
+from vits import Gated, any_tokens, close, vit
 
 import sparsebench
 from sparsebench import seeds
@@ -28,7 +30,10 @@ STRATEGIES = [
     if registered.cls.kind != "oracle" and not registered.cls.trained and registered.cls.budgeted
 ]
 NAMES = [cls.name for cls in STRATEGIES]
-KINDS = ["plain", "4 registers", "distilled", "average pool without class token"]
+MODELS = vits.ARCHITECTURES | eva_vits.KINDS
+KINDS = [
+    "plain", "4 registers", "distilled", "average pool without class token", "DINOv3", "EVA-02", "PE", "SigLIP",
+]  # fmt: skip
 
 
 def pixels(n=3, side=32, seed=1):
@@ -43,7 +48,7 @@ def test_there_are_strategies_to_try():
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_all_macs_give_the_outputs_of_the_model_to_the_bit(name, kind):
-    model, x = ARCHITECTURES[kind](), pixels()
+    model, x = MODELS[kind](), pixels()
     before = model(x)
     sparse = sparsebench.apply(model, name, macs=1.0)
     assert torch.equal(sparse(x), before)
@@ -54,7 +59,7 @@ def test_all_macs_give_the_outputs_of_the_model_to_the_bit(name, kind):
 @pytest.mark.parametrize("cls", STRATEGIES, ids=NAMES)
 @torch.no_grad()
 def test_outputs_are_those_of_the_benchmark(cls, kind):
-    model, images = ARCHITECTURES[kind](), torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    model, images = MODELS[kind](), torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     network = DeepViT(model)
     x, sparse = network.normalise(images), sparsebench.apply(model, cls.name, macs=0.6)
     outputs = sparse(x)
@@ -302,7 +307,7 @@ def test_the_words_make_the_same_again(words):
         (vit, "tome:macs=.5", {"learned": "x.safetensors"}, "'tome' learns nothing"),
         (vit, "oracle:macs=.5", {}, "is an oracle"),
         (vit, int, {"macs": 0.5}, "is not a subclass of sparsebench.Strategy"),
-        (ARCHITECTURES["average pool without class token"], ByClassAttention, {"macs": 0.5},
+        (MODELS["average pool without class token"], ByClassAttention, {"macs": 0.5},
          "needs class_attention, which this network cannot give; got VisionTransformer with 0 class tokens"),
         (partial(vit, attn_layer=Gated), "ats:macs=.5", {}, "'ats' needs values, which this network cannot give"),
         (partial(vit, block_fn=ParallelScalingBlock), "evit:macs=.5", {}, "blocks of type ParallelScalingBlock"),

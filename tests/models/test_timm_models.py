@@ -34,15 +34,14 @@ def with_checkpointing():
     [
         (with_checkpointing, "gradient checkpointing is on"),
         (with_rope, "rotary position embeddings"),
-        (partial(timm.create_model, "eva02_tiny_patch14_224"), "Eva is no timm VisionTransformer"),
         (partial(timm.create_model, "resnet18"), "ResNet is no timm VisionTransformer"),
-        (partial(vit, dynamic_img_size=True), "dynamic_img_size is on"),
+        (partial(vit, dynamic_img_size=True, dynamic_img_pad=True), "pixels are of any size"),
         (partial(vit, patch_drop_rate=0.25), "drops patches on its own"),
         (partial(timm.create_model, "vit_tiny_r_s16_p8_224", img_size=64), "patches"),
         (partial(vit, img_size=36), "patches"),
         (partial(vit, attn_layer="diff"), "DiffAttention"),
     ],
-    ids=["checkpointing", "rope", "eva", "resnet", "dynamic size", "patch dropout", "stem", "pixels left over", "diff"],
+    ids=["checkpointing", "rope", "resnet", "padding", "patch dropout", "stem", "pixels left over", "diff"],
 )
 def test_a_model_in_which_dropping_goes_wrong_is_refused_with_the_reason(make, reason):
     with torch.device("meta"):
@@ -64,16 +63,13 @@ def test_a_model_is_made_by_name_and_a_wrong_name_gets_a_hint():
         ("swin_tiny_patch4_window7_224", "relative positions"),
         ("beit_base_patch16_224", "relative positions"),
         ("vit_relpos_small_patch16_224", "relative positions"),
-        ("eva02_tiny_patch14_224", "rotary position embeddings"),
-        ("vit_small_patch16_dinov3", "rotary position embeddings"),
         ("convnext_tiny", "ConvNeXt is no timm VisionTransformer"),
         ("mixer_s32_224", "MlpMixer is no timm VisionTransformer"),
         ("cait_xxs24_224", "Cait is no timm VisionTransformer"),
         ("xcit_nano_12_p16_224", "Xcit is no timm VisionTransformer"),
         ("volo_d1_224", "VOLO is no timm VisionTransformer"),
-        ("naflexvit_base_patch16_gap", "NaFlexVit is no timm VisionTransformer"),
+        ("naflexvit_base_patch16_gap", "NaFlexVit is no timm VisionTransformer or Eva: it takes patches of any number"),
         ("vit_tiny_r_s16_p8_224", "patches are made by HybridEmbed"),
-        ("vit_base_patch16_siglip_224", "pools with AttentionPoolLatent"),
         ("vit_base_patch16_18x2_224", "ParallelThingsBlock"),
         ("deit_tiny_patch16_224.nowhere", "Invalid pretrained tag"),
     ],
@@ -82,6 +78,22 @@ def test_a_name_that_cannot_be_acted_on_is_refused_before_anything_runs(name, re
     with pytest.raises(UserError, match=reason) as refusal:
         Timm(arch=name).check(Composite(canvas=224))
     assert name in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "canvas", "tokens"),
+    [
+        ("eva02_tiny_patch14_224", 224, 256),
+        ("vit_small_patch16_dinov3", 256, 256),
+        ("vit_base_patch16_siglip_224", 224, 196),
+        ("vit_pe_core_tiny_patch16_384", 384, 576),
+        ("vit_base_patch16_rope_mixed_224", 224, 196),
+        ("vit_base_patch16_sapiens2", 224, 196),
+        ("vit_intern300m_patch14_448", 448, 1024),
+    ],
+)
+def test_models_with_rotary_positions_attention_pools_and_any_size_are_taken(name, canvas, tokens):
+    assert Timm(arch=name).cost(Composite(canvas=canvas), 10).tokens == tokens
 
 
 def test_pixels_are_normalised_as_timm_has_it_for_the_model():

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import timm
 import torch
+from eva_vits import KINDS
 from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
 from vits import ARCHITECTURES, begin, close, images, vit
@@ -184,19 +185,56 @@ def cut_to(path, size):
         (truncated, "truncated"),
         (partial(cut_to, size=5), "truncated"),
         (partial(cut_to, size=0), "truncated"),
-        (
-            lambda path: path.rename(path.with_name("w.pth")),
-            "safetensors only: .*pickles.*weights_only=True",
-        ),
-        (lambda path: path.rename(path.with_name("w.bin")), "safetensors only"),
+        (lambda path: path.rename(path.with_name("w.npz")), r"weights alone; got .*w\.npz; .*weights_only=True"),
         (lambda path: path.with_name("nowhere.safetensors"), "cannot be read: No such file"),
         (lambda path: path.parent.rename(path.parent.with_suffix(".safetensors")), "cannot be read: Is a directory"),
     ],
-    ids=["truncated", "no header", "empty", "pth", "bin", "nowhere", "folder"],
+    ids=["truncated", "no header", "empty", "npz", "nowhere", "folder"],
 )
 def test_a_file_that_is_none_is_refused(saved, spoil, says):
     with pytest.raises(UserError, match=says):
         weights.locate(spoil(saved(vit())))
+
+
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"model": state, "epoch": 3}])
+def test_a_checkpoint_of_torch_save_is_read_as_weights_alone(tmp_path, wrap):
+    model, again = vit(), other(vit)
+    torch.save(wrap(model.state_dict()), tmp_path / "own.pth")
+    name, path = weights.locate(tmp_path / "own.pth")
+    assert name == f"weights-{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
+    assert load_weights(again, path, fresh_head=False)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+class Program:
+    """What runs when an ordinary pickle of it is read."""
+
+    def __reduce__(self):
+        return pytest.fail, ("a program in a file of weights was run",)
+
+
+def test_a_program_in_a_checkpoint_is_not_run(tmp_path):
+    torch.save({"state_dict": vit().state_dict(), "more": Program()}, tmp_path / "own.pth")
+    with pytest.raises(UserError, match=r"own\.pth is no checkpoint of weights alone") as refusal:
+        match_weights(vit(), tmp_path / "own.pth", fresh_head=True)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("what", [b"", b"nothing of the kind", {"epoch": 3}, torch.zeros(2)])
+def test_a_checkpoint_without_weights_is_refused(tmp_path, what):
+    if isinstance(what, bytes):
+        (tmp_path / "own.pth").write_bytes(what)
+    else:
+        torch.save(what, tmp_path / "own.pth")
+    with pytest.raises(UserError, match=r"own\.pth is no checkpoint of weights alone"):
+        match_weights(vit(), tmp_path / "own.pth", fresh_head=True)
+
+
+@pytest.mark.parametrize("kind", ["DINOv3", "EVA-02", "PE", "SigLIP"])
+def test_weights_of_rotary_and_attention_pooled_models_are_read(saved, kind):
+    model, again = KINDS[kind](), other(KINDS[kind])
+    assert load_weights(again, saved(model), fresh_head=False)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
 
 
 def test_weights_that_do_not_fit_are_refused_before_anything_runs(saved):

@@ -1,0 +1,266 @@
+"""Rotary positions and attention pools: what leaves takes its place with it, and what is merged has the mean one."""
+
+import math
+
+import pytest
+import torch
+from eva_vits import EVAS, KINDS, SIGLIPS, unfused
+from timm.layers import PatchDropoutWithIndices, apply_rot_embed_cat
+from timm.models.eva import Eva
+from torch.utils.flop_counter import FlopCounterMode
+from vits import any_tokens, begin, close, images, matrix, tokens_at, vit
+
+from sparsebench.errors import UnsupportedError
+from sparsebench.models import rotary
+from sparsebench.models.attention import qkv
+from sparsebench.models.deep import DeepViT
+from sparsebench.plans import Keep, Merge, Mix
+
+SITES = ["input", "block", "attention"]
+
+
+def pairs(view, keep):
+    """Merge tokens two by two, in another way in each block and image."""
+    B, N = view.index.shape
+    rng = torch.Generator().manual_seed(view.block)
+    place = torch.rand(B, N, generator=rng).argsort(dim=1)
+    return Merge(place % keep)
+
+
+def fused(view, keep):
+    left = torch.full(view.index.shape, 1 / view.index.shape[1])
+    return Keep(any_tokens(view, keep - 1).index, fuse=left)
+
+
+def mixed(view, keep):
+    B, N = view.index.shape
+    rng = torch.Generator().manual_seed(view.block)
+    return Mix(torch.rand(B, keep, N, generator=rng).softmax(dim=2))
+
+
+def mean_places(plan, places, sizes):
+    """Return the mean places by the matrix of the plan, from (B, N, 2)."""
+    if isinstance(plan, Keep) and plan.fuse is not None:
+        plan = Keep(plan.index, fuse=sizes / (sizes.sum(1, keepdim=True) - sizes.gather(1, plan.index).sum(1)[:, None]))
+    return matrix(plan, sizes, 0) @ places
+
+
+@torch.no_grad()
+def reference(network, pixels, site, plans):
+    """Run the timm modules, with matrices and rotations between them, as far as the last norm."""
+    model, rope = network.module, network.module.rope
+    x, _ = model._pos_embed(model.patch_embed((pixels - 0.5) / 0.5))
+    B, P, N = len(x), network.prefix, network.cost.tokens
+    sizes = torch.ones(B, N)
+    places = None if rope is None else rotary.coordinates(rope, network.grid, x.device).expand(B, N, 2)
+
+    def act(x, block):
+        nonlocal sizes, places
+        if block in plans:
+            T = matrix(plans[block], sizes, P)
+            x = T @ x
+            places = None if places is None else mean_places(plans[block], places, sizes)
+            sizes = ((T[:, P:, P:] > 0).float() @ sizes[:, :, None])[:, :, 0]
+        return x
+
+    x = model.norm_pre(act(x, 0) if site == "input" else x)
+    for number, block in enumerate(model.blocks):
+        x = act(x, number) if site == "block" else x
+        turn = None if rope is None else rotary.rotations(rope, places, number)
+        inside = site == "attention" and number in plans
+        x = halves(block, act, number, x, turn) if inside else block(x, rope=turn)
+    model.norm(x)
+
+
+def halves(block, act, number, x, turn):
+    """Return what a block makes of x, with something between attention and MLP."""
+    if hasattr(block, "gamma_1"):
+        first, second = (1.0 if gamma is None else gamma for gamma in (block.gamma_1, block.gamma_2))
+        x = act(x + first * block.attn(block.norm1(x), rope=turn), number)
+        return x + second * block.mlp(block.norm2(x))
+    x = act(x + block.norm1(block.attn(x, rope=turn)), number)
+    return x + block.norm2(block.mlp(x))
+
+
+@pytest.mark.parametrize("kind", EVAS)
+@torch.no_grad()
+def test_places_give_timms_own_rotations(kind):
+    model = EVAS[kind]()
+    if model.rope is None:
+        return
+    grid = tuple(model.patch_embed.grid_size)
+    places = rotary.coordinates(model.rope, grid, torch.device("cpu"))[None]
+    for block, table in enumerate(rotary.rope_tables(model, grid)):
+        close(rotary.rotations(model.rope, places, block)[0], table if table.ndim == 3 else table[None], atol=1e-6)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_attention_between_rotated_tokens_hangs_on_their_difference_alone(half):
+    """The score of two tokens is the same for all pairs that lie as far apart, mean places included."""
+    rope = rotary.RotaryEmbeddingCat(8, in_pixels=False, feat_shape=[4, 4], rotate_half=half)
+    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def score(a, b):
+        turns = (rotary.rotations(rope, torch.tensor([[x]], dtype=torch.float64), 0) for x in (a, b))
+        a, b = (apply_rot_embed_cat(x, turn, half=half) for x, turn in zip((q, k), turns, strict=True))
+        return (a * b).sum().item()
+
+    assert score([0.5, 2.0], [1.0, 0.25]) == pytest.approx(score([1.75, 3.0], [2.25, 1.25]), abs=1e-12)
+    assert not math.isclose(score([0.5, 2.0], [1.0, 0.25]), score([0.5, 2.0], [1.0, 0.5]), abs_tol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("needs", [(), ("tokens",)])
+@pytest.mark.parametrize("site", SITES)
+@torch.no_grad()
+def test_keeping_all_is_the_bare_model(scripted, kind, site, needs):
+    network = DeepViT(KINDS[kind]())
+    pixels = images(network)
+    bare = network(pixels)
+    for strategy in (scripted(any_tokens, site=site, needs=needs), scripted(lambda view, keep: None, site=site)):
+        acting = begin(network, strategy, rate=1.0, blocks=None if site == "input" else (1, 3))
+        assert torch.equal(network(pixels, acting), bare)
+
+
+@pytest.mark.parametrize("needs", [(), ("queries", "attention")])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_choice_that_drops_nothing_is_the_bare_model(scripted, kind, needs):
+    network = DeepViT(KINDS[kind]())
+    pixels = images(network)
+
+    def nothing(view, keep):
+        for field in needs:
+            getattr(view, field)
+        return None
+
+    close(network(pixels, begin(network, scripted(nothing, site="attention", needs=needs))), network(pixels), 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["DINOv3", "EVA-02", "PE", "mixed", "odd grid"])
+@torch.no_grad()
+def test_dropping_before_the_first_block_is_timms_own_patch_dropout(scripted, kind, monkeypatch):
+    model = EVAS[kind]()
+    network, pixels = DeepViT(model), images(DeepViT(model))
+    acting = begin(network, scripted(any_tokens, site="input"), blocks=None)
+    logits = network(pixels, acting)
+    index = acting.decisions[0].after
+
+    class Told(PatchDropoutWithIndices):
+        def forward(self, x):
+            x, prefix = x[:, network.prefix :], x[:, : network.prefix]
+            return torch.cat([prefix, x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))], dim=1), index
+
+    model.patch_drop = Told()
+    close(logits, model(network.normalise(pixels)), atol=1e-6)
+    assert not torch.allclose(logits, EVAS[kind]()(network.normalise(pixels)), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["DINOv3", "EVA-02", "PE", "mixed", "grouped queries", "norm after", "odd grid"])
+@pytest.mark.parametrize("decide", [any_tokens, pairs, fused, mixed])
+@pytest.mark.parametrize("site", SITES)
+@torch.no_grad()
+def test_each_plan_equals_its_matrix_and_its_mean_places(scripted, kind, decide, site):
+    model = EVAS[kind]()
+    network, seen = DeepViT(model), []
+    pixels = images(network)
+    # The pool weighs by sizes, see below: what comes to it is compared.
+    model.norm.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    acting = begin(network, scripted(decide, site=site, needs=("tokens",)), blocks=None if site == "input" else (1, 3))
+    network(pixels, acting)
+    reference(network, pixels, site, {d.block: d.plan for d in acting.decisions})
+    close(*seen, atol=2e-5)
+
+
+@pytest.mark.parametrize("fused_attn", [False, True])
+@pytest.mark.parametrize("kind", [*SIGLIPS, "PE"])
+@torch.no_grad()
+def test_an_attention_pool_counts_a_merged_token_as_often_as_it_has_patches(scripted, kind, fused_attn):
+    """Merging equal tokens changes nothing: a pool of the tokens repeated is the same."""
+    model = KINDS[kind]()
+    network = DeepViT(model if fused_attn else unfused(model))
+    acting = begin(network, scripted(pairs, site="block", needs=("tokens",)), rate=0.5, blocks=(3,))
+    (x,) = tokens_at([model.norm], network, acting, images(network))
+    P, sizes = network.prefix, acting.sizes
+    x, pooled = model.norm(x), []
+    seen = []
+    handle = model.fc_norm.register_forward_pre_hook(lambda _m, args: seen.append(args[0]))
+    network(images(network), begin(network, scripted(pairs, site="block", needs=("tokens",)), rate=0.5, blocks=(3,)))
+    handle.remove()
+    for row, size in zip(x, sizes.int(), strict=True):
+        many = torch.cat([row[:P], row[P:].repeat_interleave(size, dim=0)])
+        pooled.append(type(model).pool(model, many[None]))
+    close(seen[0], torch.cat(pooled), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("site", "needs", "decide"),
+    [
+        ("input", (), any_tokens),
+        ("block", (), any_tokens),
+        ("block", ("tokens",), pairs),
+        ("attention", (), any_tokens),
+        ("attention", ("tokens",), pairs),
+    ],
+)
+@torch.no_grad()
+def test_macs_are_what_the_counter_counts(scripted, kind, site, needs, decide):
+    network = DeepViT(unfused(KINDS[kind]()).requires_grad_(False))
+    acting = begin(network, scripted(decide, site=site, needs=needs), n=1, blocks=None if site == "input" else (1, 3))
+    with FlopCounterMode(display=False) as counter:
+        network(images(network, 1), acting)
+    assert network.cost.macs(acting.steps) == counter.get_total_flops() / 2
+    assert acting.steps == acting.actor.planned
+
+
+@torch.no_grad()
+def test_what_a_strategy_sees_is_what_attention_multiplies(scripted):
+    network, seen = DeepViT(EVAS["DINOv3"]()), {}
+
+    def look(view, keep):
+        seen.update(keys=view.keys, maps=view.attention_maps)
+        return any_tokens(view, keep)
+
+    acting = begin(network, scripted(look, site="attention", needs=("keys", "attention_maps")), blocks=(0,))
+    network(images(network), acting)
+    model, block = network.module, network.module.blocks[0]
+    x, table = model._pos_embed(model.patch_embed(network.normalise(images(network))))
+    q, k, _ = qkv(block.attn, block.norm1(x), table)
+    close(seen["keys"], k[:, :, 5:], atol=1e-6)
+    close(seen["maps"], (q @ k.transpose(-2, -1) * block.attn.scale).softmax(-1), atol=1e-6)
+
+
+def test_places_that_move_in_training_are_no_places_of_merged_tokens(scripted):
+    network = DeepViT(EVAS["DINOv3"](rope_jitter_coords=2.0).train())
+    network(images(network), begin(network, scripted(any_tokens, site="block"), training=True))
+    with pytest.raises(UnsupportedError, match="moves its rotary positions in training"):
+        network(images(network), begin(network, scripted(pairs, site="block", needs=("tokens",)), training=True))
+
+
+def with_gate():
+    model = vit(Eva)
+    model.blocks[1].attn.gate = torch.nn.Linear(32, 32)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: vit(Eva, use_rot_pos_emb=True, attn_type="rope", rope_type="mrope", rope_mrope_section=(0, 2, 2)),
+         "RotaryEmbeddingMRope"),
+        (with_gate, "with a gate"),
+        (lambda: vit(Eva, patch_drop_rate=0.5), "drops patches on its own"),
+        (lambda: vit(Eva, dynamic_img_size=True, dynamic_img_pad=True), "of any size"),
+    ],
+    ids=["mrope", "gate", "patch dropout", "padding"],
+)  # fmt: skip
+def test_what_is_not_carried_is_refused_with_the_reason(make, reason):
+    with pytest.raises(UnsupportedError, match=reason):
+        DeepViT(make())
+
+
+def test_pixels_of_another_size_are_refused_by_a_model_of_any_size(scripted):
+    network = DeepViT(EVAS["DINOv3"]())
+    with pytest.raises(UnsupportedError, match=r"pixels of \(48, 48\)"):
+        network(torch.rand(2, 3, 48, 48), begin(network, scripted(any_tokens, site="block"), n=2))
