@@ -14,7 +14,7 @@ from sparsebench.cli.guide import Guided
 from sparsebench.cli.width import show, width
 from sparsebench.errors import UserError
 
-_KEYS = ("name", "kind", "site", "needs", "trained", "from", "what", "citation")
+_KEYS = ("name", "kind", "site", "needs", "trained", "exports", "from", "what", "citation")
 WHAT = ("plugins", "tasks", "models", "suites", "observers")
 
 
@@ -82,6 +82,8 @@ def _table(rows: list[dict[str, Any]], wide: bool) -> str:
 
 
 def _plugins(registry: Any) -> list[dict[str, str]]:
+    from sparsebench.deploy.exportable import exportable
+
     rows = [
         {
             "name": registered.cls.name,
@@ -89,6 +91,7 @@ def _plugins(registry: Any) -> list[dict[str, str]]:
             "site": registered.cls.site,
             "needs": ", ".join(sorted(registered.cls.needs)),
             "trained": "yes" if registered.cls.trained else "no",
+            "exports": exportable(registered.cls),
             "from": f"{registered.origin.distribution} {registered.origin.version}".strip(),
             "what": first_line(registered.cls),
             "citation": registered.cls.citation,

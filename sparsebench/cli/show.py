@@ -76,7 +76,7 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
     _say(f"{inspect.cleandoc(cls.__doc__ or '')}\n")
     if what == "strategy":
         _say(f"kind: {cls.kind}\nsite: {cls.site}\nneeds: {', '.join(sorted(cls.needs)) or 'nothing'}")
-        _say(f"trained: {'yes' if cls.trained else 'no'}\ncitation: {cls.citation or '-'}\n")
+        _say(f"trained: {'yes' if cls.trained else 'no'}\nexports: {_exports(cls)}\ncitation: {cls.citation or '-'}\n")
     if what == "strategy" and cls.budgeted:
         _say(f"words of its budget: {', '.join(BUDGET_KEYS)}\n")
     for key, info in cls.model_fields.items():
@@ -90,6 +90,14 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
         _say(f"  {key} = {default}  ({kind.replace('typing.', '')}){about}")
         if key == "disposal":
             _disposals(cls)
+
+
+def _exports(cls: Any) -> str:
+    """Return whether a network with a strategy can be written as a file, and who knows where nobody said."""
+    from sparsebench.deploy.exportable import exportable, never_exported
+
+    why = never_exported(cls) or "its choices read numbers from tensors"
+    return {"yes": "yes", "no": f"no: {why}", "?": "sparsebench check says"}[exportable(cls)]
 
 
 def _differs(cls: Any) -> str:

@@ -38,13 +38,13 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
         except Exception as error:  # torch has many of its own for what it cannot follow
             path.unlink(missing_ok=True)
             raise UserError(
-                f"'{sparse.spec}' cannot be written as {path.suffix}", got=_reason(error),
+                f"'{sparse.spec}' cannot be written as {path.suffix}", got=first_cause(error),
                 next_step="take another strategy, or the other of " + ", ".join(FORMS),
             ) from error  # fmt: skip
     return path
 
 
-def _reason(error: BaseException) -> str:
+def first_cause(error: BaseException) -> str:
     """Return what torch's first error says, in its first line."""
     while error.__cause__ is not None:
         error = error.__cause__

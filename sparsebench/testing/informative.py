@@ -18,6 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sparsebench.budget import Budget
+from sparsebench.deploy.apply import RANDOM, apply
+from sparsebench.deploy.export import first_cause
+from sparsebench.deploy.exportable import never_exported
 from sparsebench.models.actor import Actor
 from sparsebench.plans import Plan
 from sparsebench.strategy import Strategy
@@ -117,7 +120,7 @@ def memory_of_a_choice(strategy: Strategy) -> str:
     return f"{counted.peak / len(deit_tiny().inputs) / 1024:,.0f} KiB an image (196 patches, width 192)"
 
 
-def compiles_whole(strategy: Strategy) -> str:
+def compiles_a_choice(strategy: Strategy) -> str:
     """Whether torch.compile takes a choice without a graph break."""
     import torch._dynamo  # takes longer than all other checks together
 
@@ -134,6 +137,20 @@ def compiles_whole(strategy: Strategy) -> str:
 
     _choose(strategy, compile_choice)
     return answers[0]
+
+
+def exports(strategy: Strategy) -> str:
+    """Whether torch.export takes a whole network on which it acts, as `sparsebench export` writes it."""
+    if reason := never_exported(type(strategy)):
+        return f"no: {reason}"
+    budget = {"keep_rate": 0.7} if strategy.budgeted else {}
+    model = tiny(depth=2)
+    try:
+        with apply(model, fresh(strategy), learned=RANDOM if strategy.trained else None, **budget) as sparse:
+            torch.export.export(sparse.eval(), (torch.zeros(1, 3, 32, 32),), strict=False)
+    except Exception as error:  # torch has many of its own for what it cannot follow
+        return f"no: {first_cause(error)[:200]}"
+    return "yes"
 
 
 def acts_in_float16(strategy: Strategy) -> str:
@@ -154,4 +171,4 @@ def acts_in_float16(strategy: Strategy) -> str:
         return f"no: {' '.join(str(error).split())}"
 
 
-CHECKS = (time_of_a_choice, memory_of_a_choice, compiles_whole, acts_in_float16)
+CHECKS = (time_of_a_choice, memory_of_a_choice, compiles_a_choice, exports, acts_in_float16)

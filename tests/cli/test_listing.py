@@ -49,5 +49,5 @@ def test_lists_fit_a_terminal_unless_all_is_asked_for(what: str) -> None:
 
 def test_a_list_that_is_too_wide_leaves_out_what_show_says() -> None:
     heading, whole = (call("list", *more).stdout.splitlines()[0].split() for more in ((), ("--wide",)))
-    assert heading == ["name", "kind", "site", "trained", "what"]
-    assert whole == ["name", "kind", "site", "needs", "trained", "from", "what", "citation"]
+    assert heading == ["name", "kind", "site", "trained", "exports", "what"]
+    assert whole == ["name", "kind", "site", "needs", "trained", "exports", "from", "what", "citation"]

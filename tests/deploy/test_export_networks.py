@@ -7,16 +7,17 @@ import pytest
 import timm
 import torch
 from click.testing import CliRunner
+from eva_vits import KINDS
 from safetensors.torch import save_file
 from test_host_reads import FIXED
 from vits import close, vit
 
 import sparsebench
 from sparsebench.cli import main
+from sparsebench.deploy.exportable import READS_NUMBERS, exportable
 from sparsebench.errors import UserError
+from sparsebench.plugin.registry import Registry
 
-NOT_EXPORTED = {"atc", "downsample", "mctf", "radial", "tofu"}
-"""Their own files read numbers on the host: in NumPy, or how many groups, rows or mixed tokens there are."""
 NOT_COMPILED = {"atc", "downsample", "radial"}
 ONNX = {"tome", "pitome", "evit", "attn_topk", "tps"}
 NAMES = [cls.name for cls in FIXED]
@@ -50,13 +51,42 @@ def test_the_network_compiles_whole(name):
 def test_a_program_of_torch_export_gives_the_same(name, tmp_path):
     sparse, (_, other) = sparse_and_pixels(name)
     file = tmp_path / "sparse.pt2"
-    if name in NOT_EXPORTED:
+    if name in READS_NUMBERS:
         with pytest.raises(UserError, match=f"'{name}:macs=0.6' cannot be written as .pt2"):
             sparse.export(file, batch=2)
         assert not file.exists()
         return
     assert sparse.export(file, batch=2) == file
     close(torch.export.load(file).module()(other), sparse(other))
+
+
+def test_what_is_listed_of_files_is_what_is_tested_here():
+    answers = {cls.name: exportable(cls) for cls in FIXED}
+    assert {name for name, answer in answers.items() if answer == "no"} == READS_NUMBERS
+    assert {name for name, answer in answers.items() if answer == "yes"} == set(NAMES) - READS_NUMBERS
+    assert {exportable(Registry().strategy(name).cls) for name in ("ats", "oracle")} == {"no"}
+    assert exportable(type("Mine", (FIXED[0],), {"__module__": "mine"})) == "?"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["DINOv3", "EVA-02", "PE", "SigLIP"])
+@pytest.mark.parametrize("name", ["attn_topk", "tome", pytest.param("evit", marks=pytest.mark.slow)])
+@torch.no_grad()
+def test_rotary_and_attention_pooled_networks_are_written_too(name, kind, tmp_path):
+    sparse = sparsebench.apply(KINDS[kind](), name, macs=0.6).eval()
+    _, other = torch.randn(2, 2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    program = torch.export.load(sparse.export(tmp_path / "sparse.pt2", batch=2)).module()
+    close(program(other), sparse(other))
+
+
+@needs_onnx
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["DINOv3", "EVA-02", "PE", "SigLIP"])
+@torch.no_grad()
+def test_rotary_and_attention_pooled_networks_run_elsewhere(kind, tmp_path):
+    sparse = sparsebench.apply(KINDS[kind](), "tome", macs=0.6).eval()
+    _, other = torch.randn(2, 2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    close(run_onnx(sparse.export(tmp_path / "sparse.onnx", batch=2), other), sparse(other), atol=1e-4)
 
 
 def run_onnx(file, x):
@@ -71,7 +101,7 @@ def run_onnx(file, x):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in ONNX else pytest.mark.slow) for name in NAMES if name not in NOT_EXPORTED],
+    [pytest.param(name, marks=[] if name in ONNX else pytest.mark.slow) for name in NAMES if name not in READS_NUMBERS],
 )
 @torch.no_grad()
 def test_an_onnx_file_gives_the_same(name, tmp_path):

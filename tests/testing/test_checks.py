@@ -307,8 +307,9 @@ def test_measurements_say_no_where_something_cannot_be_done():
     broken = type(
         "Breaks", (FarFromMean,), {"__module__": __name__, **of(lambda view: view.tokens.sum().item() and None)}
     )
-    assert informative["compiles_whole"](broken()).startswith("no: ")
-    assert informative["compiles_whole"](FarFromMean()) == informative["acts_in_float16"](FarFromMean()) == "yes"
+    assert informative["compiles_a_choice"](broken()).startswith("no: ")
+    assert informative["exports"](broken()).startswith("no: ") and informative["exports"](FarFromMean()) == "yes"
+    assert informative["compiles_a_choice"](FarFromMean()) == informative["acts_in_float16"](FarFromMean()) == "yes"
     float_only = type(
         "Single", (FarFromMean,), {"__module__": __name__, **of(lambda view: view.tokens @ torch.eye(32))}
     )
@@ -349,6 +350,11 @@ def test_failures_that_are_declared_are_shown_as_such():
     cases = parametrize_with_strategies([Declares]).args[1]
     marked = {case.id for case in cases if case.marks}
     assert marked == {"broken-fifth_batch_as_first", "broken-odd_sizes"}
+
+
+def test_a_check_may_be_declared_by_the_name_that_it_had():
+    former = type("Former", (FarFromMean,), {"expected_failures": {"compiles_whole": "it prints"}})
+    assert run.expected_failures(former) == {"compiles_a_choice": "it prints"}
 
 
 def test_a_declared_failure_of_no_check_is_refused():
