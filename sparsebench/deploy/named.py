@@ -8,9 +8,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.layers.weight_files import read_weights
 from sparsebench.models.timm_models import classes_of, cut_of, load_weights, named_vit
 from sparsebench.models.vits import Timm
-from sparsebench.models.weight_files import read_weights
 from sparsebench.spec import parse
 
 HEAD = "head.bias"

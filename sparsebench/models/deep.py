@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from sparsebench import tokens
 from sparsebench.errors import UnsupportedError
+from sparsebench.layers.block_parts import attention_branch, attention_input, check_block, mlp_branch
+from sparsebench.layers.rotary import Rotations, rope_tables
 from sparsebench.models import attention_fields
 from sparsebench.models.actor import Given, Pass
 from sparsebench.models.attention import attend, gather_heads, is_plain, qkv
-from sparsebench.models.block_parts import attention_branch, attention_input, check_block, mlp_branch
 from sparsebench.models.pooling import POOLS, pool
-from sparsebench.models.rotary import Rotations, rope_tables
 from sparsebench.models.shown import in_chunks
 from sparsebench.models.timm_parts import refuse, vit_cost
 from sparsebench.plans import Keep, Plan

@@ -10,11 +10,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from sparsebench.errors import UnsupportedError
+from sparsebench.layers import rotary
+from sparsebench.layers.stem import ConvStem
 from sparsebench.measure.cost import BlockCost, VitCost
-from sparsebench.models import rotary
 from sparsebench.models.attention import ROTARY, is_plain
 from sparsebench.models.pooling import includes_prefix
-from sparsebench.models.stem import ConvStem
 
 
 def refuse(vit: Any) -> None:
@@ -29,10 +29,9 @@ def refuse(vit: Any) -> None:
         if reason:
             raise UnsupportedError(f"{name}: {reason}")
     _refuse_ends(vit, name)
-    if isinstance(vit, Eva) and not all(is_plain(block.attn) for block in vit.blocks):
-        raise UnsupportedError(
-            f"{name}: attention of type {type(vit.blocks[0].attn).__name__} with a gate is not known"
-        )
+    attentions: list[Any] = [block.attn for block in vit.blocks] if isinstance(vit, Eva) else []
+    if not all(is_plain(attention) for attention in attentions):
+        raise UnsupportedError(f"{name}: attention of type {type(attentions[0]).__name__} with a gate is not known")
     if not (vit.patch_drop is None or isinstance(vit.patch_drop, nn.Identity)):
         raise UnsupportedError(f"{name}: it drops patches on its own (patch_drop_rate > 0)")
 

@@ -11,9 +11,9 @@ from pydantic import Field
 
 from sparsebench import seeds
 from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.layers.widths import stem_widths
 from sparsebench.measure.cost import BlockCost, CostModel, VitCost
 from sparsebench.models.base import Model, Network, Start, number_of
-from sparsebench.models.widths import stem_widths
 from sparsebench.spec import unused_parameters
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
 

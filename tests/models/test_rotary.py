@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vits import any_tokens, begin, close, images, matrix, tokens_at, vit
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models import rotary
+from sparsebench.layers import rotary
 from sparsebench.models.attention import qkv
 from sparsebench.models.deep import DeepViT
 from sparsebench.plans import Keep, Merge, Mix

@@ -10,7 +10,7 @@ from typing import Any
 from timm.layers import PatchEmbed
 from torch import nn
 
-from sparsebench.models.widths import stem_widths
+from sparsebench.layers.widths import stem_widths
 
 
 class ConvStem(PatchEmbed):

@@ -1,0 +1,1 @@
+"""Parts of timm's networks: stems, rotary embeddings, cut blocks, files of weights."""
