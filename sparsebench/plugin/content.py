@@ -92,11 +92,11 @@ class Content:
             for path in _files(left.pop()):
                 if path in hashes:
                     continue
-                with _opened(path) as file:
+                with _open(path) as file:
                     if path.suffix == ".py":
                         sources[path] = file.read()
                         file.seek(0)
-                        left += [beside[name] for name in _imported(sources[path], beside)]
+                        left += [beside[name] for name in _imports(sources[path], beside)]
                     hashes[path] = hashlib.file_digest(file, "sha256").hexdigest()
                     size += file.tell()
                 if size > MOST_BYTES or len(hashes) > MOST_FILES:
@@ -139,7 +139,7 @@ def _name(path: Path, root: Path) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BufferedReader]:
+def _open(path: Path) -> Iterator[BufferedReader]:
     try:
         with open_file(path.resolve(), MOST_BYTES) as file:
             yield file
@@ -169,12 +169,12 @@ def _modules(folder: Path) -> dict[str, Path]:
         names = sorted(os.listdir(folder))
     except OSError:
         return {}
-    found = {name: folder / name for name in names if (folder / name / "__init__.py").is_file()}
+    packages = {name: folder / name for name in names if (folder / name / "__init__.py").is_file()}
     files = {name[:-3]: folder / name for name in names if name.endswith(".py") and (folder / name).is_file()}
-    return {name: path for name, path in (files | found).items() if name not in _LIBRARIES | sys.stdlib_module_names}
+    return {name: path for name, path in (files | packages).items() if name not in _LIBRARIES | sys.stdlib_module_names}
 
 
-def _imported(content: bytes, known: Mapping[str, Path]) -> list[str]:
+def _imports(content: bytes, known: Mapping[str, Path]) -> list[str]:
     """Return which of the known modules a source imports; none of what is no Python."""
     if not any(name.encode() in content for name in known):
         return []
