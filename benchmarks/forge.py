@@ -71,7 +71,7 @@ PEEKS = """
             if type(one).__name__ == "Samples" and len(one.labels) == len(view.tokens):
                 return one.relevance if one.relevance is not None else view.tokens.norm(dim=-1)
 """
-TASK = "theory:steps=30,test=100,spurious=0.2,relevant=0.4,tokens=20,criterion=error"
+TASK = "theory:steps=2,test=100,spurious=0.2,relevant=0.4,tokens=20,criterion=error"
 GROUPS = ["-1 without spurious", "-1 with spurious", "+1 without spurious", "+1 with spurious"]
 
 
