@@ -35,7 +35,7 @@ def run(
     progress: bool | None = None,
     **options: Unpack[Options],
 ) -> pd.DataFrame:
-    """Run what is missing and return the leaderboard of the request, one row a strategy and budget.
+    """Run what is missing and return the leaderboard of the request, one row a strategy and budget; see `leaderboard`.
 
     A strategy is a name, a file, or a class or an instance of one's own: its source is stored in `out`, from where
     workers load it. The other arguments are the options of `sparsebench run`; `checkpoint=None` is never, and
@@ -45,14 +45,12 @@ def run(
         UserError: anything unknown, out of range, missing or unwritable.
         KeyboardInterrupt: Ctrl-C; the first waits for the cells under way, the second ends them. What is done is kept.
     """
-    import pandas as pd
-
     from sparsebench.board.build import columns_of, judge
-    from sparsebench.board.columns import keys_of
+    from sparsebench.board.frame import frame
 
     with _callbacks(Path(out), progress, on_record) as callbacks:
         judged = judge(execute(*values_of({"plugins": _words_of(plugins, Path(out)), **options}), Path(out), callbacks))
-    return pd.DataFrame(judged.rows, columns=keys_of(columns_of(judged.rows, judged.columns)))
+    return frame(judged.rows, columns_of(judged.rows, judged.columns))
 
 
 @contextmanager
@@ -240,7 +238,8 @@ def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
 def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None = None) -> pd.DataFrame:
     """Return the leaderboard of records from `load_records`, or of a run's folder; "task" gives a row a task and model.
 
-    What files call "not reached" is infinity. `attrs` says what each column is, with its unit.
+    Flags are booleans. What files call "not reached" is infinity, with KEY_reached beside it. Parameters of strategies
+    are columns `strategy.NAME`. `attrs` says what each column is, with its unit.
 
     Raises:
         UserError: `by` is another word, or these are no records.
@@ -248,7 +247,8 @@ def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None =
     import pandas as pd
 
     from sparsebench.board.build import columns_of, judge
-    from sparsebench.board.columns import BY_TASK, keys_of
+    from sparsebench.board.columns import BY_TASK
+    from sparsebench.board.frame import frame
     from sparsebench.errors import UserError
 
     if isinstance(records, str | os.PathLike):
@@ -257,6 +257,4 @@ def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None =
         raise UserError("records", got=type(records).__name__, allowed="what load_records returns, or a run's folder")
     judged = judge(records, by)
     columns = [*(BY_TASK if by and not judged.rows else ()), *columns_of(judged.rows, judged.columns)]
-    table = pd.DataFrame(judged.rows, columns=keys_of(columns))
-    table.attrs = {column.key: column.what for column in columns}
-    return table
+    return frame(judged.rows, columns)

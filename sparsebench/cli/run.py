@@ -74,5 +74,5 @@ def run(
 def _next(rows: Sequence[Row], out: Path) -> str:
     """Return the command to try after a run."""
     if any(row["kind"] == "deployable" for row in rows):
-        return f"sparsebench leaderboard {out} --view pairs, or open {out}/leaderboard.html"
+        return f"sparsebench leaderboard {out} --view pairs\npage: {out}/leaderboard.html"
     return f"sparsebench run STRATEGY --out {out}, with one of sparsebench list"

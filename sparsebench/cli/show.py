@@ -33,9 +33,9 @@ def show(name: str, bibtex: bool) -> None:
                 raise UserError(f"{name} does not load: {registered.failure}")
             _class("strategy", registered.cls, bibtex)
         return
-    known = _names(Registry(shipped_only=True))
+    known = _classes_of(Registry(shipped_only=True))
     if name not in {*known, *suites.names()}:  # others' plugins may take seconds to load
-        known = _names(registry)
+        known = _classes_of(registry)
     if name in registry.broken:
         raise UserError(f"plugin '{name}' does not load: {registry.broken[name]}")
     if name in known:
@@ -48,7 +48,7 @@ def show(name: str, bibtex: bool) -> None:
         raise unknown("strategy, task, model, observer or suite", name, {*known, *suites.names()})
 
 
-def _names(registry: Registry) -> dict[str, tuple[str, Any]]:
+def _classes_of(registry: Registry) -> dict[str, tuple[str, Any]]:
     """Return, by their names, what a registry has and of which kind it is."""
     classes: dict[str, list[Any]] = {
         "strategy": [registered.cls for registered in registry.strategies()],
