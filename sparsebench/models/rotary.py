@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from timm.layers.pos_embed_sincos import RotaryEmbeddingCat, RotaryEmbeddingDinoV3, RotaryEmbeddingMixed
@@ -30,7 +30,7 @@ def obstacle(rope: Any) -> str:
 def rope_tables(vit: Any, grid: tuple[int, int]) -> list[Tensor | None]:
     """Return what each block of a model rotates all patches by, as in a test; None where it has no such embedding."""
     rope = getattr(vit, "rope", None)
-    table = None if rope is None else rope.get_embed(shape=list(grid))
+    table: Any = None if rope is None else rope.get_embed(shape=list(grid))
     return [table[n] if isinstance(rope, RotaryEmbeddingMixed) else table for n in range(len(vit.blocks))]
 
 
@@ -60,7 +60,7 @@ def rotations(rope: Any, places: Tensor, block: int) -> Tensor:
         frequencies = rope.freqs[:, block].float()
         angles = x * frequencies[0, :, None] + y * frequencies[1, :, None]
     elif isinstance(rope, RotaryEmbeddingDinoV3):
-        angles = (2 * math.pi * places[..., None] / rope.periods).flatten(2)[:, None]
+        angles = (2 * math.pi * places[..., None] / cast(Tensor, rope.periods)).flatten(2)[:, None]
     else:
         angles = (places[..., None] * rope.bands).flatten(2)[:, None]
     half = getattr(rope, "rotate_half", False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from timm.layers import Attention, AttentionPoolLatent, PatchEmbed
 from timm.models.eva import Eva
@@ -29,7 +29,7 @@ def refuse(vit: Any) -> None:
         if reason:
             raise UnsupportedError(f"{name}: {reason}")
     _refuse_ends(vit, name)
-    if isinstance(vit, Eva) and not all(is_plain(block.attn) for block in vit.blocks):
+    if isinstance(vit, Eva) and not all(is_plain(cast(Any, block).attn) for block in vit.blocks):
         raise UnsupportedError(
             f"{name}: attention of type {type(vit.blocks[0].attn).__name__} with a gate is not known"
         )

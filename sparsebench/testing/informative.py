@@ -143,7 +143,7 @@ def exports(strategy: Strategy) -> str:
     """Whether torch.export takes a whole network on which it acts, as `sparsebench export` writes it."""
     if reason := never_exported(type(strategy)):
         return f"no: {reason}"
-    budget = {"keep_rate": 0.7} if strategy.budgeted else {}
+    budget: dict[str, Any] = {"keep_rate": 0.7} if strategy.budgeted else {}
     model = tiny(depth=2)
     try:
         with apply(model, fresh(strategy), learned=RANDOM if strategy.trained else None, **budget) as sparse:
