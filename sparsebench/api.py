@@ -46,7 +46,7 @@ def run(
         KeyboardInterrupt: Ctrl-C; the first waits for the cells under way, the second ends them. What is done is kept.
     """
     from sparsebench.board.build import columns_of, judge
-    from sparsebench.board.frame import frame
+    from sparsebench.frame import frame
 
     with _callbacks(Path(out), progress, on_record) as callbacks:
         judged = judge(execute(*values_of({"plugins": _words_of(plugins, Path(out)), **options}), Path(out), callbacks))
@@ -248,8 +248,8 @@ def leaderboard(records: pd.DataFrame | str | os.PathLike[str], by: str | None =
 
     from sparsebench.board.build import columns_of, judge
     from sparsebench.board.columns import BY_TASK
-    from sparsebench.board.frame import frame
     from sparsebench.errors import UserError
+    from sparsebench.frame import frame
 
     if isinstance(records, str | os.PathLike):
         records = load_records(records)

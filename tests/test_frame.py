@@ -8,7 +8,7 @@ import pytest
 
 import sparsebench
 from sparsebench.board.columns import COLUMNS
-from sparsebench.board.frame import frame, parameters
+from sparsebench.frame import frame, parameters
 
 BOARD = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
 ROWS = [
