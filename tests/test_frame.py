@@ -10,7 +10,7 @@ import sparsebench
 from sparsebench.board.columns import COLUMNS
 from sparsebench.frame import frame, parameters
 
-BOARD = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
+BOARD = Path(__file__).resolve().parents[1] / "leaderboard" / "quick"
 ROWS = [
     {"rank": "1-3", "strategy": "far(power=1.0, on=True)", "budget": "macs 0.5", "trained": "no", "pareto": "yes",
      "sample_complexity": math.inf},
