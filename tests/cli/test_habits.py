@@ -136,3 +136,10 @@ def test_a_shell_completes_names(line: str, offered: str) -> None:
 def test_what_is_completed_exists() -> None:
     assert set(NAMES["suite"]()) == set(suites.names())
     assert {"attn_topk", "dense"} <= set(NAMES["plugins"]()) and "tasks" not in NAMES["plugins"]()
+
+
+def test_a_strategy_may_be_named_by_an_option_of_that_name(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        main, ["run", "--strategy", "attn_topk", "--suite", "smoke", "--out", str(tmp_path), "--dry-run"]
+    )
+    assert done.exit_code == 0 and "attn_topk" in done.stdout, done.stderr

@@ -9,6 +9,7 @@ import pytest
 
 import sparsebench
 from sparsebench.cli.run import run as command
+from sparsebench.errors import UserError
 from sparsebench.planning.request import OPTIONS, Files, How, Options, Request, values_of
 
 NAMES = [name for options in OPTIONS.values() for name in options]
@@ -42,5 +43,5 @@ def test_python_may_say_things_in_other_types() -> None:
 
 @pytest.mark.parametrize("name", ["job", "figures", "single", "located"])
 def test_what_is_no_option_is_refused(name: str) -> None:
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+    with pytest.raises(UserError, match=f"unknown argument; got '{name}'; allowed: .*n_train"):
         sparsebench.run(**{name: 1})  # type: ignore[arg-type]
