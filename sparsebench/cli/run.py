@@ -19,8 +19,11 @@ from sparsebench.cli.width import notes, show, table
 from sparsebench.planning.request import values_of
 from sparsebench.progress import Progress, remedy
 
+ALSO = {"strategy": "plugin"}
+"""Other names of options."""
 
-@click.command(cls=Guided)
+
+@click.command(cls=Guided, context_settings={"token_normalize_func": lambda name: ALSO.get(name, name)})
 @click.argument("named", nargs=-1, metavar="[STRATEGY|FILE.py[:PARAM=V]]...", shell_complete=complete)
 @options(*REQUEST, "tasks", "seeds", "shard", *PLACE)
 @click.option(

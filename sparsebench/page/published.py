@@ -29,7 +29,7 @@ def boards(folder: Path) -> list[Path]:
     if not folders:
         raise UserError(
             f"no board in {folder}", allowed=f"folders with {NAME} and the records behind it",
-            next_step="sparsebench leaderboard DIR --update writes one",
+            next_step="sparsebench run STRATEGY --out DIR makes one",
         )  # fmt: skip
     return folders
 

@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, unknown
 from sparsebench.records.cell import Where
 
 Rerun = Literal["missing", "failed", "always"]
@@ -218,10 +218,11 @@ def values_of(keywords: Mapping[str, Any]) -> tuple[Request, Files, How]:
     """Return the three values of what a user gave by the names of their fields.
 
     Raises:
-        TypeError: there is no such field for users.
+        UserError: there is no such field for users.
     """
-    if unknown := keywords.keys() - {name for options in OPTIONS.values() for name in options}:
-        raise TypeError(f"unexpected keyword argument '{min(unknown)}'")
+    names = {name for options in OPTIONS.values() for name in options}
+    if others := keywords.keys() - names:
+        raise unknown("argument", min(others), names)
 
     def new(value: type[T]) -> T:
         return value(**{name: one.value(keywords[name]) for name, one in OPTIONS[value].items() if name in keywords})

@@ -10,9 +10,13 @@ import pytest
 import sparsebench
 from sparsebench.cells.prepare import Prepared
 from sparsebench.cli.run import run as command
+<<<<<<< HEAD
 from sparsebench.engine import inline
 from sparsebench.errors import UserError
 from sparsebench.planning.expand import expand
+=======
+from sparsebench.errors import UserError
+>>>>>>> h-a19
 from sparsebench.planning.request import OPTIONS, Files, How, Options, Request, values_of
 from sparsebench.plugin.registry import Registry
 
@@ -47,7 +51,7 @@ def test_python_may_say_things_in_other_types() -> None:
 
 @pytest.mark.parametrize("name", ["job", "figures", "single", "located"])
 def test_what_is_no_option_is_refused(name: str) -> None:
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+    with pytest.raises(UserError, match=f"unknown argument; got '{name}'; allowed: .*n_train"):
         sparsebench.run(**{name: 1})  # type: ignore[arg-type]
 
 
