@@ -10,13 +10,9 @@ import pytest
 import sparsebench
 from sparsebench.cells.prepare import Prepared
 from sparsebench.cli.run import run as command
-<<<<<<< HEAD
 from sparsebench.engine import inline
 from sparsebench.errors import UserError
 from sparsebench.planning.expand import expand
-=======
-from sparsebench.errors import UserError
->>>>>>> h-a19
 from sparsebench.planning.request import OPTIONS, Files, How, Options, Request, values_of
 from sparsebench.plugin.registry import Registry
 
