@@ -15,12 +15,13 @@ from sparsebench.spec import parse
 HEAD = "head.bias"
 
 
-def named_model(text: str, weights: Path | None, canvas: int | None = None) -> Any:
+def named_model(text: str, weights: Path | None, canvas: int | None = None, *, fetched: bool = True) -> Any:
     """Return the timm model of the words timm:NAME, with timm's trained weights or those of a file.
 
     Args:
         text: the words.
         weights: a safetensors file; None for those that timm fetches.
+        fetched: whether there are to be weights without a file; otherwise they are random.
         canvas: side of its pictures in pixels; None for what timm has for it.
 
     Raises:
@@ -32,7 +33,7 @@ def named_model(text: str, weights: Path | None, canvas: int | None = None) -> A
     (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
     side = canvas or cut_of(arch).get("canvas", 224)
     try:
-        vit = named_vit(arch, side, _classes(arch, weights), pretrained=weights is None)
+        vit = named_vit(arch, side, _classes(arch, weights), pretrained=fetched and weights is None)
     except UnsupportedError as error:
         raise UserError(f"model '{text}' is not supported: {error}") from error
     if weights is not None:
