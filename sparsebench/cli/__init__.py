@@ -24,6 +24,7 @@ from sparsebench.cli import (
     run,
     show,
     show_tokens,
+    speed,
     status,
     submit,
     verify,
@@ -82,8 +83,8 @@ def main() -> None:
 
 for command in (
     run.run, listing.list_, show.show, show_tokens.show_tokens, compare.compare, leaderboard.leaderboard,
-    export.export, merge.merge, observe.observe, reproduce.reproduce, claims.claims, status.status, check.check,
-    submit.submit, verify.verify, new.new, data.data, env.env,
+    export.export, merge.merge, observe.observe, reproduce.reproduce, claims.claims, speed.speed, status.status,
+    check.check, submit.submit, verify.verify, new.new, data.data, env.env,
 ):  # fmt: skip
     main.add_command(command)
     if not isinstance(command, Guided):

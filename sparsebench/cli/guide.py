@@ -8,7 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 COMMANDS = {
-    "Measure": ("run", "status", "leaderboard", "compare", "show-tokens", "reproduce", "claims"),
+    "Measure": ("run", "status", "leaderboard", "compare", "show-tokens", "reproduce", "claims", "speed"),
     "What there is": ("list", "show", "data", "env"),
     "Write a strategy": ("new", "check"),
     "Publish and share": ("submit", "verify", "merge", "export", "observe"),
@@ -27,6 +27,7 @@ EXAMPLES = {
     "new": "sparsebench new my_strategy",
     "check": "sparsebench check my_strategy.py",
     "claims": "sparsebench claims evit-deit-s-0.7",
+    "speed": "sparsebench speed timm:deit_tiny_patch16_224 evit:keep_rate=0.7 --batch 1",
     "submit": "sparsebench submit results --strategy my_strategy",
     "verify": "sparsebench verify leaderboard/submissions",
     "merge": "sparsebench merge results-1 results-2 --out results",

@@ -17,13 +17,14 @@ HEAD = "head.bias"
 NAMES = "timm:NAME, timm:hf-hub:USER/NAME or timm:local-dir:DIR"
 
 
-def named_model(text: str, weights: Path | None, canvas: int | None = None) -> Any:
+def named_model(text: str, weights: Path | None, canvas: int | None = None, *, fetched: bool = True) -> Any:
     """Return the timm model of the words `NAMES`, with the trained weights that timm has for it or those of a file.
 
     Args:
         text: the words.
         weights: a file, see `read_weights`; None for those that timm fetches.
         canvas: side of its pictures in pixels; None for what timm has for it.
+        fetched: whether there are to be weights without a file; otherwise they are random.
 
     Raises:
         UserError: there is no such model, or its weights are not to be had or do not fit.
@@ -34,7 +35,7 @@ def named_model(text: str, weights: Path | None, canvas: int | None = None) -> A
     (arch,) = spec.params.get("arch", ["vit_tiny_patch16_224"])
     side = canvas or cut_of(arch).get("canvas", 224)
     try:
-        vit = named_vit(arch, side, _classes(arch, weights), pretrained=weights is None)
+        vit = named_vit(arch, side, _classes(arch, weights), pretrained=fetched and weights is None)
     except UnsupportedError as error:
         raise UserError(f"model '{text}' is not supported: {error}") from error
     if weights is not None:

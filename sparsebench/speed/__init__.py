@@ -1,0 +1,1 @@
+"""How fast a strategy makes a network, beside the dense network, eager and compiled."""
