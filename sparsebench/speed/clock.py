@@ -165,19 +165,19 @@ def _choices(runners: Sequence[_Runner], pixels: Tensor, rounds: int, device: st
             continue
         for _ in range(rounds):
             spent: list[float] = []
-            with _watched(each.sparse, spent, pixels.is_cuda):
+            with _choice_clock(each.sparse, spent, pixels.is_cuda):
                 _once(each, pixels, device)
             if not each.row.problem:
                 each.choices.append(sum(spent))
 
 
 @contextmanager
-def _watched(sparse: SparseModel, spent: list[float], cuda: bool) -> Iterator[None]:
+def _choice_clock(sparse: SparseModel, spent: list[float], cuda: bool) -> Iterator[None]:
     """Add the seconds of each `plan` of the strategy to a list."""
     strategy = sparse._actor.strategy
     plan = strategy.plan
 
-    def timed(*args: Any, **kwargs: Any) -> Any:
+    def plan_on_clock(*args: Any, **kwargs: Any) -> Any:
         if cuda:
             torch.cuda.synchronize()
         start = time.perf_counter()
@@ -187,7 +187,7 @@ def _watched(sparse: SparseModel, spent: list[float], cuda: bool) -> Iterator[No
         spent.append(time.perf_counter() - start)
         return result
 
-    object.__setattr__(strategy, "plan", timed)
+    object.__setattr__(strategy, "plan", plan_on_clock)
     try:
         yield
     finally:

@@ -97,3 +97,16 @@ def test_a_batch_that_does_not_fit_says_so_and_the_others_go_on(monkeypatch, eag
 def test_what_is_not_known_is_refused(wrong):
     with pytest.raises(UserError):
         list(clock.measure(_model(), "m", [], **wrong))
+
+
+def test_the_command_writes_records_a_picture_and_timms_table(tmp_path, eager):
+    from click.testing import CliRunner
+
+    from sparsebench.cli import main
+
+    words = ["speed", "timm:deit_tiny_patch16_224", "--batch", "1", "--rounds", "2", "--device", "cpu"]
+    result = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "s")])
+    assert result.exit_code == 0 and "no C++ compiler" in result.output
+    assert {path.name for path in (tmp_path / "s").iterdir()} == {"speed.jsonl", "timm.csv", "speed.png"}
+    again = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "s")])
+    assert again.exit_code == 2 and "is not written over" in again.output
