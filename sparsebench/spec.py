@@ -19,6 +19,8 @@ _FORM = re.compile(r"(?P<name>.*?)(?::(?P<params>[A-Za-z_]\w*=.*))?", re.DOTALL)
 
 _POINT = re.compile(r"\s*-?\.\d+\s*")
 """A number such as .5, which is no JSON."""
+_VALUELESS = re.compile(r"[\w-]+:\w+")
+"""NAME:param, and neither a file nor a value."""
 
 
 def unused_parameters(thing: BaseModel) -> set[str]:
@@ -55,6 +57,8 @@ def parse(text: str, positional: str | None = None) -> Spec:
     if rest is None and positional is not None and ":" in name:
         name, _, value = name.partition(":")
         params[positional] = [value]
+    elif _VALUELESS.fullmatch(name):
+        raise UserError("a parameter without a value", got=f"'{text}'", allowed="NAME:param=value,value")
     if not name:
         raise UserError("a name is missing", got=f"'{text}'", allowed="NAME or NAME:param=value,value")
     key = ""
@@ -99,6 +103,10 @@ def fill(cls: type[B], params: Mapping[str, Any], what: str, others: Collection[
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "its parameters"
+        if first["type"] == "missing":
+            raise UserError(
+                f"{what}: {place} has no default", next_step="give it one in its class: float = 1.0"
+            ) from error
         raise UserError(
             f"{what}: {place}: {first['msg'].removeprefix('Value error, ')}", got=first.get("input")
         ) from error

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UserError
@@ -129,3 +130,16 @@ def test_a_value_that_cannot_be_is_a_user_error_that_names_it(params):
 def test_a_number_that_is_not_finite_is_a_user_error(text):
     with pytest.raises(UserError):
         fill(Theory, parse(text).combinations()[0], "task 'theory'")
+
+
+def test_a_parameter_without_a_value_is_a_user_error():
+    with pytest.raises(UserError, match="without a value; got 'attn_topk:attention'; allowed: NAME:param=value"):
+        parse("attn_topk:attention")
+
+
+def test_a_parameter_without_a_default_is_named():
+    class Power(BaseModel):
+        power: float
+
+    with pytest.raises(UserError, match="strategy 'far': power has no default; give it one in its class"):
+        fill(Power, {}, "strategy 'far'")
