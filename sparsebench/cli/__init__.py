@@ -36,6 +36,13 @@ from sparsebench.errors import UserError
 from sparsebench.version import __version__
 
 
+def _example(error: click.ClickException) -> str:
+    """Return what to type where an argument is missing or an option is not known."""
+    context = error.ctx if isinstance(error, click.MissingParameter | click.NoSuchOption) else None
+    example = EXAMPLES.get(context.info_name or "") if context else None
+    return f" For example: {example}" if example else ""
+
+
 class _Group(click.Group):
     """Prints mistakes of users as one line and leaves with 2; nowhere else is that done."""
 
@@ -49,7 +56,7 @@ class _Group(click.Group):
             click.echo(error.format_message())
             sys.exit(2)
         except click.ClickException as error:
-            click.echo(f"Error: {' '.join(error.format_message().split())}", err=True)
+            click.echo(f"Error: {' '.join(error.format_message().split())}{_example(error)}", err=True)
             sys.exit(error.exit_code)
         except UserError as error:
             click.echo(f"Error: {error}", err=True)

@@ -163,3 +163,17 @@ def test_a_strategy_may_be_named_by_an_option_of_that_name(tmp_path: Path) -> No
 def test_a_mistake_is_answered_in_a_line_that_helps(words: str, says: str) -> None:
     done = call(*words.split())
     assert done.exit_code == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "example"),
+    [
+        (["verify"], "sparsebench verify leaderboard/submissions"),
+        (["observe"], "sparsebench observe results tensorboard:dir=events"),
+        (["run", "-p", "attn_topk"], "sparsebench run attn_topk evit:keep_rate=0.7 my.py --out results"),
+    ],
+)
+def test_what_is_missing_or_not_known_comes_with_an_example(words, example):
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2 and result.output.rstrip().endswith(f"For example: {example}")
+    assert len(result.output.splitlines()) == 1
