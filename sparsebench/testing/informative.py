@@ -145,7 +145,7 @@ def exports(strategy: Strategy) -> str:
         return f"no: {reason}"
     budget: dict[str, Any] = {"keep_rate": 0.7} if strategy.budgeted else {}
     model, cudnn = tiny(depth=2), cast(Any, torch.backends.cudnn)
-    before = cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+    before = "tf32" in (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
     try:
         cudnn.allow_tf32 = False  # torch.export refuses to look at parts that differ
         with apply(model, fresh(strategy), learned=RANDOM if strategy.trained else None, **budget) as sparse:
@@ -153,7 +153,7 @@ def exports(strategy: Strategy) -> str:
     except Exception as error:  # torch has many of its own for what it cannot follow
         return f"no: {first_cause(error)[:200]}"
     finally:
-        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
+        cudnn.allow_tf32 = before
     return "yes"
 
 
