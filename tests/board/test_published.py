@@ -111,7 +111,7 @@ def test_a_link_is_not_the_boards_file(board: Path) -> None:
 
 
 def test_a_folder_without_boards_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no board in .*--update"):
+    with pytest.raises(UserError, match=r"no board in .*--out"):
         published.boards(tmp_path)
 
 
