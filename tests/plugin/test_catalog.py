@@ -78,7 +78,7 @@ def test_a_list_loads_others_plugins_once_until_they_change(site: Path) -> None:
     first, loaded = run(site, "list", "--json")
     assert loaded and row_of(first) | {"needs": ""} == {
         "name": "other", "kind": "deployable", "site": "input", "needs": "", "trained": "no",
-        "from": "other-plugin 1", "what": "Keeps some.", "citation": "",
+        "from": "other-plugin 1", "what": "Keeps some.", "citation": "", "exports": "?",
     }  # fmt: skip
     assert run(site, "list", "--json") == (first, False)
     printed, loaded = run(site, "list", "--bibtex")
