@@ -57,7 +57,8 @@ def test_what_a_stranger_wrote_moves_no_cursor(tampered: Tamper) -> None:
 def test_cells_are_replayed_with_the_plugin(sound: Path) -> None:
     result = call("verify", sound, "--replay", 1, "--plugin", PLUGIN, "--device", "cpu", "--yes")
     assert f"this runs the file {PLUGIN} as you, " in result.stderr
-    assert result.exit_code == 0 and ": replayed\n" in result.stdout and "replayed 1 of " in result.stdout
+    assert result.exit_code == 0, result.output
+    assert ": replayed\n" in result.stdout and "replayed 1 of " in result.stdout
 
 
 @pytest.mark.parametrize(
