@@ -287,7 +287,7 @@ def _with_payload(raw: Any, text: str, rng: random.Random) -> Any:
     at = rng.choice(shown)
     if rng.random() < 0.3:
         at = rng.choice([at for at in leaves(raw) if isinstance(_at(raw, at), str)] or [at])
-    if at == ("failure",):
+    if at == ("failure",) and isinstance(raw, dict):
         return raw | {"status": "failed", "failure": {"reason": text, "kind": text, "traceback": text}}
     try:
         new = changed(raw, at, text)
@@ -344,7 +344,7 @@ def acts(name: str, text: str) -> str | None:  # noqa: C901
         for bad in ("<script>alert", "<img src=http", "<svg onload", 'href="javascript'):
             if bad in text:
                 return f"markup: {bad}"
-    if name.endswith("latex") and "\\input{" in text:
+    if name.endswith("latex") and any("\\input{" in line for line in text.split("\n") if not line.startswith("%")):
         return "a command"
     return None
 

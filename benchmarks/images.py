@@ -26,7 +26,8 @@ from timing import AGAIN, Run, Seconds, ratio, settled, table
 from sparsebench.budget import Budget
 from sparsebench.engine.worker import one_thread
 from sparsebench.models.actor import Actor
-from sparsebench.models.deep import DeepViT, small_vit
+from sparsebench.models.deep import DeepViT
+from sparsebench.models.small_vit import small_vit
 from sparsebench.models.timm_models import named_vit
 from sparsebench.models.vits import Vit
 from sparsebench.tasks.base import Recipe

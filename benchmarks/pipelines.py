@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from sparsebench.models.deep import DeepViT
+from sparsebench.records.files import CACHE
 from sparsebench.sources import locate_backgrounds, locate_images
-from sparsebench.sources.cache import PLACE
 from sparsebench.tasks.base import Locations
 from sparsebench.tasks.images import Composite
 from sparsebench.training.augment import Augmentation
@@ -58,15 +58,15 @@ class Made:
 @contextmanager
 def made(n: int) -> Iterator[Made]:
     """Make n pictures in a folder, with a cache of their own, for a while."""
-    before = os.environ.get(PLACE)
+    before = os.environ.get(CACHE)
     with TemporaryDirectory() as root:
-        os.environ[PLACE] = str(Path(root) / "cache")
+        os.environ[CACHE] = str(Path(root) / "cache")
         try:
             yield Made(Path(root), n)
         finally:
-            os.environ.pop(PLACE)
+            os.environ.pop(CACHE)
             if before is not None:
-                os.environ[PLACE] = before
+                os.environ[CACHE] = before
 
 
 class PilComposite(Dataset):

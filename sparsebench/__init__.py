@@ -12,17 +12,17 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sparsebench.api import apply, leaderboard, load_records, run, show_tokens
 from sparsebench.disposal import Disposal
 from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.hooks import hookimpl
 from sparsebench.observer import Observer
-from sparsebench.plans import Keep, Mask, Merge, Mix, Place, Plan, Shift
+from sparsebench.plans import Keep, Mask, Merge, Mix, Place, Plan, Rest, Shift
 from sparsebench.strategy import Convention, How, Kind, LossInputs, ModelOutputs, Published, Schedule, Site, Strategy
 from sparsebench.version import __version__
-from sparsebench.view import TokenView
+from sparsebench.view import FrozenNetwork, Images, TokenView
 
 if TYPE_CHECKING:
+    from sparsebench.api import apply, leaderboard, load_records, run, show_tokens
     from sparsebench.measure.cost import CostModel
     from sparsebench.models.base import Model, Network
     from sparsebench.strategy import LossInputs as Lesson  # noqa: F401 - for type checkers
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from sparsebench.tasks.base import Data, Recipe, Split, Task
 
 _LATER = {
-    "CostModel": "measure.cost", "Model": "models.base", "Network": "models.base", "Data": "tasks.base",
-    "Recipe": "tasks.base", "Split": "tasks.base", "Task": "tasks.base",
+    "CostModel": "measure.cost", "Data": "tasks.base", "Model": "models.base", "Network": "models.base",
+    "Recipe": "tasks.base", "Split": "tasks.base", "Task": "tasks.base", "apply": "api", "leaderboard": "api",
+    "load_records": "api", "run": "api", "show_tokens": "api",
 }  # fmt: skip
-"""Public names whose modules import NumPy, and where they are; a strategy needs none of them."""
+"""Public names whose modules take long to import, and where they are; a strategy needs none of them."""
 
 _FORMER = {"Lesson": "LossInputs", "Told": "ModelOutputs"}
 """Public names that are called otherwise now; they go with the next version."""
@@ -43,7 +44,9 @@ __all__ = [
     "CostModel",
     "Data",
     "Disposal",
+    "FrozenNetwork",
     "How",
+    "Images",
     "Keep",
     "Kind",
     "LossInputs",
@@ -58,6 +61,7 @@ __all__ = [
     "Plan",
     "Published",
     "Recipe",
+    "Rest",
     "Schedule",
     "Shift",
     "Site",
@@ -84,6 +88,10 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'sparsebench' has no attribute '{name}'")
     return getattr(import_module(f"sparsebench.{_LATER[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def _former(name: str) -> Any:

@@ -14,6 +14,7 @@ from sparsebench.planning.request import OPTIONS, Files, How, Options, Request, 
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Tensor
     from torch.nn import Module
 
     from sparsebench.deploy.sparse_model import SparseModel
@@ -135,6 +136,8 @@ def apply(
     strategy: str | type[Strategy] | Strategy,
     *,
     learned: str | os.PathLike[str] | None = None,
+    images: Tensor | None = None,
+    labels: Tensor | None = None,
     seed: int = 0,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
@@ -153,8 +156,11 @@ def apply(
     Args:
         model: a timm VisionTransformer, with weights of 32 or 64 bits.
         strategy: the words of `--plugin`, or a strategy of one's own, the class or an instance.
-        learned: what the strategy learned, of one that must be trained: a .safetensors file with weights named
-            `strategy.*`, as `sparse.state_dict()` has them; "random" to begin a training.
+        learned: what the strategy learned, of one that must be trained or looks at images first: a .safetensors file
+            with weights named `strategy.*`, as `sparse.state_dict()` has them; "random" to begin a training.
+        images: (n, 3, height, width) training pictures, normalised as for the model, for a strategy that looks at some
+            before it acts.
+        labels: (n,) int64 class numbers of these, for one that needs them.
         seed: of its random numbers, which belong to the place of a picture in its batch.
         mean: what its pixels are normalised with, for strategies that look at them; by default what
             `model.pretrained_cfg` says, else 0.5.
@@ -166,7 +172,8 @@ def apply(
     """
     from sparsebench.deploy.apply import apply as deploy
 
-    return deploy(model, strategy, learned=learned, seed=seed, mean=mean, std=std, **options)
+    given: dict[str, Any] = {"learned": learned, "images": images, "labels": labels}
+    return deploy(model, strategy, **given, seed=seed, mean=mean, std=std, **options)
 
 
 def _signature() -> inspect.Signature:

@@ -14,6 +14,8 @@ from sparsebench.view import NEEDS
 
 def complaint(candidate: object) -> str | None:
     """Return what is wrong with a would-be strategy class, or None."""
+    if isinstance(candidate, Strategy):
+        return f"{candidate!r} is an instance of a strategy; return the class, {type(candidate).__name__}"
     if not (isinstance(candidate, type) and issubclass(candidate, Strategy)):
         return f"{candidate!r} is not a subclass of sparsebench.Strategy"
     name = getattr(candidate, "name", None)
@@ -23,12 +25,38 @@ def complaint(candidate: object) -> str | None:
         return f"{name}.kind must be one of {', '.join(KINDS)}, got {candidate.kind!r}"
     if candidate.site not in SITES:
         return f"{name}.site must be one of {', '.join(SITES)}, got {candidate.site!r}"
+    if candidate.how == "rest" and (candidate.site != "block" or candidate.adaptive or candidate.trained):
+        return f"{name} lets tokens rest, so its site must be 'block', and it neither adaptive nor trained"
+    if problem := _complaint_on_fit(candidate):
+        return problem
     if clash := sorted(set(candidate.model_fields) & set(Budget.model_fields)):
         return f"{name} has parameters that are words of a budget, rename them: {', '.join(clash)}"
-    if extra := sorted(set(candidate.needs) - NEEDS):
+    return _complaint_on_needs(candidate)
+
+
+def _complaint_on_fit(strategy: type[Strategy]) -> str | None:
+    """Return what is wrong with a class that looks at training images first, or None."""
+    if not strategy.fits():
+        return None
+    name, count = strategy.name, strategy.fit_images
+    if strategy.module is Strategy.module:
+        return f"{name} has a fit and no module: write module(place), which returns what holds the tensors of fit"
+    if strategy.trained:
+        return f"{name} has a fit and is trained: it is one or the other, leave out fit or trained = True"
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        return f"{name}.fit_images must be a number of images, 1 or more, got {count!r}"
+    return None
+
+
+def _complaint_on_needs(strategy: type[Strategy]) -> str | None:
+    """Return what is wrong with what a class says that it reads, or None."""
+    name, needs = strategy.name, set(strategy.needs)
+    if extra := sorted(needs - NEEDS):
         return f"{name}.needs has unknown {', '.join(extra)}; allowed: {', '.join(sorted(NEEDS))}"
-    if "relevance" in candidate.needs and candidate.kind != "oracle":
-        return f"{name} needs the relevance mask, so its kind must be 'oracle', got '{candidate.kind}'"
+    if "relevance" in needs and strategy.kind != "oracle":
+        return f"{name} needs the relevance mask, so its kind must be 'oracle', got '{strategy.kind}'"
+    if "previous_attention" in needs and strategy.site != "block":
+        return f"{name} needs previous_attention, so its site must be 'block', got '{strategy.site}'"
     return None
 
 
@@ -46,7 +74,12 @@ def place_of(error: BaseException, strategy: Strategy) -> str:
     ]
     if lines:
         return f" ({lines[-1]})"
-    code = getattr(inspect.unwrap(cls.scores if cls.plan is Strategy.plan else cls.plan), "__code__", None)
-    if code is None or not isinstance(error, StrategyError):
+    if not isinstance(error, StrategyError):
         return ""
-    return f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
+    return line_of(strategy, "scores" if cls.plan is Strategy.plan else "plan")
+
+
+def line_of(strategy: Strategy, method: str) -> str:
+    """Return " (FILE:LINE)", where a method of a strategy begins; "" where that is not known."""
+    code = getattr(inspect.unwrap(getattr(type(strategy), method)), "__code__", None)
+    return "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsebench.errors import StrategyError
-from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
+from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
 from sparsebench.strategy import Strategy
 
 ROUNDING = 1e-5
@@ -23,6 +23,11 @@ ROUNDING = 1e-5
 def only_removes(plan: Plan) -> bool:
     """Say whether what stays is as it was."""
     return isinstance(plan, Keep) and plan.fuse is None
+
+
+def merges(plan: Plan) -> bool:
+    """Say whether tokens come to stand for several patches by it, group for group."""
+    return isinstance(plan, Merge) or (isinstance(plan, Mask) and plan.sizes is not None)
 
 
 def check_only_removes(plan: Plan, name: str) -> None:
@@ -41,9 +46,10 @@ def _tensors(
     kind, a_token = type(plan).__name__, []
     if plan.scores is not None:
         yield "scores", plan.scores, (B, N)
-    if isinstance(plan, Keep):
-        yield "Keep.index", plan.index, (B, keep - (plan.fuse is not None))
-        a_token += ["fuse"]
+    if isinstance(plan, Keep | Rest):
+        fuses = isinstance(plan, Keep) and plan.fuse is not None
+        yield f"{kind}.index", plan.index, (B, N - keep if isinstance(plan, Rest) else keep - fuses)
+        a_token += ["fuse"] * fuses
     elif isinstance(plan, Merge):
         yield "Merge.target", plan.target, (B, N)
         a_token += ["weight", "sizes"]
@@ -86,14 +92,17 @@ def check_form(
 ) -> None:
     """Raise StrategyError for what of an illegal plan is to be seen without reading its numbers; see `check_plan`."""
     name = strategy.name
-    if not isinstance(plan, Keep | Merge | Mix | Mask | Shift):
-        kinds = "Keep, Merge, Mix, Mask, Shift or None"
+    if not isinstance(plan, Keep | Merge | Mix | Mask | Shift | Rest):
+        kinds = "Keep, Merge, Mix, Mask, Shift, Rest or None"
         raise StrategyError(f"'{name}' returned {type(plan).__name__}, not a plan ({kinds})")
+    if isinstance(plan, Rest) != strategy.rests:
+        wants = "return Rest or None" if strategy.rests else "add how = 'rest' and site = 'block' to the class"
+        raise StrategyError(f"'{name}' returned {type(plan).__name__}, and its how is {strategy.how!r}: {wants}")
     B, N = index.shape
     for part in _tensors(plan, B, N, keep_of(plan, strategy, index, keep), prefix):
         _check_tensor(name, *part, index.device)
-    if isinstance(plan, Keep) and plan.index.dtype != torch.int64:
-        raise StrategyError(f"'{name}': Keep.index must be int64, got {plan.index.dtype}")
+    if isinstance(plan, Keep | Rest) and plan.index.dtype != torch.int64:
+        raise StrategyError(f"'{name}': {type(plan).__name__}.index must be int64, got {plan.index.dtype}")
     if isinstance(plan, Merge) and plan.target.dtype != torch.int64:
         raise StrategyError(f"'{name}': Merge.target must be int64, got {plan.target.dtype}")
     if isinstance(plan, Mask):
@@ -116,7 +125,7 @@ def in_range(plan: Plan, N: int, keep: int) -> Plan:
 
     On a GPU one past the end would end the process, in place of the cell.
     """
-    if isinstance(plan, Keep):
+    if isinstance(plan, Keep | Rest):
         return replace(plan, index=plan.index.clamp(0, N - 1))
     return replace(plan, target=plan.target.clamp(-1, keep - 1)) if isinstance(plan, Merge) else plan
 
@@ -133,8 +142,8 @@ def _doubts(plan: Plan, N: int, keep: int, prefix: int | None) -> Iterator[tuple
     for what, value, _ in _tensors(plan, len(_first(plan)), N, keep, prefix):
         if isinstance(value, Tensor) and value.is_floating_point():
             yield value.isnan().any(), partial("{} holds NaN".format, what)
-    if isinstance(plan, Keep) and plan.index.numel():
-        yield from _doubts_of_index(plan.index, N)
+    if isinstance(plan, Keep | Rest) and plan.index.numel():
+        yield from _doubts_of_index(plan, N)
     elif isinstance(plan, Merge):
         yield from _doubts_of_groups(plan.target, keep)
     elif isinstance(plan, Mask):
@@ -188,13 +197,13 @@ def _doubts_of_mask(plan: Mask) -> Iterator[tuple[Tensor, Callable[[], str]]]:
         yield ~(plan.sizes > 0).all(), lambda: "Mask.sizes must be positive"
 
 
-def _doubts_of_index(index: Tensor, N: int) -> Iterator[tuple[Tensor, Callable[[], str]]]:
-    ordered = index.sort(dim=1).values
+def _doubts_of_index(plan: Keep | Rest, N: int) -> Iterator[tuple[Tensor, Callable[[], str]]]:
+    what, ordered = "Rest" if isinstance(plan, Rest) else "Keep", plan.index.sort(dim=1).values
     yield (
         (ordered[:, 0] < 0).any() | (ordered[:, -1] >= N).any(),
-        lambda: f"Keep.index must lie in 0..{N - 1}, got {int(ordered.min())}..{int(ordered.max())}",
+        lambda: f"{what}.index must lie in 0..{N - 1}, got {int(ordered.min())}..{int(ordered.max())}",
     )
-    yield (ordered[:, 1:] == ordered[:, :-1]).any(), lambda: "Keep.index names a token twice"
+    yield (ordered[:, 1:] == ordered[:, :-1]).any(), lambda: f"{what}.index names a token twice"
 
 
 def _doubts_of_groups(target: Tensor, keep: int) -> Iterator[tuple[Tensor, Callable[[], str]]]:

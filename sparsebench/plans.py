@@ -121,7 +121,34 @@ class Shift:
     prefix: Tensor | None = None
 
 
-Plan: TypeAlias = Keep | Merge | Mix | Mask | Shift
+@dataclass(frozen=True, eq=False)
+class Rest:
+    """Let some tokens rest for one block: they pass it by as they are, and after it all tokens are there again.
+
+    In the block the others alone are queries, keys and values. Only a strategy with `how = "rest"` may; it acts before
+    each block from the first that the budget names, and is asked about all tokens each time.
+
+    Attributes:
+        index: (B, N - M) integer positions of the tokens that rest, each at most once, in any order; M take part.
+        scores: as in `Keep`, larger takes part.
+    """
+
+    index: Tensor
+    scores: Tensor | None = None
+
+    @classmethod
+    def all_but_top(cls, scores: Tensor, keep: int) -> Rest:
+        """Let all rest but the `keep` best of the (B, N) scores, which are decided as in `Keep.top`.
+
+        >>> import torch
+        >>> Rest.all_but_top(torch.tensor([[0.1, 0.9, 0.5, 0.5]]), 2).index
+        tensor([[3, 0]])
+        """
+        order = scores.sort(dim=-1, descending=True, stable=True).indices
+        return cls(index=order[:, keep:], scores=scores)
+
+
+Plan: TypeAlias = Keep | Merge | Mix | Mask | Shift | Rest
 """What happens to the tokens. None in its place means that nothing happens."""
 
 

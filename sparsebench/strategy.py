@@ -16,14 +16,14 @@ from sparsebench import disposal as disposals
 from sparsebench.disposal import DISPOSALS, Disposal
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.plans import Place, Plan
-from sparsebench.view import TokenView
+from sparsebench.view import FrozenNetwork, Images, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
 Kind = Literal["baseline", "deployable", "oracle"]
-How = Literal["drop", "fuse", "merge", "mix", "drop+merge"]
+How = Literal["drop", "fuse", "merge", "mix", "drop+merge", "rest"]
 Schedule = Literal["stages", "every", "late"]
 Site = Literal["input", "attention", "block"]
 Convention = Literal["power-floor", "compound-ceil"]
@@ -100,6 +100,8 @@ class Traits(NamedTuple):
         own_macs: the MACs of its own that a choice costs, those of its disposal among them.
         scaled: blocks in which one token alone is fused, so that as many go on as came.
         first: the share of the blocks that come before the first in which it acts, where tokens leave every block.
+        rests: whether tokens that do not take part in a block are there again after it, see `Rest`. A count then holds
+            in each block until the next one, as it does where tokens leave.
     """
 
     site: str
@@ -110,6 +112,7 @@ class Traits(NamedTuple):
     own_macs: Callable[[Place], float] = lambda place: 0.0
     scaled: frozenset[int] = frozenset()
     first: float = 0.0
+    rests: bool = False
 
 
 class Strategy(BaseModel):
@@ -130,6 +133,8 @@ class Strategy(BaseModel):
             they follow them, the counts are calibrated on training images until the mean cost is the budget's.
         distils: whether it begins with the trained dense network of the same task, model, training data and repetition,
             which its loss compares with.
+        fit_images: how many training images it looks at before the test, of one that has a `fit`.
+        fit_labels: whether it is told their labels.
         citation: where the method was published; `bibtex` the same as a BibTeX entry.
         expected_failures: conformance checks that it cannot pass, each with the reason; see `sparsebench check`.
         published: the words that give the published method, the best-known setting first.
@@ -140,9 +145,9 @@ class Strategy(BaseModel):
         most: the largest share of the tokens that it can remove at once; 0.5 for those that merge pairs.
         fuses: whether one of the tokens that go on is made of those that do not.
         how: how one that makes its plans itself disposes of tokens; None where it does not say. Of others the
-            disposal says it.
-        disposals: those that it takes where it makes its plans itself; by default only its own default. One with
-            `scores` takes all.
+            disposal says it. One with "rest" returns `Rest` plans, and it alone.
+        disposals: those that it takes; by default all with `scores`, and only its own default where it makes its
+            plans itself.
         disposal: what becomes of the tokens that its scores do not keep, see `sparsebench.disposal.dispose`.
     """
 
@@ -157,6 +162,8 @@ class Strategy(BaseModel):
     trained: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False
     distils: ClassVar[bool] = False
+    fit_images: ClassVar[int] = 256
+    fit_labels: ClassVar[bool] = False
     citation: ClassVar[str] = ""
     bibtex: ClassVar[str] = ""
     published: ClassVar[tuple[Published, ...]] = ()
@@ -173,19 +180,18 @@ class Strategy(BaseModel):
     disposal: Disposal = "drop"
 
     def model_post_init(self, _context: Any) -> None:
-        """Refuse a disposal that a strategy which makes its plans itself does not take."""
+        """Refuse a disposal that the strategy does not take."""
         if self.disposal not in (allowed := self.allowed_disposals()):
             raise UserError(
-                f"strategy '{self.name}' decides itself what becomes of tokens", got=f"disposal={self.disposal}",
+                f"strategy '{self.name}' does not take this disposal of tokens", got=f"disposal={self.disposal}",
                 allowed=allowed, next_step="or leave disposal out",
             )  # fmt: skip
 
     @classmethod
     def allowed_disposals(cls) -> tuple[Disposal, ...]:
         """Return what `disposal` may be."""
-        if cls.plan is Strategy.plan:
-            return DISPOSALS
-        return cls.disposals or (cls.model_fields["disposal"].default,)
+        default = DISPOSALS if cls.plan is Strategy.plan else (cls.model_fields["disposal"].default,)
+        return cls.disposals or default
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse to be changed, in words of its author's."""
@@ -212,7 +218,7 @@ class Strategy(BaseModel):
         """Return what of it decides how a budget becomes token counts."""
         fuses = self.fuses or self.disposal == "fuse"
         macs, first = self._all_own_macs, self.first
-        return Traits(self.site, self.reads(), self.schedule, self.most, fuses, macs, first=first)
+        return Traits(self.site, self.reads(), self.schedule, self.most, fuses, macs, first=first, rests=self.rests)
 
     def habits(self) -> Traits:
         """Return `traits()`; a former name, which goes with the next version."""
@@ -234,8 +240,22 @@ class Strategy(BaseModel):
         """Return the module that it learns at that place, or None; it is trained with the network's weights.
 
         It is made once a cell for each block it acts in, from seeded random numbers, and is there as `view.learned`.
+        That of a strategy with a `fit` is not trained: it holds what `fit` returns.
         """
         return None
+
+    def fit(self, images: Images, network: FrozenNetwork) -> Mapping[int, Mapping[str, Tensor]]:
+        """Return what it learns from some training images: for each block with a `module`, the tensors of that by name.
+
+        It is called once, with `fit_images` of the training images and the trained network, before anything is tested;
+        never with test images. The tensors have the shapes that `module` gave them. Not called unless it is overridden.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def fits(cls) -> bool:
+        """Return whether it looks at training images before the test."""
+        return cls.fit is not Strategy.fit
 
     def training_blocks(self, depth: int) -> tuple[int, ...]:
         """Return blocks in which it acts in training whatever the budget's are, from 0 to `depth` - 1; none by default.
@@ -292,6 +312,11 @@ class Strategy(BaseModel):
         of a strategy that merges; without one, no.
         """
         return bool(getattr(self, "proportional", False))
+
+    @property
+    def rests(self) -> bool:
+        """Whether its tokens rest and return, see `Rest`."""
+        return self.how == "rest"
 
     @property
     def reads_out(self) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
+from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +42,21 @@ def groups_of(plan: Merge) -> int:
     return plan.groups if isinstance(plan, Grouped) else int(plan.target.max()) + 1
 
 
+@dataclass(frozen=True, eq=False)
+class Resting(Rest):
+    """A `Rest` that knows who takes part: positions `active` (B, M), rising."""
+
+    active: Tensor = field(kw_only=True)
+
+    @classmethod
+    def of(cls, plan: Rest, tokens: int) -> Resting:
+        """Return the plan, of that many tokens."""
+        index = plan.index
+        awake = torch.ones(len(index), tokens, dtype=torch.bool, device=index.device).scatter(1, index, False)
+        active = awake.sort(dim=1, descending=True, stable=True).indices[:, : tokens - index.shape[1]]
+        return cls(index, plan.scores, active=active)
+
+
 def gather(tokens: Tensor, index: Tensor) -> Tensor:
     """Return the rows index (B, M) of tokens (B, N, C) as (B, M, C).
 
@@ -60,6 +75,16 @@ def with_prefix(index: Tensor, prefix: int) -> Tensor:
     return torch.cat([first, index + prefix], dim=1)
 
 
+def of_index(mask: Tensor, index: Tensor) -> Tensor:
+    """Return the mask's values for the tokens that are there; 0 for one that stands for no single patch."""
+    return mask.gather(1, index.clamp(min=0)) * (index >= 0)
+
+
+def put_back(tokens: Tensor, index: Tensor, new: Tensor) -> Tensor:
+    """Return the (B, N, C) tokens with the (B, M, C) new ones in the rows index (B, M)."""
+    return tokens.to(new.dtype).scatter(1, index[:, :, None].expand_as(new), new)
+
+
 def rows_of(plan: Keep, prefix: int) -> Tensor:
     """Return (B, P + M) row numbers of what stays, the first P among it; padding is some row."""
     return with_prefix(plan.index.clamp(min=0) if isinstance(plan, Padded) else plan.index, prefix)
@@ -74,7 +99,7 @@ def apply(plan: Plan, tokens: Tensor, sizes: Tensor, prefix: int = 0) -> Tensor:
     """
     if isinstance(plan, Keep) and plan.fuse is None:
         return gather(tokens, rows_of(plan, prefix))
-    if isinstance(plan, Mask) and plan.values is None:
+    if isinstance(plan, Rest) or (isinstance(plan, Mask) and plan.values is None):
         return tokens
     first, patches = tokens[:, :prefix], tokens[:, prefix:]
     if isinstance(plan, Shift) and plan.prefix is not None:
@@ -92,6 +117,7 @@ def _new(plan: Plan, patches: Tensor, sizes: Tensor) -> Tensor:
         return patches + plan.by.to(patches.dtype)
     if isinstance(plan, Mask):
         return patches if plan.values is None else plan.values.to(patches.dtype)
+    assert isinstance(plan, Mix)
     return plan.weight.to(patches.dtype) @ (patches if plan.values is None else plan.values.to(patches.dtype))
 
 
@@ -138,7 +164,7 @@ def sizes_after(plan: Plan, sizes: Tensor) -> Tensor:
         return sizes.gather(1, plan.index.clamp(min=0)) * (plan.index >= 0)
     if isinstance(plan, Mask) and plan.sizes is not None:
         return plan.sizes.to(sizes.dtype)
-    if isinstance(plan, Mask | Shift):
+    if isinstance(plan, Mask | Shift | Rest):
         return sizes
     kept = sizes.gather(1, plan.index)
     if plan.fuse is None:
@@ -151,7 +177,7 @@ def index_after(plan: Plan, index: Tensor) -> Tensor:
 
     A fused or mixed token stands for no single patch and is named -1, as padding is.
     """
-    if isinstance(plan, Mask | Shift):
+    if isinstance(plan, Mask | Shift | Rest):
         return index
     if isinstance(plan, Mix):
         return index.new_full(plan.weight.shape[:2], -1)

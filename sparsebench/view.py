@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparsebench.errors import StrategyError, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sparsebench.plans import Place
+    from sparsebench.plans import Place, Plan
 
 Outputs = Callable[["Tensor", "Tensor"], "Tensor"]
 """See `TokenView.outputs`."""
 NEEDS = frozenset(
     {"tokens", "branch", "queries", "keys", "values", "attention", "class_attention", "received_attention",
-     "mean_query_attention", "attention_maps", "prefix", "pixels", "outputs", "relevance"}
+     "mean_query_attention", "attention_maps", "previous_attention", "prefix", "pixels", "outputs", "relevance"}
 )  # fmt: skip
 OTHERS = frozenset(
     {"index", "sizes", "weights", "grid", "block", "depth", "training", "learned", "memory", "there", "prefix_count",
@@ -141,6 +141,15 @@ class TokenView:
         return self._get("attention")
 
     @property
+    def previous_attention(self) -> Tensor:
+        """(B, N) before a block: `attention` in the block before it, times the tokens that took part there.
+
+        A token that rested there, see `Rest`, has that of the last block in which it took part. Each row of attention
+        sums to 1: times the number of tokens, prefix included, it compares between blocks with more of them and fewer.
+        """
+        return self._get("previous_attention")
+
+    @property
     def pixels(self) -> Tensor | None:
         """(B, N, channels, height, width) of each patch in [0, 1], at the input site; None on inputs without pixels."""
         return self._get("pixels")
@@ -166,3 +175,49 @@ class TokenView:
         One stream a sample, the same in whatever batch it comes.
         """
         return self._random(draw, width)
+
+
+class Images:
+    """Training images that `Strategy.fit` looks at, or some of them.
+
+    Attributes:
+        inputs: (n, 3, height, width) as the network takes them: uint8, or real in [0, 1].
+        items: (n,) int64, which of the training images each is.
+    """
+
+    def __init__(self, inputs: Tensor, items: Tensor, labels: Tensor | None = None):
+        self.inputs, self.items, self._labels = inputs, items, labels
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def labels(self) -> Tensor:
+        """(n,) class numbers, for a strategy with `fit_labels`.
+
+        Raises:
+            StrategyError: it has none of that.
+        """
+        if self._labels is None:
+            raise StrategyError("images.labels was read but not declared: add fit_labels = True to the class")
+        return self._labels
+
+    def split(self, size: int) -> Iterator[Images]:
+        """Yield the images in their order, so many at a time; the last ones may be fewer."""
+        for start in range(0, len(self), size):
+            rows = slice(start, start + size)
+            yield Images(self.inputs[rows], self.items[rows], None if self._labels is None else self._labels[rows])
+
+
+class FrozenNetwork(Protocol):
+    """The trained network in `Strategy.fit`: as in a test, with weights that have no gradients and must not change."""
+
+    def __call__(self, images: Images, look: Callable[[TokenView], Plan | None] | None = None, /) -> Tensor:
+        """Return (n, classes) logits of images, with all tokens there.
+
+        `look` is called with the view wherever the strategy acts, as `Strategy.plan` would be. It returns None, or a
+        `Shift` or a `Mask` of real numbers: what it adds to the tokens or weighs them by, with gradients.
+        """
+
+    def losses(self, logits: Tensor, labels: Tensor, /) -> Tensor:
+        """Return the (n,) losses of logits: those that the network was trained with, without label smoothing."""

@@ -43,8 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure() -> None:
     """Hide the plugins of others that are installed here: from tests, and from the processes that they start."""
-    dists = {entry.dist for entry in installed.strangers() if entry.dist is not None}
-    os.environ[installed.HIDDEN] = ",".join(sorted({dist.name for dist in dists}))
+    names = {installed.distribution(entry)[0] for entry in installed.strangers()}
+    os.environ[installed.HIDDEN] = ",".join(sorted(names))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -84,6 +84,7 @@ def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:
 OPEN = sys.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_script_runs_on_two_workers_and_goes_on_after_it_was_killed(tmp_path: Path, killed: bool) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.replace("STEPS", "4000" if killed else "40"))

@@ -12,7 +12,7 @@ from sparsebench.planning.remaining import Estimate
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.progress import Progress, time_of
-from sparsebench.records import store
+from sparsebench.records import files, store
 from sparsebench.records.record import Failure, Record
 
 SUITE = """
@@ -126,7 +126,7 @@ def test_the_bar_follows_what_the_run_says_of_itself(out: Path, suite: str, caps
 def write(out: Path, estimate: Estimate, done: float = 0.0) -> None:
     path = underway.path_of(out)
     run = underway.Underway(host="h", pid=1, workers=1, updated=0.0, left=(), running=(), done=done, estimate=estimate)
-    store.write_whole(path, run.model_dump_json().encode())
+    files.write_whole(path, run.model_dump_json().encode())
 
 
 def test_the_bar_moves_between_records(

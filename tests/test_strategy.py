@@ -125,7 +125,7 @@ def test_a_class_without_a_name_and_a_thing_that_is_no_class_get_a_complaint():
         pass
 
     assert "plain identifier" in complaint(Nameless)
-    assert "not a subclass" in complaint(Good())
+    assert "is an instance of a strategy; return the class, Good" in complaint(Good())
     assert "not a subclass" in complaint(int)
     assert complaint(Good) is None
 

@@ -21,7 +21,7 @@ from sparsebench.engine.stop import Stop
 from sparsebench.errors import UserError
 from sparsebench.planning.job import Job
 from sparsebench.plugin.content import Content
-from sparsebench.records import environment, store
+from sparsebench.records import environment, files, store
 from sparsebench.records.record import Failure, Record
 from sparsebench.version import __version__
 from sparsebench_dask import batch_system, worker
@@ -271,7 +271,7 @@ def connect(
 def _proof(out: Path) -> Iterator[str]:
     """Put a file into a folder for a while, by which who sees it knows that this is the folder; yield its name."""
     name = f".run-{secrets.token_hex(8)}"
-    store.write_whole(out / name, b"")
+    files.write_whole(out / name, b"")
     try:
         yield name
     finally:

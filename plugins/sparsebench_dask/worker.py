@@ -26,7 +26,7 @@ from sparsebench.errors import UserError
 from sparsebench.planning.job import Job
 from sparsebench.plugin.content import file_hash
 from sparsebench.plugin.installed import installed_source
-from sparsebench.records import environment, place, store
+from sparsebench.records import environment, files, place
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
 from sparsebench.version import __version__
@@ -255,7 +255,7 @@ def _at_hand(path: Path, source: Source, folder: Path) -> Path:
         return path
     place = folder / source.sha256[:16]
     for name, text in source.files.items():
-        store.write_whole(place / name, base64.b64decode(text))
+        files.write_whole(place / name, base64.b64decode(text))
     if file_hash(place / source.name) != source.sha256:
         raise UserError(f"plugin file {path.name} did not arrive as it was sent")
     return place / source.name

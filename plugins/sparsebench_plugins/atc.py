@@ -1,11 +1,14 @@
 """Clusters of similar tokens are merged, found from the bottom up."""
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 import sparsebench
 from sparsebench import How, Merge, Place, Published, Schedule, Site, Strategy, TokenView
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ATC(Strategy):
@@ -17,8 +20,8 @@ class ATC(Strategy):
     Attention after it weighs tokens by their sizes, unless `proportional` is off. Any number can leave at once, so it
     acts in stages.
 
-    Clustered by scipy on the CPU, image by image, in float64: slow, and so published. The class token is not among the
-    tokens here.
+    Clustered in float64, all images at once; of equally close pairs the first in the order of the tokens is joined. The
+    published implementation clusters on the CPU, image by image. The class token is not among the tokens here.
     """
 
     name: ClassVar[str] = "atc"
@@ -44,25 +47,36 @@ class ATC(Strategy):
 
     def plan(self, view: TokenView, keep: int) -> Merge:
         """Merge each cluster."""
-        import torch
         import torch.nn.functional as F
-        from scipy.cluster.hierarchy import linkage
-        from scipy.spatial.distance import squareform
 
         metric = F.normalize(view.keys.detach().mean(dim=1).double(), dim=2)
-        apart = (1 - metric @ metric.mT).clamp(min=0).cpu().numpy()
-        targets, N = [], metric.shape[1]
-        for distances in apart:
-            joins = linkage(squareform(distances, checks=False), self.linkage)
-            members = [[i] for i in range(N)]
-            for one, other in joins[: N - keep, :2].astype(int):
-                members.append(sorted(members[one] + members[other]))
-                members[one] = members[other] = []
-            target = torch.empty(N, dtype=torch.int64)
-            for number, cluster in enumerate(sorted(filter(None, members))):
-                target[cluster] = number
-            targets.append(target)
-        return Merge(torch.stack(targets).to(view.keys.device))
+        return Merge.into(self._first((1 - metric @ metric.mT).clamp(min=0), keep))
+
+    def _first(self, apart: "Tensor", keep: int) -> "Tensor":
+        """Return (B, N), the first token of the cluster that each is in, by (B, N, N) distances."""
+        import torch
+
+        B, N, _ = apart.shape
+        device, far = apart.device, float("inf")
+        image, place = torch.arange(B, device=device), torch.arange(N, device=device)
+        apart = apart.masked_fill(place[:, None] == place, far)
+        size, first = apart.new_ones(B, N), place.repeat(B, 1)
+        for _ in range(N - keep):
+            closest = apart.flatten(1).argmin(dim=1)
+            one, other = torch.minimum(closest // N, closest % N), torch.maximum(closest // N, closest % N)
+            sizes = size[image, one, None], size[image, other, None]
+            joined = self._union_distance(apart[image, one], apart[image, other], *sizes)
+            apart[image, one] = apart[image, :, one] = joined
+            apart[image, other] = apart[image, :, other] = apart[image, one, one] = far
+            size[image, one] += size[image, other]
+            first = torch.where(first == other[:, None], one[:, None], first)
+        return first
+
+    def _union_distance(self, one: "Tensor", other: "Tensor", size_one: "Tensor", size_other: "Tensor") -> "Tensor":
+        """Return how far the union of two clusters is from each, by how far they are and their sizes."""
+        if self.linkage == "average":
+            return (size_one * one + size_other * other) / (size_one + size_other)
+        return one.minimum(other) if self.linkage == "single" else one.maximum(other)
 
 
 @sparsebench.hookimpl

@@ -1,5 +1,6 @@
 """The grid of patches is made coarser: a method that does not beat a smaller image has found nothing."""
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import sparsebench
@@ -43,9 +44,11 @@ class Downsample(Strategy):
             raise UnsupportedError("'downsample' averages neighbours, and the tokens of this model have no places")
         rows, columns = view.grid
         bands = min(keep, max(1, round((keep * rows / columns) ** 0.5)))
-        until = torch.tensor([band * keep // bands for band in range(bands + 1)], dtype=torch.float64)
+        until = [band * keep // bands for band in range(bands + 1)]
+        edges = torch.tensor(until, dtype=torch.float64)
         weights = []
-        for high, cells in zip(_cover(until * rows / keep, rows), until.diff().int().tolist(), strict=True):
+        for high, (start, end) in zip(_cover(edges * rows / keep, rows), pairwise(until), strict=True):
+            cells = end - start
             wide = _cover(torch.arange(cells + 1, dtype=torch.float64) * columns / cells, columns)
             weights.append((high[:, None] * wide[:, None, :]).flatten(1))
         weight = torch.cat(weights)

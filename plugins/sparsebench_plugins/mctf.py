@@ -66,7 +66,7 @@ class MCTF(Strategy):
         import torch
         import torch.nn.functional as F
 
-        from sparsebench.tokens import sizes_after
+        from sparsebench.tokens import Grouped, sizes_after
 
         x, sizes, received = view.tokens, view.sizes, view.received_attention.clamp(min=1e-12)
         N, r, P = x.shape[1], x.shape[1] - keep, view.prefix_count
@@ -83,7 +83,7 @@ class MCTF(Strategy):
         source, match = _pairs(weight.masked_fill(gone[:, :, None], float("-inf")).mT, r - r // 2)
         then = place.scatter(1, place[:, B].gather(1, source), place[:, A].gather(1, match))
         target, share = Merge.into(then.gather(1, host)).target, received * sizes
-        total = sizes_after(Merge(target, sizes=share), sizes)
+        total = sizes_after(Grouped.of(Merge(target, sizes=share), keep), sizes)
         return Merge(target, weight=share / total.gather(1, target))
 
 

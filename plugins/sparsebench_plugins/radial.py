@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import sparsebench
-from sparsebench import Kind, Site, Strategy, TokenView, UnsupportedError
+from sparsebench import Disposal, Kind, Site, Strategy, TokenView, UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +15,8 @@ class Radial(Strategy):
     The fixed pattern of Haurum et al. (2023), which asks what a prior for the centre does alone. Tokens are really
     removed here, where theirs are masked, and as many as the budget says, where theirs are those within a radius; of
     equal distances the first in the order of the patches stay. It acts where `attn_topk` does. A fused token has no
-    place and counts as the farthest. It cannot act without a grid (theory tasks), nor after tokens were mixed.
+    place and counts as the farthest. It cannot act without a grid (theory tasks), and does not take the disposal
+    "squeeze", after which no token has a place.
     """
 
     name: ClassVar[str] = "radial"
@@ -30,6 +31,7 @@ class Radial(Strategy):
   year = {2023}
 }"""
     differs: ClassVar[str] = "tokens leave, where the published baseline masks them"
+    disposals: ClassVar[tuple[Disposal, ...]] = ("drop", "fuse", "merge")
 
     p: Literal[1, 2, "inf"] = 2
 
@@ -37,14 +39,11 @@ class Radial(Strategy):
         """Return the distance from the centre, in patches, with its sign turned."""
         if view.grid is None:
             raise UnsupportedError("radial: tokens without a grid have no distance from its centre")
-        placeless = view.index < 0
-        if bool((placeless.sum(dim=1) > 1).any()):
-            raise UnsupportedError("radial: tokens that were mixed have no place")
         rows, columns = view.grid
         y = (view.index // columns - (rows - 1) / 2).abs()
         x = (view.index % columns - (columns - 1) / 2).abs()
-        distance = {1: x + y, 2: x.hypot(y), "inf": x.maximum(y)}[self.p]
-        return -distance.masked_fill(placeless, rows + columns)
+        distance = {1: x + y, 2: (x * x + y * y).sqrt(), "inf": x.maximum(y)}[self.p]
+        return -distance.masked_fill(view.index < 0, rows + columns)
 
 
 @sparsebench.hookimpl

@@ -59,14 +59,15 @@ class ToFu(Strategy):
         import torch
 
         from sparsebench.matching import bipartite
-        from sparsebench.tokens import apply
+        from sparsebench.tokens import Grouped, apply
 
         target, leaves = bipartite(view.keys, keep, view.prefix_count)
         if view.block < round(self.merge_from * view.depth):
             return Keep(target.masked_fill(leaves, target.shape[1]).argsort(dim=1)[:, :keep], ordered=True)
         ones, lengths = torch.ones_like(view.sizes), view.tokens.norm(dim=2)
         longest = torch.zeros_like(lengths[:, :keep]).scatter_reduce(1, target, lengths, "amax")
-        total = apply(Merge(target, weight=ones), view.tokens, view.sizes).norm(dim=2).clamp(min=1e-12)
+        groups = Grouped.of(Merge(target, weight=ones), keep)
+        total = apply(groups, view.tokens, view.sizes).norm(dim=2).clamp(min=1e-12)
         return Merge(target, weight=(longest / total).gather(1, target))
 
 

@@ -15,8 +15,7 @@ from sparsebench.board.board import BudgetBoard
 from sparsebench.board.columns import NOT_RANKED
 from sparsebench.board.entries import DENSE
 from sparsebench.board.gather import gather
-from sparsebench.records.files import content_or_none
-from sparsebench.records.store import write_whole
+from sparsebench.records.files import content_or_none, write_whole
 
 README = "README.md"
 MARKED = re.compile(r"(<!-- ([\w-]+) (board|verdicts) -->\n).*?(<!-- end of \2 \3 -->)", re.DOTALL)

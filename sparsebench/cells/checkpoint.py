@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from sparsebench.errors import UserError
-from sparsebench.records import store
+from sparsebench.records import files
 from sparsebench.training.loop import Training
 from sparsebench.training.state import resume, state_of
 
@@ -64,7 +64,7 @@ class Checkpoint:
         """Write the file; where that fails, say so once and let the training go on."""
         state = {name: x.to("cpu", copy=True).contiguous() for name, x in state_of(self.training).items()}
         try:
-            store.write_whole(self.path, save(state, {**self.made_by, "resumed": str(self.resumed)}))
+            files.write_whole(self.path, save(state, {**self.made_by, "resumed": str(self.resumed)}))
         except UserError as error:
             if not self.warned:
                 log.warning("no checkpoint: %s", error)

@@ -28,6 +28,7 @@ from sparsebench.spec import fill
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Data, Locations, Recipe, Split, Task, check_items
 from sparsebench.training.augment import Augmentation
+from sparsebench.training.fit import modules_of
 from sparsebench.training.steps import Samples, Teacher
 
 TRAINING = "training"
@@ -76,6 +77,7 @@ class Prepared:
         initial: which trained weights it starts from, by content or by name, or "".
         outcome: how the training came out of the network that it tests, see `Course.outcome`; None where it is
             trained itself.
+        answers: whether the network begins with weights of which its output layer's too were trained.
         teacher: the network as it begins, for a strategy that learns from it, or None; only where its output layer
             too is trained when it begins, without which it says nothing.
     """
@@ -92,6 +94,7 @@ class Prepared:
     teacher: Teacher | None
     outcome: dict[str, float] | None = None
     tested: str = ""
+    answers: bool = False
 
     @property
     def recipe(self) -> Recipe:
@@ -141,7 +144,9 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     validation = None if held is None else _on_device(held, network.grid, context.device)
     teacher = _teacher(network) if strategy.distils and start.head else None
     actor = _actor(cell, strategy, network, task)
-    return Prepared(cell, task, data, network, actor, train, test, validation, start.name, teacher, outcome, tested)
+    return Prepared(
+        cell, task, data, network, actor, train, test, validation, start.name, teacher, outcome, tested, start.head
+    )  # fmt: skip
 
 
 def _teacher(network: Network) -> Teacher:
@@ -269,8 +274,8 @@ def _actor(cell: Cell, strategy: Strategy, network: Network, task: Task) -> Acto
     actor = Actor(strategy, cell.budget, network.cost, network.grid, stream)
     if actor.learned:
         device = next(network.module.parameters()).device
-        learned = torch.nn.ModuleDict({str(block): module for block, module in actor.learned.items()})
-        network.module.add_module(LEARNED, learned.to(device))
+        learned = modules_of(actor).to(device)
+        network.module.add_module(LEARNED, learned)
     return actor
 
 

@@ -13,6 +13,7 @@ import torch
 
 from sparsebench import seeds
 from sparsebench.cells.checkpoint import Checkpoint
+from sparsebench.cells.fitting import FIT, fit_cell
 from sparsebench.cells.prepare import Context, Prepared, prepare, weights_file
 from sparsebench.cells.results import Result, add_watched, measure
 from sparsebench.cells.share import Share, each
@@ -27,11 +28,12 @@ from sparsebench.errors import (
     one_line,
     text_of,
 )
+from sparsebench.models.actor import Actor
 from sparsebench.models.shallow import ShallowViT
 from sparsebench.models.two_layer import TwoLayerViT
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import environment, store
+from sparsebench.records import environment, files, store
 from sparsebench.records.cell import digest
 from sparsebench.records.record import Failure, Record, Status
 from sparsebench.strategy import Strategy
@@ -179,6 +181,7 @@ class _Run:
             if cell.tested:
                 self.result.notes["tested_weights"] = cell.tested
             return
+        self._fit(cell, cell.in_training)
         if self.job.keep_weights:  # what a training before this one left must not be taken for its own
             store.weights_path(self.context.out, self.job.cell.id).unlink(missing_ok=True)
         steps = steps_for(cell.network, cell.in_training, cell.train, cell.recipe, cell.teacher)
@@ -201,6 +204,11 @@ class _Run:
         if watch is not None:
             add_watched(self.result, watch, int(self.trained["steps"]), cell.task)
 
+    def _fit(self, cell: Prepared, acting: Actor | None) -> None:
+        """Let the strategy that acts now look at training images, unless it did or does not want to."""
+        if acting is not None and FIT not in self.result.notes and (note := fit_cell(cell, self.job, self.context.out)):
+            self.result.notes[FIT] = note
+
     def _checkpoint(self, training: Training) -> Checkpoint | None:
         """Return the cell's checkpoint, or None: what was seen while training is in none."""
         every, job, cell = self.context.checkpoint, self.job, self.cell
@@ -216,12 +224,13 @@ class _Run:
     def measure(self) -> None:
         """Test it and fill the result; keep the weights if others start from them."""
         assert self.cell is not None and self.trained is not None
+        self._fit(self.cell, self.cell.in_test)
         measure(self.result, self.cell, self.trained, self.context.drawn.data)
         if "images_per_s" in self.result.metrics:
             self.result.notes["timed"] = timing(self.context.device, self.context.exclusive)
         if self.job.keep_weights:
             content = weights_file(self.cell.network, self.cell.initial, self.trained)
-            store.write_whole(store.weights_path(self.context.out, self.job.cell.id), content)
+            files.write_whole(store.weights_path(self.context.out, self.job.cell.id), content)
             self.result.notes["weights"] = hashlib.sha256(content).hexdigest()
 
     def record(self, share: int) -> Record:

@@ -37,8 +37,9 @@ from sparsebench.version import __version__
 
 
 def _example(error: click.ClickException) -> str:
-    """Return what to type where an argument is missing or an option is not known."""
-    context = error.ctx if isinstance(error, click.MissingParameter | click.NoSuchOption) else None
+    """Return what to type where an argument is missing or too much, or an option is not known."""
+    said = isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter)
+    context = error.ctx if isinstance(error, click.UsageError) and not said else None
     example = EXAMPLES.get(context.info_name or "") if context else None
     return f" For example: {example}" if example else ""
 

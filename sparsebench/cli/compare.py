@@ -52,7 +52,7 @@ def compare(
     from sparsebench.look import agreement_picture, agreement_table
     from sparsebench.look import compare as comparing
     from sparsebench.look.training import Trainer
-    from sparsebench.records.store import write_whole
+    from sparsebench.records.files import write_whole
 
     request, files, how = values_of(values | {"tasks": task, "seeds": 1})
     request, drawn = replace(request, single=True), samples if picture else 0

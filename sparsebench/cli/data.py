@@ -22,6 +22,7 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
     `--images`, `--backgrounds` and `--task` of sparsebench run take their names; `run --download` fetches some.
     """
     from sparsebench.errors import UserError
+    from sparsebench.records.files import cache_folder
     from sparsebench.sources import cache
 
     if clear_cache:
@@ -32,7 +33,7 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
         click.echo(f"removed: {files} files, {size / 1e6:.1f} MB", err=True)
     sets = _sets(data_root, verify)
     files, size = cache.size()
-    where = cache.folder()
+    where = cache_folder()
     if as_json:
         kept = {"place": None if where is None else str(where), "files": files, "bytes": size}
         click.echo(json.dumps({"sets": sets, "cache": kept}, indent=1))

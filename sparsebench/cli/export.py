@@ -38,7 +38,7 @@ def export(what: str | None, form: str, out: Path | None, plugin: str | None, **
         return
     folder = folders.named_or_last(what)
     from sparsebench.records.export import write
-    from sparsebench.records.store import whole_file
+    from sparsebench.records.files import whole_file
 
     if out is None:
         if form == "parquet":

@@ -60,7 +60,7 @@ def leaderboard(
     html is one page with all of it, charts included, that any browser opens without a network; bibtex what the
     strategies in it cite. --check leaves with 1 if files differ, or a record is not what its outcomes come to.
     """
-    from sparsebench.records.store import write_whole
+    from sparsebench.records.files import write_whole
 
     if check or update:
         sys.exit(_compare_or_write(folder, update))

@@ -50,24 +50,20 @@ def list_(what: str, as_json: bool, bibtex: bool, published: bool, wide: bool) -
 
 
 def _rows(table: str) -> list[dict[str, Any]]:
-    """Return a table of TABLES; what others' plugins add is loaded only where it is not known from before."""
+    """Return a table of TABLES; plugins are loaded only where what they say is not known from before."""
     from sparsebench.plugin import catalog
-    from sparsebench.plugin.registry import Registry
 
-    shipped = Registry(shipped_only=True)
-    rows = TABLES[table](shipped)
-    if table == "suites" or not (key := catalog.fingerprint()):
-        return rows
-    if (others := catalog.load(key)) is None:
+    if table == "suites":
+        return _suites(None)
+    key = catalog.fingerprint()
+    if (tables := catalog.load(key)) is None:
+        from sparsebench.plugin.registry import Registry
+
         registry = Registry()
-        others = {name: _difference(make(registry), make(shipped)) for name, make in TABLES.items()}
+        tables = {name: make(registry) for name, make in TABLES.items()}
         if not registry.broken:  # what is missing today may be installed tomorrow
-            catalog.save(key, others)
-    return sorted(rows + others.get(table, []), key=lambda row: (row.get("kind") == "broken", row.get("name", "")))
-
-
-def _difference(rows: list[dict[str, Any]], without: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if row not in without]
+            catalog.save(key, tables)
+    return tables.get(table, [])
 
 
 def _table(rows: list[dict[str, Any]], wide: bool) -> str:
@@ -90,7 +86,7 @@ def _plugins(registry: Any) -> list[dict[str, str]]:
             "kind": registered.cls.kind,
             "site": registered.cls.site,
             "needs": ", ".join(sorted(registered.cls.needs)),
-            "trained": "yes" if registered.cls.trained else "no",
+            "trained": "yes" if registered.cls.trained else "fits" if registered.cls.fits() else "no",
             "exports": exportable(registered.cls),
             "from": f"{registered.origin.distribution} {registered.origin.version}".strip(),
             "what": first_line(registered.cls),
@@ -146,6 +142,6 @@ def _suites(_registry: Any) -> list[dict[str, str]]:
 
 TABLES: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
     "plugins": _plugins, "published": _published_methods, "bibtex": _bibtex, "tasks": _tasks, "models": _models,
-    "suites": _suites, "observers": _observers,
+    "observers": _observers,
 }  # fmt: skip
 """What makes the rows of each table from a registry."""

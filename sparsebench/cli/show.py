@@ -11,7 +11,6 @@ import click
 from sparsebench.cli.guide import Guided
 from sparsebench.cli.width import show as in_width
 from sparsebench.errors import UserError, unknown
-from sparsebench.planning.budgets import BUDGET_KEYS
 
 if TYPE_CHECKING:
     from sparsebench.plugin.registry import Registry
@@ -76,8 +75,10 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
     _say(f"{inspect.cleandoc(cls.__doc__ or '')}\n")
     if what == "strategy":
         _say(f"kind: {cls.kind}\nsite: {cls.site}\nneeds: {', '.join(sorted(cls.needs)) or 'nothing'}")
-        _say(f"trained: {'yes' if cls.trained else 'no'}\nexports: {_exports(cls)}\ncitation: {cls.citation or '-'}\n")
+        _say(f"trained: {_training(cls)}\nexports: {_exports(cls)}\ncitation: {cls.citation or '-'}\n")
     if what == "strategy" and cls.budgeted:
+        from sparsebench.planning.budgets import BUDGET_KEYS  # NumPy
+
         _say(f"words of its budget: {', '.join(BUDGET_KEYS)}\n")
     for key, info in cls.model_fields.items():
         if key == "disposal" and len(cls.allowed_disposals()) == 1:
@@ -90,6 +91,13 @@ def _class(what: str, cls: Any, bibtex: bool) -> None:
         _say(f"  {key} = {default}  ({kind.replace('typing.', '')}){about}")
         if key == "disposal":
             _disposals(cls)
+
+
+def _training(cls: Any) -> str:
+    """Return whether a strategy is trained, or what it looks at before the test."""
+    if not cls.fits():
+        return "yes" if cls.trained else "no"
+    return f"no; it looks at {cls.fit_images} training images first" + (", with labels" if cls.fit_labels else "")
 
 
 def _exports(cls: Any) -> str:

@@ -42,7 +42,7 @@ def show_tokens(
     from sparsebench.look.show_tokens import plan_of, show
     from sparsebench.look.tokens_picture import draw
     from sparsebench.look.training import Trainer
-    from sparsebench.records.store import write_whole
+    from sparsebench.records.files import write_whole
 
     request, files, how = values_of(values | {"tasks": task, "seeds": 1})
     request = replace(request, single=True)

@@ -70,7 +70,7 @@ def _finish(rows: list[Row], out: Path) -> None:
     """Write the files of all rows, and print them."""
     from tabulate import tabulate
 
-    from sparsebench.records.store import write_whole
+    from sparsebench.records.files import write_whole
     from sparsebench.speed.picture import draw
     from sparsebench.speed.rows import timm_csv
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sparsebench import seeds
+from sparsebench.deploy.images import check_given, fit_on_images
 from sparsebench.deploy.sparse_model import SparseModel
 from sparsebench.deploy.words import Asked, understand, words
 from sparsebench.errors import UnsupportedError, UserError
@@ -20,6 +21,7 @@ from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.planning.budgets import fit_budget
 from sparsebench.strategy import Strategy
+from sparsebench.training.fit import modules_of
 
 RANDOM = "random"
 """In place of a file: what the strategy learns begins with random numbers, and is to be trained."""
@@ -31,14 +33,16 @@ def apply(
     strategy: str | type[Strategy] | Strategy,
     *,
     learned: str | os.PathLike[str] | None = None,
+    images: Tensor | None = None,
+    labels: Tensor | None = None,
     seed: int = 0,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     **options: Any,
 ) -> SparseModel:
     """Return the sparse network; see `sparsebench.apply`, whose documentation this is."""
-    asked = understand(strategy, options)
     _check_model(model)
+    asked = understand(strategy, options)
     cfg = getattr(model, "pretrained_cfg", None) or {}
     try:
         network = DeepViT(
@@ -46,7 +50,7 @@ def apply(
             mean=cfg.get("mean", 0.5) if mean is None else mean,
             std=cfg.get("std", 0.5) if std is None else std,
         )
-        _check_strategy(asked.strategy, learned)
+        _check_strategy(asked.strategy, learned, images, labels)
         _check_needs(asked.strategy, network)
         budget = fit_budget(asked.budget, asked.strategy, None, network.cost)
         stream = seeds.seed_of("strategy", "apply", seed)
@@ -55,6 +59,8 @@ def apply(
         raise UserError(str(error), got=type(model).__name__, allowed=TAKES) from error
     if learned is not None:
         _load(actor, asked, learned)
+    if images is not None:
+        fit_on_images(network, actor, images, labels, seed)
     return SparseModel(network, actor, words(asked))
 
 
@@ -78,8 +84,8 @@ def _check_model(model: Any) -> None:
         )  # fmt: skip
 
 
-def _check_strategy(strategy: Strategy, learned: Any) -> None:
-    """Raise UserError for a strategy that cannot act outside the benchmark, or is not trained."""
+def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) -> None:
+    """Raise UserError for a strategy that cannot act outside the benchmark, or has not learned what it needs."""
     name = strategy.name
     if strategy.kind == "oracle":
         raise UserError(
@@ -91,8 +97,16 @@ def _check_strategy(strategy: Strategy, learned: Any) -> None:
             f"'{name}' must be trained, and nothing says what it learned",
             next_step=f"give learned=FILE.safetensors, or learned='{RANDOM}' to train it yourself",
         )
+    if strategy.fits():
+        check_given(strategy, learned, images, labels)
+        return
     if learned is not None and not strategy.trained:
         raise UserError(f"'{name}' learns nothing", got=f"learned={learned}", next_step="leave learned out")
+    if images is not None or labels is not None:
+        raise UserError(
+            f"'{name}' looks at no images before it acts", got="images" if images is not None else "labels",
+            next_step="leave images and labels out",
+        )  # fmt: skip
 
 
 def _check_needs(strategy: Strategy, network: DeepViT) -> None:
@@ -116,7 +130,7 @@ def _load(actor: Actor, asked: Asked, learned: str | os.PathLike[str]) -> None:
     """Put what the strategy learned, the weights of a file whose names begin with `strategy.`, into its modules."""
     if str(learned) == RANDOM:
         return
-    path, modules = Path(learned), nn.ModuleDict({str(block): module for block, module in actor.learned.items()})
+    path, modules = Path(learned), modules_of(actor)
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:

@@ -6,15 +6,13 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from sparsebench.errors import UserError, one_line
+from sparsebench.training.fit import as_in_a_test
 
 if TYPE_CHECKING:
     from sparsebench.deploy.sparse_model import SparseModel
@@ -27,7 +25,7 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
     """Write the network as it is in a test, for `batch` pictures at a time; see `SparseModel.export`."""
     path = Path(file)
     _check(sparse, path, batch)
-    with _as_in_a_test(sparse.model), torch.no_grad():
+    with as_in_a_test(sparse.model), torch.no_grad():
         weight = next(sparse.model.parameters())
         network = sparse._network
         size = [side * patch for side, patch in zip(network.grid, network.patch, strict=True)]
@@ -71,18 +69,6 @@ def _check(sparse: SparseModel, path: Path, batch: int) -> None:
         raise UserError(f"{path} is there and is not written over", next_step="give another name")
     if not path.parent.is_dir():
         raise UserError(f"the folder {path.parent} does not exist", next_step="make it first")
-
-
-@contextmanager
-def _as_in_a_test(model: nn.Module) -> Iterator[None]:
-    """Have all parts of the model as in a test, and then as they were."""
-    training = [part for part in model.modules() if part.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
 
 
 def _write(program: Any, path: Path) -> None:

@@ -6,8 +6,6 @@ from sparsebench.strategy import Strategy
 
 SHIPPED = "sparsebench_plugins."
 """How the modules of the strategies are named that come with sparsebench."""
-READS_NUMBERS = frozenset({"atc", "downsample", "mctf", "radial", "tofu"})
-"""Those of them whose own choices read numbers back from tensors."""
 
 
 def never_exported(cls: type[Strategy]) -> str:
@@ -19,7 +17,6 @@ def never_exported(cls: type[Strategy]) -> str:
 
 def exportable(cls: type[Strategy]) -> str:
     """Return "yes" or "no", or "?" of a strategy that only `sparsebench check` has the answer for."""
-    shipped = cls.__module__.startswith(SHIPPED)
-    if never_exported(cls) or (shipped and cls.name in READS_NUMBERS):
+    if never_exported(cls):
         return "no"
-    return "yes" if shipped else "?"
+    return "yes" if cls.__module__.startswith(SHIPPED) else "?"

@@ -17,6 +17,7 @@ from sparsebench.models.actor import LEARNED, Actor, Pass
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy import ModelOutputs
 from sparsebench.training.evaluate import patches_in
+from sparsebench.training.fit import modules_of
 
 PREFIX = "model."
 _HOLDERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[SparseModel]] = weakref.WeakKeyDictionary()
@@ -45,8 +46,8 @@ class SparseModel(nn.Module):
         self._last: Pass | None = None
         if actor.learned:
             device = next(self.model.parameters()).device
-            learned = nn.ModuleDict({str(block): module for block, module in actor.learned.items()})
-            self.add_module(LEARNED, learned.to(device).train(self.training))
+            learned = modules_of(actor).to(device).train(self.training)
+            self.add_module(LEARNED, learned)
         self.register_state_dict_post_hook(_plain_names)
         self.register_load_state_dict_pre_hook(_inner_names)
         _HOLDERS[self.model] = weakref.ref(self)

@@ -17,7 +17,7 @@ from sparsebench.errors import UserError
 from sparsebench.planning.expected import Expected
 from sparsebench.planning.job import Job
 from sparsebench.planning.remaining import UNKNOWN, Estimate, Remaining
-from sparsebench.records import files, place, store
+from sparsebench.records import files, place
 from sparsebench.records.record import Record
 
 EVERY = 2.0
@@ -116,7 +116,7 @@ class Beat:
         while True:
             with suppress(UserError):  # the run itself will say that the folder cannot be written
                 place.check(self.out, self.home)
-                store.write_whole(self.path, self._now().model_dump_json().encode())
+                files.write_whole(self.path, self._now().model_dump_json().encode())
             if self.over.wait(EVERY):
                 return
 

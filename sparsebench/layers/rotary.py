@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsebench import tokens
 from sparsebench.errors import UnsupportedError
-from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
+from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
 from sparsebench.tokens import Grouped, Padded
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Rotations:
 
 def places_after(plan: Plan, places: Tensor, sizes: Tensor) -> Tensor:
     """Return (B, M, 2), the mean places of what a plan makes of tokens at (B, N, 2) with sizes (B, N)."""
-    if isinstance(plan, Mask | Shift):
+    if isinstance(plan, Mask | Shift | Rest):
         return places
     if isinstance(plan, Merge):
         return tokens.apply(Grouped(plan.target, groups=tokens.groups_of(plan)), places, sizes)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from sparsebench import seeds
+from sparsebench.cells.fitting import fit_on, wants_images
 from sparsebench.cells.prepare import Context, Prepared, strategy_of
 from sparsebench.cells.run_cell import failure_of
 from sparsebench.engine.worker import one_thread
@@ -99,7 +101,7 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
     plan, context = trainer.train(_of_network(request), registry, _check(pictures, registry))
     cell = _network(plan.jobs[-1], registry, context)
     with one_thread():
-        choices = [_choices(job, strategy, cell) for job, strategy in zip(jobs, strategies, strict=True)]
+        choices = [_choices(job, strategy, cell, context.out) for job, strategy in zip(jobs, strategies, strict=True)]
     stages = list(_stages(choices, cell))
     if not stages:
         raise UserError(
@@ -176,12 +178,14 @@ def _network(job: Job, registry: Registry, context: Context) -> Prepared:
         return trained_cell(job, registry, context)
 
 
-def _choices(job: Job, strategy: Strategy, cell: Prepared) -> list[Choice]:
+def _choices(job: Job, strategy: Strategy, cell: Prepared, out: Path) -> list[Choice]:
     """Return what a strategy chooses in the test."""
     network, of = cell.network, cell.cell
     stream = seeds.seed_of("compare", of.task.name, of.n_train, of.repetition, _key(job))
     try:
         actor = Actor(strategy, job.cell.budget, network.cost, network.grid, stream)
+        if wants_images(actor):
+            fit_on(cell, actor, job.origin.sha256, out)
         if strategy.adaptive and len(cell.train.labels):
             calibrate(network, actor, cell.train)
         return evaluate(network, actor, cell.test, cell.recipe).choices

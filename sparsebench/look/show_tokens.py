@@ -25,7 +25,7 @@ from sparsebench.plans import Keep, Merge
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.tokens import membership_after
+from sparsebench.tokens import Resting, membership_after
 from sparsebench.training.steps import predictions
 
 
@@ -142,9 +142,14 @@ def _budget(job: Job) -> str:
 def _stages(acting: Pass) -> Iterator[Stage]:
     """Yield what became of the patches at each choice."""
     place = {"input": "the input", "attention": "block {}", "block": "before block {}"}[acting.site]
-    token: Tensor | None = torch.arange(acting.count, device=acting.index.device).expand(len(acting.index), -1)
+    every = torch.arange(acting.count, device=acting.index.device).expand(len(acting.index), -1)
+    token: Tensor | None = every
     for decision in acting.decisions:
-        if token is not None and isinstance(decision.plan, Keep | Merge):
+        if isinstance(decision.plan, Resting):
+            if decision.block not in acting.actor.keep:  # as many take part as in the block of the budget before it
+                continue
+            token = membership_after(Keep(decision.plan.active), every, acting.count)
+        elif token is not None and isinstance(decision.plan, Keep | Merge):
             token = membership_after(decision.plan, token, decision.before.shape[1])
         else:
             token = None

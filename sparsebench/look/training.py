@@ -8,11 +8,13 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from sparsebench.cells.fitting import fit_on, wants_images
 from sparsebench.cells.prepare import Context, Prepared, prepare
 from sparsebench.engine import devices
 from sparsebench.engine import run as runs
 from sparsebench.engine.slots import first_of
 from sparsebench.errors import UserError
+from sparsebench.models.actor import LEARNED
 from sparsebench.planning import planner
 from sparsebench.planning.files import places_of
 from sparsebench.planning.job import Job
@@ -115,9 +117,14 @@ def narrow(plan: Plan, files: Files, out: Path) -> Plan:
 
 
 def trained_cell(job: Job, registry: Registry, context: Context) -> Prepared:
-    """Return the cell with its trained weights, whatever it started from."""
+    """Return the cell with its trained weights, whatever it started from, and with what its strategy learned."""
     bare = job.model_copy(update={"cell": job.cell.model_copy(update={"init": None}), "network": ""})
     prepared = prepare(bare, registry, context)
-    prepared.network.module.load_state_dict(load_file(context.weights(job.weights)))
-    prepared.network.module.eval()
+    state, module, actor = load_file(context.weights(job.weights)), prepared.network.module, prepared.actor
+    fits = actor is not None and wants_images(actor) and not any(name.startswith(f"{LEARNED}.") for name in state)
+    module.load_state_dict(state, strict=not fits)
+    module.eval()
+    if fits:
+        assert actor is not None
+        fit_on(prepared, actor, job.origin.sha256, context.out)
     return prepared

@@ -8,7 +8,7 @@ floating-point operations reports.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
@@ -35,6 +35,7 @@ class Step:
         own: MACs that the strategy's own products took.
         spread: what the products of queries and keys are more, in the mean over images that keep different numbers,
             than the product of their means: 2 cov(queries, keys), and var(keys) where each key is scored by all.
+        rested: tokens that passed the block by and are there again after it, see `Rest`.
     """
 
     tokens_in: float
@@ -44,6 +45,7 @@ class Step:
     projected: str = ""
     own: float = 0.0
     spread: float = 0.0
+    rested: float = 0.0
 
 
 def mean_step(parts: Sequence[tuple[int, Step]]) -> Step:
@@ -60,7 +62,7 @@ def mean_step(parts: Sequence[tuple[int, Step]]) -> Step:
     keys, out, own_macs = (over_images(name) for name in ("tokens_in", "tokens_out", "own"))
     spread = 2 * _cov(out if first.early else keys, keys) + (_cov(keys, keys) if first.scoring == "received" else 0.0)
     means = float(keys.mean()), float(out.mean()), float(own_macs.mean())
-    return Step(*means[:2], first.early, first.scoring, first.projected, means[2], spread)
+    return Step(*means[:2], first.early, first.scoring, first.projected, means[2], spread, first.rested)
 
 
 def _cov(a: np.ndarray, b: np.ndarray) -> float:
@@ -176,15 +178,18 @@ class VitCost:
     def steps(self, traits: Traits, blocks: Sequence[int], counts: Sequence[int]) -> list[Step]:
         """See `CostModel.steps`."""
         scoring, early = self.scoring(traits.needs), self.plain and not RESULTS & set(traits.needs)
-        at, n, steps = dict(zip(blocks, counts, strict=True)), self.tokens, []
+        before = self.scoring(["attention"]) if "previous_attention" in traits.needs else ""
+        at, n, steps = dict(zip(blocks, counts, strict=True)), self.tokens, list[Step]()
         for block in range(self.depth):
-            out = min(n, at.get(block, n))
-            acts = out < n or block in traits.scaled
-            own_macs = traits.own_macs(self.place(block, n, out)) if acts else 0.0
+            out, came = min(n, at.get(block, n)), self.tokens if traits.rests else n
+            acts = out < came or block in traits.scaled
+            own_macs = traits.own_macs(self.place(block, came, out)) if acts else 0.0
+            if acts and before and steps:
+                steps[-1] = replace(steps[-1], scoring=before)
             if acts and traits.site == "attention":
                 steps.append(Step(n, out, early, scoring, own=own_macs))
             else:
-                steps.append(Step(out, out, own=own_macs))
+                steps.append(Step(out, out, own=own_macs, rested=came - out if traits.rests else 0.0))
             n = out
         return steps
 
@@ -195,7 +200,7 @@ class VitCost:
     def macs(self, steps: Sequence[Step]) -> float:
         """See `CostModel.macs`."""
         inside = sum(b.macs(s, self.prefix, self.class_rows) for b, s in zip(self.blocks, steps, strict=True))
-        return self.embed * self.tokens + inside + self.head + self.pooled * steps[-1].tokens_out
+        return self.embed * self.tokens + inside + self.head + self.pooled * (steps[-1].tokens_out + steps[-1].rested)
 
 
 @dataclass(frozen=True)

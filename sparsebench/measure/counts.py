@@ -22,25 +22,32 @@ def schedule_of(budget: Budget, traits: Traits) -> Schedule:
 def stages(budget: Budget, traits: Traits, depth: int) -> tuple[int, ...]:
     """Return the blocks in which a strategy acts: block 0 for the input, else the budget's, else the schedule's.
 
-    The default stages are blocks round(depth s / 4), s = 1..3: 3, 6, 9 of 12, as published methods have it.
+    The default stages are blocks round(depth s / 4), s = 1..3: 3, 6, 9 of 12, as published methods have it. One that
+    chooses by the attention of the block before begins in block 1.
 
     Raises:
         UnsupportedError: there are several counts, and the network has one block.
         UserError: the network has fewer blocks, or another number of places than the budget has counts.
     """
+    start = first_block(traits)
     if traits.site == "input" or depth == 1:
         blocks: tuple[int, ...] = (0,)
     elif budget.blocks is not None:
         blocks = budget.blocks
     elif schedule_of(budget, traits) != "stages":
         whole = budget.counts is not None and len(budget.counts) == depth
-        blocks = tuple(range(0 if whole else min(round(traits.first * depth), depth - 1), depth))
+        blocks = tuple(range(0 if whole else max(start, min(round(traits.first * depth), depth - 1)), depth))
     else:
-        blocks = tuple(sorted({max(0, min(depth - 1, round(depth * s / 4))) for s in (1, 2, 3)}))
+        blocks = tuple(sorted({max(start, min(depth - 1, round(depth * s / 4))) for s in (1, 2, 3)}))
     if blocks[-1] >= depth:
         raise UserError(
             "budget blocks", got="+".join(map(str, blocks)), allowed=f"0 to {depth - 1} for this model",
             next_step="name blocks that it has, as in blocks=0+1",
+        )  # fmt: skip
+    if blocks[0] < start and depth > 1:
+        raise UserError(
+            "the strategy chooses by the attention of the block before, and block 0 has none", got="block 0",
+            allowed=f"blocks 1 to {depth - 1}", next_step="name blocks from 1 on, as in blocks=1+2",
         )  # fmt: skip
     if budget.counts is not None and len(budget.counts) > 1 and depth == 1:
         raise UnsupportedError(f"{len(budget.counts)} token counts are for a network of several blocks; this has one")
@@ -51,6 +58,11 @@ def stages(budget: Budget, traits: Traits, depth: int) -> tuple[int, ...]:
             next_step="name the blocks that they are for, as in blocks=3+6+9",
         )  # fmt: skip
     return blocks
+
+
+def first_block(traits: Traits) -> int:
+    """Return the first block in which such a strategy can act."""
+    return int("previous_attention" in traits.needs)
 
 
 def check_fits(budget: Budget, traits: Traits, tokens: int, depth: int) -> None:

@@ -15,6 +15,7 @@ from sparsebench.budget import Budget
 from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.measure.cost import CostModel, Scoring, Step
 from sparsebench.measure.counts import counts_of, ramp_counts, rate_of, scaled_at, shares_of, stages, traits_as_counted
+from sparsebench.models.decision import Decision
 from sparsebench.plan_checks import (
     check_form,
     check_only_removes,
@@ -22,12 +23,13 @@ from sparsebench.plan_checks import (
     check_plan,
     in_range,
     keep_of,
+    merges,
     only_removes,
     unread,
 )
-from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Shift
+from sparsebench.plans import Keep, Mask, Merge, Mix, Plan, Rest, Shift
 from sparsebench.strategy import LossInputs, ModelOutputs, Site, Strategy
-from sparsebench.tokens import Grouped, Padded
+from sparsebench.tokens import Grouped, Padded, Resting, of_index
 from sparsebench.view import TokenView
 
 Given = Mapping[str, Callable[[], Any]]
@@ -69,6 +71,11 @@ class Actor:
                 f"'{strategy.name}' is learned, keeps another number of tokens of each sample, or changes the number "
                 "while training: this model's training takes steps in which none of these has a place"
             )
+        if cost.alike and (strategy.rests or strategy.fits()):
+            why = "lets tokens rest for a block and return: this model has one, and nothing after it"
+            if not strategy.rests:
+                why = "looks at training images before the test: this model shows no gradients of what it is given"
+            raise UnsupportedError(f"'{strategy.name}' {why}")
         if "relevance" in self.requires and strategy.kind != "oracle":
             raise StrategyError(f"'{strategy.name}' asks for the relevance mask and is no oracle")
         self.spend(budget)
@@ -119,7 +126,8 @@ class Actor:
         place = self.cost.place(block, came, self.keep.get(block, came))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.seed_of("learned", self.strategy.name, self.stream, block))
-            return self.strategy.module(place)
+            module = self.strategy.module(place)
+        return module.requires_grad_(False) if module is not None and self.strategy.fits() else module
 
     def begin(
         self,
@@ -140,22 +148,6 @@ class Actor:
         return Pass(self, items, visit, relevance, tokens, training, keep, scaled)
 
 
-@dataclass(frozen=True, eq=False)
-class Decision:
-    """One choice of a strategy.
-
-    Attributes:
-        block: where it was made.
-        before, after: (B, N) and (B, M) of the tokens there, see `TokenView.index`.
-        plan: what it was; the positions of a `Keep` in the order in which the tokens go on, rising unless `ordered`.
-    """
-
-    block: int
-    before: Tensor
-    after: Tensor
-    plan: Plan
-
-
 @dataclass(eq=False)
 class Pass:
     """The state of one forward pass. Networks call `acts` and `decide`; the rest is its record.
@@ -171,6 +163,8 @@ class Pass:
         memory: what the strategy wants to know again.
         student, teacher: what came out, where the strategy learns from it.
         doubts: of each plan that was not read whether it is illegal, and what says how; see `settle`.
+        previous: (B, N) see `TokenView.previous_attention`; None where no block was looked at.
+        resting: how many tokens pass by the block that runs, see `resting.only_active`.
     """
 
     actor: Actor
@@ -193,6 +187,8 @@ class Pass:
     teacher: ModelOutputs | None = None
     own_macs: float = 0.0
     doubts: list[tuple[Tensor, Callable[[], None]]] = field(default_factory=list)
+    previous: Tensor | None = None
+    resting: int = 0
 
     def __post_init__(self) -> None:
         B, device = len(self.items), self.items.device
@@ -223,7 +219,18 @@ class Pass:
             return self.actor.acts
         if self.actor.strategy.adaptive:
             return block in self.keep and self.actor.acts
-        return block in self.scaled or self.keep.get(block, self.index.shape[1]) < self.index.shape[1]
+        return block in self.scaled or self._count_at(block) < (self.count if self.rests else self.index.shape[1])
+
+    @property
+    def rests(self) -> bool:
+        """Whether tokens that the strategy does not choose are there again after the block."""
+        return self.actor.strategy.rests
+
+    def _count_at(self, block: int) -> int:
+        """Return how many tokens are to go on after a block, or where tokens rest, to take part in it."""
+        if self.rests:
+            return min((count for at, count in self.keep.items() if at <= block), default=self.count)
+        return self.keep.get(block, self.index.shape[1])
 
     @property
     def present(self) -> Any:
@@ -233,13 +240,13 @@ class Pass:
     @property
     def weighs_sizes(self) -> bool:
         """Whether attention is to weigh tokens by their sizes: where the strategy asks for it, and some are merged."""
-        return self.actor.weighs_sizes and any(_merges(d.plan) for d in self.decisions)
+        return self.actor.weighs_sizes and any(merges(d.plan) for d in self.decisions)
 
     @property
     def whole(self) -> bool:
         """Whether every token that is there is one patch, and none fills up a row: so far they were only removed."""
         plans = [decision.plan for decision in self.decisions]
-        return all(only_removes(plan) and not isinstance(plan, Padded) for plan in plans)
+        return all(isinstance(plan, Rest) or (only_removes(plan) and not isinstance(plan, Padded)) for plan in plans)
 
     @property
     def even(self) -> bool:
@@ -279,7 +286,7 @@ class Pass:
 
     def went(self, came: Any, *, early: bool = False, scoring: Scoring = "", projected: str = "") -> None:
         """Record one block, to whose attention so many tokens `came`; call it once a block, when its choice is made."""
-        self.steps.append(Step(came, self.present, early, scoring, projected, self.own_macs))
+        self.steps.append(Step(came, self.present, early, scoring, projected, self.own_macs, rested=self.resting))
         self.own_macs = 0.0
 
     def decide(self, block: int, given: Given) -> Plan | None:
@@ -296,7 +303,7 @@ class Pass:
         if not self.acts(block):
             return None
         came, strategy = self.present, self.actor.strategy
-        keep = self.keep.get(block, self.index.shape[1])
+        keep = self._count_at(block)
         plan = strategy.plan(self._view(block, given), keep)
         if plan is not None:
             plan, keep = self._check(block, plan, keep)
@@ -335,6 +342,10 @@ class Pass:
 
     def _follow(self, block: int, plan: Plan, keep: int) -> Plan:
         """Note what the plan makes of the tokens' names and sizes; return it as it is to be carried out."""
+        if isinstance(plan, Rest):
+            plan = Resting.of(plan, self.index.shape[1])
+            self.decisions.append(Decision(block, self.index, self.index.gather(1, plan.active), plan))
+            return plan
         if isinstance(plan, Merge):
             plan = Grouped.of(plan, keep)
         if isinstance(plan, Keep) and not plan.ordered:
@@ -360,7 +371,7 @@ class Pass:
             if self.relevance is None:
                 raise UnsupportedError("the data of this cell has no relevance mask")
             mask = self.relevance
-            fields["relevance"] = lambda: _current(mask, self.index)
+            fields["relevance"] = lambda: of_index(mask, self.index)
         if missing := sorted(self.requires - set(fields)):
             raise UnsupportedError(
                 f"'{self.actor.strategy.name}' needs {', '.join(missing)}, which this model cannot give at the "
@@ -386,13 +397,3 @@ class Pass:
             learned=self.actor.learned.get(block),
             memory=self.memory,
         )
-
-
-def _merges(plan: Plan) -> bool:
-    """Say whether tokens come to stand for several patches by it, group for group."""
-    return isinstance(plan, Merge) or (isinstance(plan, Mask) and plan.sizes is not None)
-
-
-def _current(mask: Tensor, index: Tensor) -> Tensor:
-    """Return the mask's values for the tokens that are there; 0 for one that stands for no single patch."""
-    return mask.gather(1, index.clamp(min=0)) * (index >= 0)

@@ -20,10 +20,12 @@ from sparsebench.models import attention_fields
 from sparsebench.models.actor import Given, Pass
 from sparsebench.models.attention import attend, gather_heads, is_plain, qkv
 from sparsebench.models.pooling import POOLS, pool
+from sparsebench.models.resting import only_active, reads_attention
 from sparsebench.models.shown import in_chunks
 from sparsebench.models.timm_parts import refuse, vit_cost
 from sparsebench.plans import Keep, Plan
 from sparsebench.strategy import ModelOutputs, Site
+from sparsebench.tokens import Resting
 from sparsebench.view import RESULTS
 
 
@@ -218,7 +220,7 @@ class DeepViT:
             return frozenset({"tokens", "prefix", "pixels", "outputs"})
         given = frozenset({"tokens", "prefix"})
         if site == "block":
-            return given
+            return given | {"previous_attention"} if self.cost.plain else given
         for block in self.module.blocks:
             check_block(block)
         attention = attention_fields.NAMES - (frozenset() if self.class_rows else {"class_attention"})
@@ -273,23 +275,39 @@ class DeepViT:
     def _block(self, acting: Pass, turn: Rotations | None, number: int, block: Any, x: Tensor, **kwargs: Any) -> Tensor:
         """Run one block, with the strategy's choice before it or inside it."""
         if acting.acts_at("block", number):
-            sizes = acting.sizes
-            plan = self._decide(acting, number, self._tokens(x), x.device.type)
+            sizes, given = acting.sizes, self._tokens(x)
+            if (previous := acting.previous) is not None:
+                given["previous_attention"] = lambda: previous
+            plan = self._decide(acting, number, given, x.device.type)
+            if isinstance(plan, Resting) and plan.index.shape[1]:
+                rows = tokens.with_prefix(plan.active, self.prefix)
+                with only_active(acting, plan.active):
+                    new = self._run(acting, turn, number, block, tokens.gather(x, rows), kwargs)
+                return tokens.put_back(x, rows, new)
             x = x if plan is None else self._apply(plan, x, sizes)
+        return self._run(acting, turn, number, block, x, kwargs)
+
+    def _run(
+        self, acting: Pass, turn: Rotations | None, number: int, block: Any, x: Tensor, kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Run one block on the tokens that take part, with the strategy's choice inside it."""
         if turn is not None:
             kwargs["rope"] = turn.of(acting, kwargs["rope"], number)
-        acts = acting.acts_at("attention", number)
-        if not acts and acting.even:
+        acts, looked = acting.acts_at("attention", number), reads_attention(acting, number)
+        if not acts and not looked and acting.even:
             acting.went(acting.present)
             return type(block).forward(block, x, **kwargs)
         check_block(block)
-        if not acting.even and not is_plain(block.attn):
-            raise UnsupportedError(f"attention of type {type(block.attn).__name__} cannot weigh tokens differently")
+        if not is_plain(block.attn) and (looked or not acting.even):
+            cannot = "be looked at" if looked else "weigh tokens differently"
+            raise UnsupportedError(f"attention of type {type(block.attn).__name__} cannot {cannot}")
         if acts:
             x = self._attention_site(acting, number, block, x, kwargs.get("rope"))
         else:
-            acting.went(acting.present)
+            acting.went(acting.present, scoring=self.cost.scoring(["attention"]) if looked else "")
             q, k, v = qkv(block.attn, attention_input(block, x), kwargs.get("rope"))
+            if looked:
+                self._note_attention(acting, block.attn, q, k, v)
             x = x + attention_branch(block, attend(block.attn, q, k, v, **self._keys(acting)))
         return x + mlp_branch(block, x)
 
@@ -330,6 +348,16 @@ class DeepViT:
         plan = self._decide(acting, number, given, x.device.type)
         acting.went(came, scoring=scoring)
         return x if plan is None else self._apply(plan, x, sizes)
+
+    def _note_attention(self, acting: Pass, attn: Any, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Note the attention that the strategy chooses by before the next block."""
+        present = acting.sizes > 0 if acting.ragged else None
+        with self._in_full(q.device.type):
+            fields = attention_fields.fields_of(
+                attn, q, k, v, self.prefix, self.class_rows, **self._keys(acting), present=present
+            )
+            count = self.prefix + (acting.sizes > 0).sum(dim=1, keepdim=True)
+            acting.previous = attention_fields.in_full(fields["attention"]) * count
 
     def _keys(self, acting: Pass) -> dict[str, Tensor | None]:
         """Return what makes the P + N tokens of the moment count differently as keys, see `attend`."""

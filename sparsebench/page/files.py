@@ -10,7 +10,7 @@ from sparsebench.board.board import Board
 from sparsebench.board.budget_table import text
 from sparsebench.board.build import Flats
 from sparsebench.board.gather import board_of
-from sparsebench.records.store import write_whole
+from sparsebench.records.files import write_whole
 
 
 def publish(flat: Flats, out: Path) -> None:

@@ -11,8 +11,7 @@ from PIL import Image
 from sparsebench.board.gather import gather
 from sparsebench.errors import UserError
 from sparsebench.page.files import files
-from sparsebench.records import store
-from sparsebench.records.files import content_or_none
+from sparsebench.records.files import content_or_none, write_whole
 
 REDUCED, ALIKE = 8, 0.95
 """Pictures are made so many times smaller to be compared; they show the same from this correlation of greys on."""
@@ -59,5 +58,5 @@ def update(folder: Path) -> list[str]:
     made = files(gather(folder))
     changed = [name for name, content in made.items() if content_or_none(folder / name) != content]
     for name in changed:
-        store.write_whole(folder / name, made[name])
+        write_whole(folder / name, made[name])
     return changed

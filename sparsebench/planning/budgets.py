@@ -8,7 +8,7 @@ from typing import Any
 from sparsebench.budget import AMOUNTS, SHARED, Budget
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import CostModel
-from sparsebench.measure.counts import check_fits, schedule_of, stages
+from sparsebench.measure.counts import check_fits, first_block, schedule_of, stages
 from sparsebench.models.base import Model
 from sparsebench.spec import Spec, fill
 from sparsebench.strategy import Strategy, Traits
@@ -73,6 +73,7 @@ def fit_budget(
             got=f"gamma={budget.gamma:g}",
             next_step="add schedule=late, or leave gamma out",
         )
+    suite_blocks = tuple(block for block in suite_blocks or () if block >= first_block(traits)) or None
     if inside and budget.blocks is None and suite_blocks is not None:
         fits = budget.counts is None or len(budget.counts) == len(suite_blocks)
         if fits and (staged or (deep and suite_blocks != _default_blocks(budget, traits, cost))):

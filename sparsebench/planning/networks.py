@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sparsebench.errors import UserError
 from sparsebench.planning.suite import SuiteTask, load
-from sparsebench.records import store
+from sparsebench.records import files, store
 from sparsebench.records.record import Head
 
 
@@ -94,7 +94,7 @@ class Networks:
             if not store.has_weights(folder, cell_id, known):
                 raise UserError(
                     f"{path} is not the network that was trained: its content is another than its record says",
-                    got=f"SHA-256 {store.content_hash(path)[:12] or 'of nothing'}...",
+                    got=f"SHA-256 {files.content_hash(path)[:12] or 'of nothing'}...",
                     allowed=f"{known[cell_id].notes.get('weights', 'none')[:12]}...",
                     next_step="fetch the folder anew, or reinstall sparsebench if it is its own",
                 )

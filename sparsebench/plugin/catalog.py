@@ -1,7 +1,7 @@
-"""What plugins of others say of themselves, kept from one list to the next: to load them may take seconds.
+"""What plugins say of themselves, kept from one list to the next: to load them takes time, those of others seconds.
 
-The file lies in the user's cache folder, see `sources.cache.folder`, and may be removed at any time. It is named by the
-contents of what is installed, so that it is of no use when that changes.
+The file lies in the user's cache folder, see `records.files.cache_folder`, and may be removed at any time. It holds a
+digest of what is installed, so that it is of no use when that changes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
-from sparsebench.plugin.installed import files_of, strangers
+from sparsebench.plugin.installed import distribution, entries, files_of
 from sparsebench.records.cell import digest
-from sparsebench.records.store import content_hash, write_whole
-from sparsebench.sources.cache import folder
+from sparsebench.records.files import cache_folder, content_hash, write_whole
 from sparsebench.version import __version__
 
 MOST = 2**22
@@ -34,18 +33,16 @@ class _Kept(BaseModel):
 
 
 def fingerprint() -> str:
-    """Return a digest of the installed plugins of others, with all their modules; "" if there are none."""
-    about = [
-        [entry.name, entry.value, getattr(entry.dist, "name", ""), getattr(entry.dist, "version", ""),
-         [[str(path), content_hash(path)] for path in files_of(entry)]]
-        for entry in strangers()
-    ]  # fmt: skip
-    return digest([about, __version__, sys.version]) if about else ""
+    """Return a digest of the installed plugins, with all modules of their packages and of this one."""
+    places = {entry.module.partition(".")[0]: entry for entry in entries().values()}
+    about = [[entry.name, entry.value, *distribution(entry)] for entry in entries().values()]
+    modules = {str(path): content_hash(path) for entry in places.values() for path in files_of(entry)}
+    return digest([about, modules, __version__, sys.version])
 
 
 def load(key: str) -> Tables | None:
     """Return what was kept under a fingerprint; None if there is nothing, or not by this user, or it is broken."""
-    if (path := _path(key)) is None:
+    if (path := _path()) is None:
         return None
     with suppress(OSError, ValueError):
         about = path.stat()
@@ -58,11 +55,12 @@ def load(key: str) -> Tables | None:
 
 def save(key: str, tables: Tables) -> None:
     """Keep tables under a fingerprint, if that can be."""
-    if (path := _path(key)) is not None:
+    if (path := _path()) is not None:
         with suppress(OSError, UserError):
             write_whole(path, _Kept(key=key, tables=tables).model_dump_json().encode())
 
 
-def _path(key: str) -> Path | None:
-    place = folder()
-    return None if place is None else place / f"plugins-{key}.json"
+def _path() -> Path | None:
+    """Return the file of this environment."""
+    place = cache_folder()
+    return None if place is None else place / f"plugins-{digest(sys.prefix)}.json"

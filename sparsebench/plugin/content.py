@@ -21,8 +21,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from sparsebench.errors import UserError
-from sparsebench.records.files import open_file
-from sparsebench.records.store import content_hash
+from sparsebench.records.files import content_hash, open_file
 
 MOST_BYTES, MOST_FILES = 2**31, 10_000
 """Of a plugin."""

@@ -6,13 +6,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 
 from sparsebench.hooks import PROJECT
 from sparsebench.plugin.content import Content
-from sparsebench.records.store import content_hash
+from sparsebench.records.files import content_hash
 
 log = logging.getLogger(__name__)
 
@@ -20,17 +20,27 @@ HIDDEN = "SPARSEBENCH_HIDE"
 """The variable that names distributions, with commas between them, whose plugins are left out."""
 
 
+@lru_cache(64)
+def _name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
+    """Return a distribution's name and version; each look at them parses its metadata anew, in a millisecond."""
+    about = dist.metadata
+    return about["Name"], about["Version"]
+
+
+def distribution(entry: metadata.EntryPoint) -> tuple[str, str]:
+    """Return the name and the version of the distribution that brings an entry point; "" where there is none."""
+    return _name_and_version(entry.dist) if entry.dist is not None else ("", "")
+
+
 def entries() -> dict[str, metadata.EntryPoint]:
     """Return the installed entry points by name; of two with one name the shipped one, else the first, counts."""
     known: dict[str, metadata.EntryPoint] = {}
     hidden = os.environ.get(HIDDEN, "").split(",")
-    present = (entry for entry in metadata.entry_points(group=PROJECT) if getattr(entry.dist, "name", "") not in hidden)
+    present = (entry for entry in metadata.entry_points(group=PROJECT) if distribution(entry)[0] not in hidden)
     for entry in sorted(present, key=lambda e: (e.name, not is_shipped(e))):
         first = known.setdefault(entry.name, entry)
         if first.value != entry.value:
-            log.warning(
-                "plugin '%s' of %s is left out: its name is taken", entry.name, getattr(entry.dist, "name", "?")
-            )
+            log.warning("plugin '%s' of %s is left out: its name is taken", entry.name, distribution(entry)[0] or "?")
     return known
 
 
@@ -102,4 +112,4 @@ def _source(entry: metadata.EntryPoint | None) -> Path | None:
 
 def is_shipped(entry: metadata.EntryPoint) -> bool:
     """Say whether an entry point is of sparsebench's own."""
-    return entry.dist is not None and entry.dist.name == PROJECT
+    return distribution(entry)[0] == PROJECT

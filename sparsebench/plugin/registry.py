@@ -26,7 +26,7 @@ from sparsebench.measure import metrics
 from sparsebench.models.base import Model
 from sparsebench.observer import Observer
 from sparsebench.plugin.content import Content
-from sparsebench.plugin.installed import content_of, entries, is_shipped
+from sparsebench.plugin.installed import content_of, distribution, entries, is_shipped
 from sparsebench.records.origin import Origin
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Task
@@ -212,10 +212,11 @@ class Registry:
         except BaseException as error:  # a stranger's code: whatever it raises is its own
             return one_line(error)
         source = getattr(module, "__file__", None)
+        dist, version = distribution(entry)
         origin = Origin(
             plugin=name,
-            distribution=entry.dist.name if entry.dist else "",
-            version=entry.dist.version if entry.dist else "",
+            distribution=dist,
+            version=version,
             sha256=content.sha256 if content else _sha256(Path(source)) if source else "",
         )
         return self._register(module, origin)

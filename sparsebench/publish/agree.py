@@ -153,7 +153,7 @@ def _counts(cells: Cells, adaptive: bool) -> str | None:
 def _like(one: TokenStep, other: TokenStep, slack: float) -> bool:
     if not slack:
         return one == other
-    names = ("tokens_in", "tokens_out", "own")
+    names = ("tokens_in", "tokens_out", "own", "rested")
     numbers = [(float(getattr(one, name)), float(getattr(other, name))) for name in names]
     return all(abs(a - b) <= slack * max(abs(a), abs(b)) for a, b in numbers)
 

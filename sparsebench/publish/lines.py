@@ -116,7 +116,7 @@ def _wrong(record: Record) -> str | None:
         return f"{plain(negative[0], 60)} is negative"
     if record.outcomes is not None and not 0 < record.outcomes.n <= MOST_ITEMS:
         return f"it has {record.outcomes.n} test items, allowed: 1 to {MOST_ITEMS}"
-    if any(min(step.tokens_in, step.tokens_out, step.own) < 0 for step in record.trajectory):
+    if any(min(step.tokens_in, step.tokens_out, step.own, step.rested) < 0 for step in record.trajectory):
         return "its trajectory has a negative number"
     if record.kind not in KINDS:
         return f"its kind is '{plain(record.kind, 60)}', allowed: {', '.join(KINDS)}"

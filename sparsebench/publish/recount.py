@@ -78,10 +78,11 @@ def _illegal(record: Record, cost: CostModel) -> Iterator[str]:
         yield f"its trajectory has {len(steps)} blocks, and the model {cost.depth}"
         return
     inside = [step.tokens_out < step.tokens_in - ROUNDING for step in steps]
-    counts = [float(cost.tokens), *(count for step in steps for count in (step.tokens_in, step.tokens_out))]
+    pairs = [(step.tokens_in + step.rested, step.tokens_out + step.rested) for step in steps]
+    counts = [float(cost.tokens), *(count for pair in pairs for count in pair)]
     if any(after > before + ROUNDING for before, after in pairwise(counts)):
         yield f"its token counts do not fall from the model's {cost.tokens}"
-    if any(count < 1 for count in counts):
+    if any(min(step.tokens_in, step.tokens_out) < 1 for step in steps):
         yield "a token count is below 1"
     # One layer is acted on before it whatever the site, and says so by what comes in and goes out of it.
     if any(inside) or not isinstance(cost, VitCost):

@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 
 from sparsebench.plugin.installed import shipped_source
+from sparsebench.records.files import content_hash
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
-from sparsebench.records.store import content_hash
 
 
 def other_source(name: str, origin: Origin) -> str | None:

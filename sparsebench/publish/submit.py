@@ -15,7 +15,7 @@ from typing import NamedTuple
 from sparsebench.errors import UserError, unknown
 from sparsebench.publish.folder import MANIFEST, RECORDS, Answered, Manifest, version_of
 from sparsebench.publish.verify import Verdict, verify
-from sparsebench.records import environment, manifests, store
+from sparsebench.records import environment, files, manifests, store
 from sparsebench.records.cell import canonical, digest
 from sparsebench.records.files import content_of
 from sparsebench.records.manifests import Asked, setting_of
@@ -85,9 +85,9 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
         _write(part, out, chosen, (name, origin.sha256), suite)
-        files = {path.relative_to(part).as_posix(): store.content_hash(path) for path in part.rglob("*.json*")}
-        manifest = Manifest(strategy=name, version=folder.name, plugin=origin, suite=answered, files=files)
-        store.write_whole(part / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
+        hashes = {path.relative_to(part).as_posix(): files.content_hash(path) for path in part.rglob("*.json*")}
+        manifest = Manifest(strategy=name, version=folder.name, plugin=origin, suite=answered, files=hashes)
+        files.write_whole(part / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
         verdict = verify(part)
         if verdict.wrong:
             raise UserError(f"{out} would not be verified: {'; '.join(verdict.why)}")
@@ -173,7 +173,7 @@ def _choose(known: Iterable[_Known], name: str, suite: Asked) -> list[_Known]:
 
 def _write(part: Path, out: Path, chosen: list[_Known], source: tuple[str, str], suite: Asked) -> None:
     """Write all but the manifest."""
-    with store.whole_file(part / RECORDS) as file:
+    with files.whole_file(part / RECORDS) as file:
         file.writelines(lines(one.place for one in chosen))
     _copy(out, part, environment.FOLDER, {one.machine for one in chosen} - {""})
     described, sources = manifests.strategies(out), {(one.strategy, one.origin.sha256) for one in chosen} | {source}
@@ -188,7 +188,7 @@ def _copy(out: Path, part: Path, folder: str, hashes: Iterable[str]) -> None:
             content = content_of(out / folder / f"{name}.json")
         except OSError as error:
             raise UserError(f"{out}/{folder}/{name}.json is not there: {error.strerror}", next_step=AGAIN) from error
-        store.write_whole(part / folder / f"{name}.json", content)
+        files.write_whole(part / folder / f"{name}.json", content)
 
 
 def git_steps(submission: Submission) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sparsebench.records import files
 from sparsebench.records.cell import canonical
+from sparsebench.records.files import write_whole
 from sparsebench.records.report import SCHEMA, Report
-from sparsebench.records.store import write_whole
 
 
 def write(report: Report, out: Path) -> Path:

@@ -1,15 +1,21 @@
-"""One opener for what lies in a folder of records, which may be a stranger's: plain files of bounded size, no links."""
+"""One opener for what lies in a folder of records, which may be a stranger's: plain files of bounded size, no links.
+
+And one way to write a file that is there whole or not at all.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
+import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
+from typing import BinaryIO
 
 from sparsebench.errors import UserError
 from sparsebench.text import plain
@@ -22,6 +28,8 @@ LINE_BYTES = 2**22
 """Of one record."""
 MOST_FILES = 100_000
 """In one folder."""
+CACHE = "SPARSEBENCH_CACHE"
+"""The variable that names the user's cache folder."""
 
 
 @contextmanager
@@ -65,6 +73,15 @@ def content_or_none(path: Path, most: int = 2**28) -> bytes | None:
         return None
 
 
+def content_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, or "" if it cannot be read."""
+    try:
+        with open_file(path, MOST_BYTES) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
 def files_in(folder: Path, end: str) -> list[Path]:
     """Return what lies in a folder under names that end so and are not hidden, by name; nothing if it is not there.
 
@@ -99,3 +116,45 @@ def leave_out(path: Path, error: Exception) -> None:
     """Warn of a file that cannot be read."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else error
     log.warning("%s is left out: %s", plain(path.name), plain(" ".join(str(reason).split()), 300))
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Give a file to write that is there, when all is written, either whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there either whole or not at all; see `whole_file`."""
+    with whole_file(path) as file:
+        file.write(content)
+
+
+def cache_folder() -> Path | None:
+    """Return where what can be made again is kept; None where there is no home.
+
+    That is $SPARSEBENCH_CACHE, else $XDG_CACHE_HOME/sparsebench or ~/.cache/sparsebench.
+    """
+    try:
+        if given := os.environ.get(CACHE):
+            return Path(given).expanduser()
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "")
+        return (base if base.is_absolute() else Path.home() / ".cache") / "sparsebench"
+    except RuntimeError:
+        return None

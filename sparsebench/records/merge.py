@@ -49,8 +49,8 @@ def merge(stores: Sequence[Path], out: Path) -> int:
     part = out.with_name(f".{out.name}.{secrets.token_hex(4)}.part")
     try:
         for path, content in _beside(stores):
-            store.write_whole(part / path, content)
-        with store.whole_file(part / "records" / "merged.jsonl") as file:
+            files.write_whole(part / path, content)
+        with files.whole_file(part / "records" / "merged.jsonl") as file:
             file.writelines(lines(best[key][1] for key in sorted(best)))
         os.replace(part, out)
     except OSError as error:

@@ -110,8 +110,8 @@ def _is_much(keys: dict[str, Key], manifest: dict[str, Any]) -> bool:
 def _code() -> str:
     """Return a hash of what makes rows of records: those of another version are not taken."""
     return (
-        "-".join(store.content_hash(Path(str(m.__file__)))[:16] for m in (flat_rows, budget, cell, record, store, text))
-        + (store.content_hash(Path(__file__))[:16])
+        "-".join(files.content_hash(Path(str(m.__file__)))[:16] for m in (flat_rows, budget, cell, record, store, text))
+        + (files.content_hash(Path(__file__))[:16])
     )
 
 
@@ -210,7 +210,7 @@ def _save(out: Path, whole: pa.Table, segments: dict[str, Any]) -> None:
         return
     manifest = json.dumps({"code": _code(), "segments": segments})
     try:
-        with store.whole_file(path_of(out)) as file:
+        with files.whole_file(path_of(out)) as file:
             pq.write_table(whole.replace_schema_metadata({MANIFEST: manifest}), file, write_page_checksum=True)
     except UserError as error:
         log.info("no cache of the records: %s", error)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from sparsebench.records.cell import Cell, Part, Where, Whole
 from sparsebench.records.origin import Origin
@@ -79,6 +79,13 @@ class TokenStep(_Model):
     projected: str = ""
     own: float = 0.0
     spread: float = 0.0
+    rested: float = 0.0
+
+    @model_serializer(mode="wrap")
+    def _without_rested(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what came later where it is not used, so that records from before it are spelled as ever."""
+        fields: dict[str, Any] = dump(self)
+        return fields if self.rested else {key: value for key, value in fields.items() if key != "rested"}
 
 
 class Failure(_Model):
@@ -108,7 +115,7 @@ class Outcomes(_Model):
     def check(self) -> None:
         """Raise ValueError unless what boards read can be unpacked; what many records share is looked at once."""
         _bytes_of(self.predicted, self.n)
-        for text in filter(None, (self.label, self.group, self.foreground)):
+        for text in (self.label, *filter(None, (self.group, self.foreground))):
             _check(text, self.n)
 
 

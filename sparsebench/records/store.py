@@ -4,6 +4,7 @@ OUT/records/<utc>-<host>-<pid>-<random>.jsonl      one record a line, one fsynce
 OUT/environments/<hash>.json                        machine and libraries, once each; see `described` for what else
 OUT/weights/<cell id>.safetensors                   weights that other cells start from
 OUT/checkpoints/<cell id>.safetensors               a training under way, until its record is there
+OUT/fits/<hash>.safetensors                         what strategies learned from training images before a test
 OUT/underway/<host>-<pid>.json                      how far a run is, until it is over
 """
 
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from sparsebench.errors import UserError
 from sparsebench.records import files, place
@@ -45,24 +46,20 @@ def weights_path(out: Path, cell_id: str) -> Path:
     return out / "weights" / f"{cell_id}.safetensors"
 
 
-def content_hash(path: Path) -> str:
-    """Return the SHA-256 of a file, or "" if it cannot be read."""
-    try:
-        with files.open_file(path, files.MOST_BYTES) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return ""
-
-
 def has_weights(out: Path, cell_id: str, known: Mapping[str, Head]) -> bool:
     """Say whether the trained weights of a cell lie there as its record, among the known, says they were written."""
     written = known[cell_id].notes.get("weights") if cell_id in known else None
-    return written is not None and written == content_hash(weights_path(out, cell_id))
+    return written is not None and written == files.content_hash(weights_path(out, cell_id))
 
 
 def checkpoint_path(out: Path, cell_id: str) -> Path:
     """Return where the checkpoint of a cell lies while it is trained."""
     return out / "checkpoints" / f"{cell_id}.safetensors"
+
+
+def fit_path(out: Path, key: str) -> Path:
+    """Return where it lies what a strategy learned from training images, by a hash of all that it depends on."""
+    return out / "fits" / f"{key}.safetensors"
 
 
 def remove_checkpoint(out: Path, cell_id: str) -> None:
@@ -356,36 +353,8 @@ def _names_its_cell(line: bytes, cell_id: str) -> bool:
     return hashlib.sha256(cell).hexdigest()[:16] == cell_id
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Give a file to write that is there, when all is written, either whole or not at all.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there either whole or not at all; see `whole_file`."""
-    with whole_file(path) as file:
-        file.write(content)
-
-
 def keep(folder: Path, value: object) -> None:
     """Write a value to the file of a folder that is named after it, unless it is there."""
     path = folder / f"{digest(value)}.json"
     if not path.exists():
-        write_whole(path, canonical(value).encode())
+        files.write_whole(path, canonical(value).encode())

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparsebench.planning.job import Job
+from sparsebench.records.files import write_whole
 from sparsebench.records.record import Record
-from sparsebench.records.store import write_whole
 from sparsebench.reproduce.result import Result
 from sparsebench.reproduce.trials import Trial, has_no_answer, trials_of
 from sparsebench.reproduce.verdicts import Verdict, as_csv, as_json, markdown

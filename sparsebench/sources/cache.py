@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from sparsebench.errors import UserError
+from sparsebench.records.files import CACHE, cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +34,6 @@ LARGE = 2 * 10**9
 """Bytes of an array that are too many for the memory of each of several processes."""
 
 SUFFIX = ".pixels.npy"
-PLACE = "SPARSEBENCH_CACHE"
-
-
-def folder() -> Path | None:
-    """Return where the files lie: $SPARSEBENCH_CACHE, else $XDG_CACHE_HOME/sparsebench or ~/.cache/sparsebench.
-
-    None where there is no home either.
-    """
-    try:
-        if given := os.environ.get(PLACE):
-            return Path(given).expanduser()
-        base = Path(os.environ.get("XDG_CACHE_HOME") or "")
-        return (base if base.is_absolute() else Path.home() / ".cache") / "sparsebench"
-    except RuntimeError:
-        return None
 
 
 def keep_pixels(name: str, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
@@ -65,7 +51,7 @@ def keep_pixels(name: str, shape: tuple[int, ...], rows: Callable[[], Iterable[n
     Raises:
         UserError: the disk has no room for more than `LARGE` bytes.
     """
-    where = folder()
+    where = cache_folder()
     if where is None:
         _warn("there is no home directory")
         return _in_memory(shape, rows)
@@ -153,7 +139,7 @@ def _write(path: Path, shape: tuple[int, ...], rows: Callable[[], Iterable[np.nd
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and size > LARGE:
             raise UserError(
                 f"{path.parent} has no room for the decoded pictures, {size / 1e9:.1f} GB",
-                next_step=f"make room, or set {PLACE} to a folder that has it",
+                next_step=f"make room, or set {CACHE} to a folder that has it",
             ) from error
         _warn(f"{path.parent}: {error.strerror or error}")
         return False
@@ -165,7 +151,7 @@ def _write(path: Path, shape: tuple[int, ...], rows: Callable[[], Iterable[np.nd
 
 def check() -> None:
     """Warn if no file can be written, before workers find out one by one."""
-    where = folder()
+    where = cache_folder()
     if where is None:
         _warn("there is no home directory")
         return
@@ -180,12 +166,12 @@ def check() -> None:
 @lru_cache
 def _warn(reason: str) -> None:
     """Warn once a process and reason."""
-    log.warning("decoded pictures are not kept (%s); set %s to a folder that can be written", reason, PLACE)
+    log.warning("decoded pictures are not kept (%s); set %s to a folder that can be written", reason, CACHE)
 
 
 def _files() -> list[Path]:
     """Return the files of the cache, those included that a stopped process left half-written; no other's."""
-    where = folder()
+    where = cache_folder()
     if where is None or not where.is_dir():
         return []
     return [path for path in where.iterdir() if SUFFIX in path.name]

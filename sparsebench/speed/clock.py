@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsebench.deploy.apply import apply
+from sparsebench.deploy.apply import RANDOM, apply
 from sparsebench.deploy.sparse_model import SparseModel
+from sparsebench.deploy.words import understand
 from sparsebench.errors import UserError, one_line
 from sparsebench.speed.rows import Row, percentile, ratio
 
@@ -49,7 +50,7 @@ def measure(
     """
     _check(batches, modes, precisions, rounds)
     model = model.eval().to(device)
-    networks = [apply(copy.deepcopy(model), words).eval() for words in strategies]
+    networks = [_sparse(model, words).eval() for words in strategies]
     scale = apply(copy.deepcopy(model), "dense")
     side = scale._network.grid[0] * scale._network.patch[0]
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -61,6 +62,12 @@ def measure(
             base = Row(name, DENSE, "eager", precision, batch, side, parameters, macs, 1.0, cost.tokens)
             runners = list(_runners(model, networks, modes, base))
             yield from _times(runners, rounds, device)
+
+
+def _sparse(model: nn.Module, words: str) -> SparseModel:
+    """Return a copy of the network with a strategy; what it would learn from images does not change its time."""
+    fits = understand(words, {}).strategy.fits()
+    return apply(copy.deepcopy(model), words, learned=RANDOM if fits else None)
 
 
 def _check(batches: Sequence[int], modes: Sequence[str], precisions: Sequence[str], rounds: int) -> None:

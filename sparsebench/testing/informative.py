@@ -21,11 +21,11 @@ from sparsebench.budget import Budget
 from sparsebench.deploy.apply import RANDOM, apply
 from sparsebench.deploy.export import first_cause
 from sparsebench.deploy.exportable import never_exported
-from sparsebench.models.actor import Actor
 from sparsebench.plans import Plan
 from sparsebench.strategy import Strategy
 from sparsebench.testing.networks import Case, build, images_for, tiny
-from sparsebench.testing.trial import Choice, RuleError, Runner, StandIn, answer, fresh, on_each, tensors
+from sparsebench.testing.trial import Choice, RuleError, Runner, actor_on, answer, fresh, on_each, tensors
+from sparsebench.training.fit import StandIn
 from sparsebench.view import TokenView
 
 REPEATS = 5
@@ -54,7 +54,7 @@ def _choose(strategy: Strategy, around: Callable[[Choice], Plan | None]) -> None
     """Let a fresh strategy make a choice, in the last block or at the input."""
     case, within = deit_tiny(), _Within(fresh(strategy), around)
     stand_in: Any = within
-    actor = Actor(stand_in, Budget(keep_rate=0.7, blocks=(1,)), case.network.cost, case.network.grid, stream=5)
+    actor = actor_on(stand_in, case, Budget(keep_rate=0.7, blocks=(1,)))
     relevance = case.relevance if strategy.kind == "oracle" else None
     items = torch.arange(len(case.inputs))
     case.network(case.inputs, actor.begin(items, 0, relevance, tokens=case.tokens, training=strategy.trains_only))
@@ -148,7 +148,8 @@ def exports(strategy: Strategy) -> str:
     before = "tf32" in (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
     try:
         cudnn.allow_tf32 = False  # torch.export refuses to look at parts that differ
-        with apply(model, fresh(strategy), learned=RANDOM if strategy.trained else None, **budget) as sparse:
+        learned = RANDOM if strategy.trained or strategy.fits() else None
+        with apply(model, fresh(strategy), learned=learned, **budget) as sparse:
             torch.export.export(sparse.eval(), (torch.zeros(1, 3, 32, 32),), strict=False)
     except Exception as error:  # torch has many of its own for what it cannot follow
         return f"no: {first_cause(error)[:200]}"

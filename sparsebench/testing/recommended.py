@@ -12,12 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.actor import Actor
 from sparsebench.plans import Keep, Merge, Mix, Plan
 from sparsebench.strategy import Strategy
 from sparsebench.testing.networks import Case, build, images_for
-from sparsebench.testing.trial import RuleError, Runner, StandIn, Trial, act, alike, fresh, on_each, same
+from sparsebench.testing.trial import RuleError, Runner, Trial, act, actor_on, alike, fresh, on_each, same
 from sparsebench.training.evaluate import patches_in
+from sparsebench.training.fit import StandIn, modules_of
 from sparsebench.view import TokenView
 
 DEEP = ("class token", "no class token")
@@ -193,7 +193,7 @@ def own_macs_are_all(strategy: Strategy) -> None:
     def do(case: Case) -> None:
         runner = Runner(fresh(strategy), case)
         counted: Any = _Counted(runner.strategy)
-        runner.actor = Actor(counted, Budget(keep_rate=runner.rate), case.network.cost, case.network.grid, stream=5)
+        runner.actor = actor_on(counted, case, Budget(keep_rate=runner.rate))
         steps = runner(slice(0, 1)).acting.steps  # of one image: rows of several may be filled up
         said = sum(float(np.sum(step.own)) for step in steps)
         if counted.macs > said * (1 + UNDERSTATED):
@@ -210,9 +210,10 @@ def gradients_flow(strategy: Strategy) -> str:
         trial = runner(training=True)
         loss = trial.outputs.square().sum()
         (loss + trial.acting.loss() if trial.acting.learns and trial.asked else loss).backward()
-        learned = torch.nn.ModuleDict({str(block): module for block, module in runner.actor.learned.items()})
+        learned = modules_of(runner.actor)
         modules = {"": case.network.module, "learned.": learned}
-        return {prefix + name: w.grad for prefix, one in modules.items() for name, w in one.named_parameters()}
+        named = ((prefix + name, w) for prefix, one in modules.items() for name, w in one.named_parameters())
+        return {name: w.grad for name, w in named if w.requires_grad}
 
     def do(shared: Case) -> None:
         dense = gradients(fresh(strategy), build(shared.name), 1.0)

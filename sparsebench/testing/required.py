@@ -21,9 +21,10 @@ from sparsebench.errors import StrategyError, UnsupportedError
 from sparsebench.strategy import Strategy
 from sparsebench.testing import audit, state
 from sparsebench.testing.networks import LARGE, PREFIXES, SIZES, Case, build
-from sparsebench.testing.trial import Asked, RuleError, Runner, Trial, act, alike, fresh, on_each, tensors
+from sparsebench.testing.trial import Asked, RuleError, Runner, Trial, act, alike, fresh, on_each, same, tensors
 from sparsebench.training import canary
 from sparsebench.training.evaluate import evaluate
+from sparsebench.training.fit import modules_of
 from sparsebench.training.steps import Autograd, Samples
 from sparsebench.view import NEEDS
 
@@ -58,6 +59,19 @@ def parameters_survive_json(strategy: Strategy) -> None:
         raise RuleError(" ".join(str(error).split())) from error
     if again.model_dump() != strategy.model_dump():
         raise RuleError(f"written {strategy.model_dump()}, read {again.model_dump()}")
+
+
+def fits_on_images(strategy: Strategy) -> str:
+    """What it learns from training images has the form that its module has, and is the same each time."""
+    if not strategy.fits():
+        return "it has no fit"
+
+    def do(case: Case) -> None:
+        first, second = (modules_of(Runner(fresh(strategy), case).actor).state_dict() for _ in range(2))
+        if other := [name for name, value in first.items() if not same(value, second[name])]:
+            raise RuleError(f"it learned another {other[0]} from the same images")
+
+    return on_each(do)
 
 
 def acts_without_error(strategy: Strategy) -> str:
@@ -303,8 +317,9 @@ def modes_are_left_alone(strategy: Strategy) -> str:
     def do(case: Case) -> None:
         for training in (False, True):
             with torch.set_grad_enabled(training):
-                asked = Runner(fresh(strategy), case)(training=training).asked
-            if changed := sorted({mode for one in asked for mode in one.modes}):
+                runner = Runner(fresh(strategy), case)
+                runner(training=training)
+            if changed := sorted({mode for one in runner.observed.asked for mode in one.modes}):
                 raise RuleError(f"changed: {', '.join(changed)}")
 
     return on_each(do)
@@ -369,9 +384,9 @@ def prints_nothing(strategy: Strategy) -> str:
 
 
 CHECKS = (
-    declares_itself, constructs_with_defaults, parameters_survive_json, acts_without_error, reads_no_relevance,
-    plans_are_legal, nothing_is_nan, budget_is_honoured, prefix_tokens_stay, keep_all_is_dense, same_seed_same_bits,
-    odd_sizes, labels_change_nothing, relevance_changes_nothing, truth_changes_nothing, keeps_to_its_view,
-    view_is_left_alone, model_is_left_alone, random_state_is_left_alone, modes_are_left_alone, torch_is_left_alone,
-    machine_is_left_alone, prints_nothing,
+    declares_itself, constructs_with_defaults, parameters_survive_json, fits_on_images, acts_without_error,
+    reads_no_relevance, plans_are_legal, nothing_is_nan, budget_is_honoured, prefix_tokens_stay, keep_all_is_dense,
+    same_seed_same_bits, odd_sizes, labels_change_nothing, relevance_changes_nothing, truth_changes_nothing,
+    keeps_to_its_view, view_is_left_alone, model_is_left_alone, random_state_is_left_alone, modes_are_left_alone,
+    torch_is_left_alone, machine_is_left_alone, prints_nothing,
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from torch import nn
 
 import sparsebench.cells.run_cell  # noqa: F401
 from sparsebench.contain.process_state import FUNCTIONS, changes
+from sparsebench.training.fit import state_digest
 
 _FIRST = FUNCTIONS.get()
 
@@ -26,10 +26,7 @@ def replaced_functions() -> list[str]:
 
 def fingerprint(module: nn.Module) -> dict[str, Any]:
     """Return what is to be compared of a model: its weights' hash, and each part's own attributes and hooks."""
-    digest = hashlib.sha256()
-    for name, value in module.state_dict().items():
-        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-    parts: dict[str, Any] = {"weights": digest.hexdigest()}
+    parts: dict[str, Any] = {"weights": state_digest(module.state_dict())}
     for name, part in module.named_modules():
         attributes = {key: _mark(key, value) for key, value in vars(part).items()}
         parts[f"attributes, hooks or forward of '{name}'"] = (id(part), type(part), type(part).forward, attributes)

@@ -13,14 +13,15 @@ from torch import Tensor
 from sparsebench.budget import Budget
 from sparsebench.contain import process_state
 from sparsebench.contract import place_of
-from sparsebench.errors import StrategyError, UnsupportedError
+from sparsebench.errors import StrategyError, UnsupportedError, UserError
 from sparsebench.models.actor import Actor, Pass
 from sparsebench.plan_checks import check_plan, went_on
 from sparsebench.plans import Plan
 from sparsebench.strategy import Strategy
 from sparsebench.testing import audit
 from sparsebench.testing.networks import USUAL, Case, cached
-from sparsebench.view import TokenView
+from sparsebench.training.fit import StandIn, fit
+from sparsebench.view import FrozenNetwork, Images, TokenView
 
 Choice: TypeAlias = Callable[[], Plan | None]
 S = TypeVar("S", bound=Strategy)
@@ -89,16 +90,6 @@ class Asked:
     changes: list[str]
 
 
-class StandIn:
-    """Stands in a strategy's place in the harness, and is what the strategy is but for its plans."""
-
-    def __init__(self, strategy: Strategy):
-        self.strategy = strategy
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.strategy, name)
-
-
 class _Observed(StandIn):
     """Notes what the strategy is asked and what it does then."""
 
@@ -117,6 +108,33 @@ class _Observed(StandIn):
             Asked(plan, frozenset(watched.__dict__["read"]), watched.changed_fields(), changed, doors, done)
         )
         return plan
+
+    def fit(self, images: Images, network: FrozenNetwork) -> Any:
+        before = process_state.values()
+        with audit.watch() as events:
+            learned = self.strategy.fit(images, network)
+        changed, doors = process_state.changes(before), audit.back_doors(self.strategy, events)
+        self.asked.append(Asked(None, frozenset(), [], changed, doors, audit.changes(self.strategy, events)))
+        return learned
+
+
+def actor_on(strategy: Any, case: Case, budget: Budget) -> Actor:
+    """Return a strategy, or what stands in for it, on a case's network; one with a `fit` has looked at images.
+
+    These are not the case's own, and their labels and masks are always the same.
+
+    Raises:
+        RuleError: what `fit` did wrong.
+    """
+    actor = Actor(strategy, budget, case.network.cost, case.network.grid, stream=5)
+    if strategy.fits() and actor.acts:
+        rows = torch.arange(len(case.inputs))
+        images = Images(case.inputs.flip(0), rows, rows % 2 if strategy.fit_labels else None)
+        try:
+            fit(case.network, actor, images, case.recipe, 5, case.relevance)
+        except UserError as error:
+            raise RuleError(str(error), "fits_on_images") from error
+    return actor
 
 
 def answer(choice: Choice, strategy: Strategy, view: TokenView, keep: int) -> Plan | None:
@@ -186,9 +204,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.observed = _Observed(self.strategy)
-        network, budget = self.case.network, Budget(keep_rate=self.rate)
-        observed: Any = self.observed
-        self.actor = Actor(observed, budget, network.cost, network.grid, stream=5)
+        self.actor = actor_on(self.observed, self.case, Budget(keep_rate=self.rate))
         if self.relevance is None and self.strategy.kind == "oracle":
             self.relevance = self.case.relevance
 

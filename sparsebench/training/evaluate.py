@@ -15,6 +15,7 @@ from sparsebench.measure.cost import Step, mean_step
 from sparsebench.measure.scores import mean_loss
 from sparsebench.models.actor import Actor, Pass
 from sparsebench.models.base import Network
+from sparsebench.plans import Rest
 from sparsebench.tasks.base import Recipe
 from sparsebench.training.steps import Samples, losses, predictions
 
@@ -183,6 +184,8 @@ def _choices(acting: Pass, N: int) -> Iterator[_Chosen]:
     kept = torch.ones(len(acting.index), N, dtype=torch.bool, device=acting.index.device)
     for block in sorted(acting.actor.keep):
         present, decision = kept, decisions.get(block)
+        if decision is not None and isinstance(decision.plan, Rest):  # those that rested before are there again
+            present = patches_in(decision.before, N)
         if decision is not None:
             kept = patches_in(decision.after, N)
         given = None if decision is None else decision.plan.scores

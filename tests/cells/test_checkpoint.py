@@ -20,7 +20,7 @@ from sparsebench.planning import planner
 from sparsebench.planning.job import Job
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import store
+from sparsebench.records import files, store
 from sparsebench.records.record import Failure, Record
 
 TASK = "composite:epochs=4,test=40,pretrain_epochs=0,flip=True,shift=2,validation=0.25,patience=3,batch=10"
@@ -169,12 +169,12 @@ def test_a_disk_that_is_full_is_said_once_and_does_not_end_the_cell(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_what_was_not_written_whole_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "checkpoints" / "a.safetensors"
-    store.write_whole(path, b"before")
+    files.write_whole(path, b"before")
     real = Path.open
     full = lambda self, *mode, **named: real(Path("/dev/full") if self.suffix == ".part" else self, *mode, **named)  # noqa: E731
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(UserError, match="No space left"):
-        store.write_whole(path, b"x" * 10**6)
+        files.write_whole(path, b"x" * 10**6)
     assert path.read_bytes() == b"before" and [p.name for p in path.parent.iterdir()] == [path.name]
 
 
@@ -198,7 +198,7 @@ def test_a_run_removes_checkpoints_of_what_is_finished_or_starts_anew(
     request, registry = Request(suite="quick-scratch", tasks=(TASK,), model=VIT, n_train=(40,), seeds=1), Registry()
     job = planner.plan(request, planner.Files(), registry, tmp_path, "missing").todo[0]
     path = store.checkpoint_path(tmp_path, job.cell.id)
-    store.write_whole(path, b"")
+    files.write_whole(path, b"")
     if recorded:
         failure = None if recorded == "ok" else Failure(reason="it broke")
         record = job.record_of_failure("failed", Failure(reason="it broke"))
@@ -226,7 +226,7 @@ def test_a_training_that_began_from_other_initial_weights_is_not_gone_on_with(
     save_file({name: value + 0.5 for name, value in load_file(weights).items()}, weights)
     other = run(job, tmp_path, 60)
     assert "resumed" not in other.notes and "it was made with another start" in caplog.text
-    assert other.notes["initial_weights"] == store.content_hash(weights)
+    assert other.notes["initial_weights"] == files.content_hash(weights)
     assert measured(other) == measured(run(job, tmp_path, 0))
 
 
@@ -254,6 +254,7 @@ def begun(out: Path) -> bool:
     return bool(records) and any(path.stem not in records for path in out.glob("checkpoints/*.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_the_middle_of_a_cell_goes_on_there(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sparsebench", "run", "--suite", "quick-scratch", "--task", LONG, "--model", VIT,
                "--n-train", "100", "--seeds", "1", "--jobs", "1", "--checkpoint", "0.05",

@@ -52,6 +52,7 @@ def test_the_same_command_again_names_what_runs_the_failed_again(failed: tuple[P
     assert "cells are in the store; 6 of them failed, --rerun failed tries them again" in again.stderr
 
 
+@pytest.mark.slow
 def test_check_says_it_in_the_same_words(tmp_path: Path) -> None:
     one = tmp_path / "returns.py"
     one.write_text(

@@ -170,6 +170,7 @@ def test_a_mistake_is_answered_in_a_line_that_helps(words: str, says: str) -> No
     [
         (["verify"], "sparsebench verify leaderboard/submissions"),
         (["observe"], "sparsebench observe results tensorboard:dir=events"),
+        (["data", "nothing"], "sparsebench data --verify"),
         (["run", "-p", "attn_topk"], "sparsebench run attn_topk evit:keep_rate=0.7 my.py --out results"),
     ],
 )

@@ -19,6 +19,13 @@ def test_the_list_says_what_was_trained_and_what_to_cite() -> None:
     assert "ICLR 2022" in rows["attn_topk"]["citation"] and rows["dense"]["citation"] == ""
 
 
+def test_what_looks_at_images_first_is_said() -> None:
+    rows = {row["name"]: row for row in json.loads(call("list", "plugins", "--json").stdout)}
+    assert rows["fisher_mask"]["trained"] == "fits" and rows["dynamic_vit"]["trained"] == "yes"
+    assert "trained: no; it looks at 256 training images first, with labels" in call("show", "fisher_mask").stdout
+    assert "trained: no\n" in call("show", "tome").stdout and "trained: yes\n" in call("show", "a_vit").stdout
+
+
 def test_each_bibtex_entry_is_printed_once_and_belongs_to_a_citation() -> None:
     strategies = [found.cls for found in Registry().strategies() if found.cls.bibtex]
     printed = call("list", "--bibtex").stdout

@@ -179,6 +179,7 @@ print(sorted({{'torch', 'timm', 'torchvision', 'numba'}} & set(sys.modules)))
     assert done.stdout.splitlines()[-1] == "[]" and (tmp_path / "fig4.png").exists()
 
 
+@pytest.mark.slow
 def test_it_can_be_said_how_often_a_training_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
     monkeypatch.setattr(runs, "collect", lambda *arguments: given.append(arguments[2].checkpoint))

@@ -16,7 +16,7 @@ from sparsebench.planning import planner
 from sparsebench.planning.expected import Expected
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import store
+from sparsebench.records import files, store
 from sparsebench.records.record import Failure, Record
 
 
@@ -77,7 +77,7 @@ def test_what_is_run_is_counted_as_running(tmp_path: Path, plan: planner.Plan) -
 def test_a_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path, plan: planner.Plan) -> None:
     left = (underway.Cells(label="dense", n=5),)
     file = underway.Underway(host="there", pid=7, workers=2, updated=time.time() - 300, left=left, running=left)
-    store.write_whole(tmp_path / "underway" / "there-7.json", file.model_dump_json().encode())
+    files.write_whole(tmp_path / "underway" / "there-7.json", file.model_dump_json().encode())
     (tmp_path / "underway" / "torn.json").write_text("{")
     result = status(tmp_path)
     assert "on there (process 7) was stopped with 5 cells left" in result.output and "goes on" in result.output
@@ -129,5 +129,5 @@ def test_the_time_left_does_not_hang_on_which_cells_were_run_first(
 def test_trainings_and_tests_of_trained_networks_are_counted_apart(tmp_path: Path) -> None:
     left = tuple(underway.Cells(label="random", n=3, network=network) for network in (False, True))
     run = underway.Underway(host="here", pid=7, workers=1, updated=time.time(), left=left, running=())
-    store.write_whole(tmp_path / "underway" / "here-7.json", run.model_dump_json().encode())
+    files.write_whole(tmp_path / "underway" / "here-7.json", run.model_dump_json().encode())
     assert "6 cells without a record (3 trainings, 3 tests of trained networks)" in status(tmp_path).output

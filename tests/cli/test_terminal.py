@@ -63,6 +63,7 @@ def drawn(line: str) -> list[str]:
     return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line).split("\r")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("columns", [80, 100, 160])
 def test_no_line_of_a_run_is_wider_than_the_terminal(columns: int, ran: Path) -> None:

@@ -62,6 +62,7 @@ def run(out: Path, *options: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
+@pytest.mark.slow
 def test_two_runs_on_one_machine_take_turns(tmp_path: Path) -> None:
     runs = {out: run(tmp_path / out, "--exclusive") for out in ("a", "b")}
     for started in runs.values():
@@ -72,6 +73,7 @@ def test_two_runs_on_one_machine_take_turns(tmp_path: Path) -> None:
     assert {record.notes["timed"] for record in records} == {ALONE[True]}
 
 
+@pytest.mark.slow
 def test_workers_of_one_run_take_turns_and_measure_the_same(tmp_path: Path) -> None:
     jobs, limits = jobs_of(), engine.Limits(exclusive=True)
     beside = list(engine.inline(jobs, Registry(), tmp_path / "beside", "cpu", {}))

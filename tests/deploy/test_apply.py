@@ -27,7 +27,8 @@ from sparsebench.strategy import Strategy
 STRATEGIES = [
     registered.cls
     for registered in Registry(shipped_only=True).strategies()
-    if registered.cls.kind != "oracle" and not registered.cls.trained and registered.cls.budgeted
+    if registered.cls.kind != "oracle" and registered.cls.budgeted
+    if not registered.cls.trained and not registered.cls.fits()
 ]
 NAMES = [cls.name for cls in STRATEGIES]
 MODELS = vits.ARCHITECTURES | eva_vits.KINDS

@@ -14,33 +14,37 @@ from vits import close, vit
 
 import sparsebench
 from sparsebench.cli import main
-from sparsebench.deploy.exportable import READS_NUMBERS, exportable
+from sparsebench.deploy.exportable import exportable
 from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 
-NOT_COMPILED = {"atc", "downsample", "radial"}
 ONNX = {"tome", "pitome", "evit", "attn_topk", "tps"}
 NAMES = [cls.name for cls in FIXED]
 needs_onnx = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs the extra export")
 
 
+class ReadsANumber(sparsebench.Strategy):
+    name = "reads_a_number"
+    needs = frozenset({"tokens"})
+
+    def scores(self, view):
+        norms = view.tokens.norm(dim=2)
+        return norms if float(norms.sum()) > 1 else -norms
+
+
 def sparse_and_pixels(name):
     cls = next(cls for cls in FIXED if cls.name == name)
-    sparse = sparsebench.apply(vit(), name, macs=0.6, learned="random" if cls.trained else None)
+    sparse = sparsebench.apply(vit(), name, macs=0.6, learned="random" if cls.trained or cls.fits() else None)
     return sparse.eval(), torch.randn(2, 2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own parts to each other
-@pytest.mark.parametrize("name", sorted(ONNX | NOT_COMPILED))  # torch.export traces the others, see below
+@pytest.mark.parametrize("name", sorted(ONNX))  # torch.export traces the others, see below
 @torch.no_grad()
 def test_the_network_compiles_whole(name):
     sparse, (x, other) = sparse_and_pixels(name)
     torch._dynamo.reset()
     compiled = torch.compile(sparse, fullgraph=True, backend="eager")
-    if name in NOT_COMPILED:
-        with pytest.raises((torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)):
-            compiled(x)
-        return
     compiled(x)
     close(compiled(other), sparse(other))
 
@@ -51,19 +55,13 @@ def test_the_network_compiles_whole(name):
 def test_a_program_of_torch_export_gives_the_same(name, tmp_path):
     sparse, (_, other) = sparse_and_pixels(name)
     file = tmp_path / "sparse.pt2"
-    if name in READS_NUMBERS:
-        with pytest.raises(UserError, match=f"'{name}:macs=0.6' cannot be written as .pt2"):
-            sparse.export(file, batch=2)
-        assert not file.exists()
-        return
     assert sparse.export(file, batch=2) == file
     close(torch.export.load(file).module()(other), sparse(other))
 
 
 def test_what_is_listed_of_files_is_what_is_tested_here():
     answers = {cls.name: exportable(cls) for cls in FIXED}
-    assert {name for name, answer in answers.items() if answer == "no"} == READS_NUMBERS
-    assert {name for name, answer in answers.items() if answer == "yes"} == set(NAMES) - READS_NUMBERS
+    assert set(answers.values()) == {"yes"}
     assert {exportable(Registry().strategy(name).cls) for name in ("ats", "oracle")} == {"no"}
     assert exportable(type("Mine", (FIXED[0],), {"__module__": "mine"})) == "?"
 
@@ -101,7 +99,7 @@ def run_onnx(file, x):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in ONNX else pytest.mark.slow) for name in NAMES if name not in READS_NUMBERS],
+    [pytest.param(name, marks=[] if name in ONNX else pytest.mark.slow) for name in NAMES],
 )
 @torch.no_grad()
 def test_an_onnx_file_gives_the_same(name, tmp_path):
@@ -143,6 +141,10 @@ def test_what_cannot_be_exported_is_said_in_one_line(tmp_path, monkeypatch):
     assert (tmp_path / "here.pt2").read_text() == "mine"
     with pytest.raises(UserError, match=r"'ats:macs=0\.6' keeps another number of tokens of each image"):
         sparsebench.apply(vit(), "ats:macs=0.6").export(tmp_path / "a.pt2")
+    reading = sparsebench.apply(vit(), ReadsANumber, keep_rate=0.5)
+    with pytest.raises(UserError, match=r"'reads_a_number:keep_rate=0\.5' cannot be written as \.pt2"):
+        reading.export(tmp_path / "b.pt2")
+    assert not (tmp_path / "b.pt2").exists()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs onnx, onnxscript.*pip install 'sparsebench\[export\]'"):
         sparse.export(tmp_path / "a.onnx")

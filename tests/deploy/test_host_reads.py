@@ -13,9 +13,6 @@ FIXED = [
     for registered in Registry(shipped_only=True).strategies()
     if registered.cls.kind != "oracle" and registered.cls.budgeted and not registered.cls.adaptive
 ]
-READ_THEMSELVES = {"radial": 3, "mctf": 4, "tofu": 2}
-"""Strategies whose own files read, and how often on these networks: whether a token was mixed, and how many groups a
-merge of their own has. Published records hold the hashes of these files."""
 
 
 class Reads(TorchDispatchMode):
@@ -38,14 +35,13 @@ def reads(call):
 @pytest.mark.parametrize("kind", ["plain", "average pool without class token"])
 @pytest.mark.parametrize("cls", FIXED, ids=lambda cls: cls.name)
 def test_only_the_first_pass_with_a_shape_reads_from_the_device(cls, kind, training):
-    learned = "random" if cls.trained else None
+    learned = "random" if cls.trained or cls.fits() else None
     sparse = sparsebench.apply(ARCHITECTURES[kind](), cls, macs=0.6, learned=learned).train(training)
     acts = training or not cls.trains_only
     x = torch.randn(3, 3, 32, 32)
     assert (reads(lambda: sparse(x)) > 0) == acts
-    own_reads = READ_THEMSELVES.get(cls.name, 0)
-    assert reads(lambda: sparse(x)) == reads(lambda: sparse(x)) == own_reads
-    assert (reads(lambda: sparse(x[:2])) > own_reads) == acts
+    assert reads(lambda: sparse(x)) == reads(lambda: sparse(x)) == 0
+    assert (reads(lambda: sparse(x[:2])) > 0) == acts
 
 
 def test_the_count_sees_a_read():

@@ -52,6 +52,7 @@ def test_the_check_runs_commands_of_the_pages() -> None:
     assert f"for paper in {' '.join(PAPERS)};" in CHECK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", sorted({line.page for line in HERE}))
 def test_the_other_commands_of_a_page_run_one_after_the_other(page: str, folder: Path) -> None:
     """`run` only says what it would run."""

@@ -72,6 +72,7 @@ def reason(record: Record) -> str:
     return record.failure.reason
 
 
+@pytest.mark.slow
 def test_each_cell_has_one_record_and_the_good_ones_are_as_ever(run: tuple[dict[str, Record], Path]) -> None:
     records, out = run
     assert set(records) == {*BAD, "leaves", *GOOD}
@@ -83,6 +84,7 @@ def test_each_cell_has_one_record_and_the_good_ones_are_as_ever(run: tuple[dict[
         assert records[record.label].model_dump(exclude=own) == record.model_dump(exclude=own)
 
 
+@pytest.mark.slow
 def test_a_cell_that_hangs_is_ended_and_says_where_it_was(run: tuple[dict[str, Record], Path]) -> None:
     record = run[0]["clings"]
     assert record.status == "timeout" and "--timeout 20" in reason(record)
@@ -90,28 +92,33 @@ def test_a_cell_that_hangs_is_ended_and_says_where_it_was(run: tuple[dict[str, R
     assert record.failure is not None and 'clings.py", line' in record.failure.traceback
 
 
+@pytest.mark.slow
 def test_a_cell_that_takes_too_much_memory_is_ended_and_says_how_much(run: tuple[dict[str, Record], Path]) -> None:
     record = run[0]["allocates"]
     assert record.status == "oom" and record.seconds > 0
     assert "over the --memory-limit of 1.25 GiB" in reason(record)
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_process_gives_no_answer(run: tuple[dict[str, Record], Path]) -> None:
     assert run[0]["forks"].status == "ok"
 
 
+@pytest.mark.slow
 def test_a_worker_whose_cell_leaves_processes_takes_no_other(run: tuple[dict[str, Record], Path]) -> None:
     assert run[0]["leaves"].status == "ok"
     logs = "".join(path.read_text() for path in (run[1] / "logs").iterdir())
     assert "takes no more cells: a cell has left processes" in logs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["closes", "scribbles"])
 def test_who_breaks_the_line_of_the_answers_has_none(run: tuple[dict[str, Record], Path], name: str) -> None:
     record = run[0][name]
     assert record.status == "crashed" and "answer" in reason(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_ctrl_c_raises_is_a_failure_if_only_a_strategy_can_have_raised_it(
     job_of: Callable[..., list[Job]], samples: Path, tmp_path: Path, alone: bool
@@ -142,6 +149,7 @@ def logs(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return "".join(path.read_text() for path in (out / "logs").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     [
@@ -154,5 +162,6 @@ def test_a_worker_whose_process_was_changed_takes_no_other_cell(logs: str, what:
     assert logs.count(f"takes no more cells: a cell has {what}\n") == 1
 
 
+@pytest.mark.slow
 def test_no_process_is_left(run: tuple[dict[str, Record], Path]) -> None:
     assert processes_of(run[1]) == []

@@ -74,6 +74,7 @@ def cluster(dask: Any) -> Iterator[clusters.Cluster]:
         yield connection
 
 
+@pytest.mark.slow
 def test_the_workers_give_what_this_process_gives(tmp_path: Path, samples: Path, cluster: clusters.Cluster) -> None:
     jobs = theory_jobs(str(samples / "good.py"), n_train=(4,))
     here = what_was_measured(engine.inline(jobs, Registry(), tmp_path / "here", "cpu", {}))

@@ -199,6 +199,7 @@ def ended(samples: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
     return found, out
 
 
+@pytest.mark.slow
 def test_a_strategy_that_ends_its_process_costs_its_cell_and_no_other(
     ended: tuple[dict[str, list[Record]], Path],
 ) -> None:
@@ -232,6 +233,7 @@ def test_what_a_strategy_prints_goes_to_the_log(ended: tuple[dict[str, list[Reco
     assert "a line\nand another\n" in log and '{"not": "a record"}\n' in log
 
 
+@pytest.mark.slow
 def test_a_cell_that_ends_its_process_costs_no_cell_that_went_with_it(
     ended: tuple[dict[str, list[Record]], Path], samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +264,7 @@ def test_a_strategy_that_leaves_does_not_end_a_run_in_this_process(samples: Path
     assert status["leaves"] == "failed" and len(status) == 5
 
 
+@pytest.mark.slow
 def test_workers_know_the_tasks_that_plugin_files_bring(samples: Path, tmp_path: Path) -> None:
     request = Request(
         suite="quick-scratch",

@@ -122,6 +122,7 @@ def test_many_cells_are_handed_out_in_no_time(job_of: Any) -> None:
     assert time.process_time() - start < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_records_are_those_of_cells_that_draw_for_themselves(
     tmp_path: Path, jobs: list[Job], alone: dict[str, dict[str, Any]], workers: int

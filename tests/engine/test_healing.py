@@ -56,6 +56,7 @@ def run(out: Path, how: str, times: int) -> tuple[Record, int]:
     return ends, len(tries.read_text().split()) if ends.status == "crashed" else times + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
 def test_a_cell_whose_worker_is_killed_is_tried_once_more(
     tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
@@ -67,6 +68,7 @@ def test_a_cell_whose_worker_is_killed_is_tried_once_more(
     assert "ends" in said and how in said and "it is tried once more" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "tried"), [("SIGKILL", 2), ("SIGSEGV", 1)])
 def test_one_whose_worker_is_killed_again_or_ends_by_a_fault_has_crashed(tmp_path: Path, how: str, tried: int) -> None:
     record, tries = run(tmp_path, how, times=9)
@@ -141,6 +143,7 @@ def test_weights_that_are_damaged_meanwhile_are_noticed_and_made_again(tmp_path:
     check_healing(tmp_path, "ok", damage)
 
 
+@pytest.mark.slow
 def test_the_last_line_names_the_command_that_tries_again(tmp_path: Path) -> None:
     path = tmp_path / "ends.py"
     path.write_text(ENDS.format(tries=str(tmp_path / "tries"), how="SIGSEGV", times=1))

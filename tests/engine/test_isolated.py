@@ -100,6 +100,7 @@ def check(kinds: dict[str, tuple[str, str]], samples: Path, out: Path) -> dict[s
     return records
 
 
+@pytest.mark.slow
 def test_who_changes_a_process_changes_no_other_strategys_cell_and_is_marked(samples: Path, tmp_path: Path) -> None:
     records = check(KINDS, samples, tmp_path)
     assert records["patches_timm"].status == "ok"

@@ -116,6 +116,7 @@ def sparsebench_strategies():
 '''
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_engine_says_which_share_of_a_training_is_done(workers: int, tmp_path: Path) -> None:
     (file := tmp_path / "slow.py").write_text(SLOW)

@@ -23,7 +23,7 @@ from sparsebench.errors import UserError
 from sparsebench.planning import planner
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import store
+from sparsebench.records import files, store
 from sparsebench.records.record import Failure, Record
 
 THEORY = "theory:steps=40,test=20,tokens=20"
@@ -204,11 +204,12 @@ def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path) -> None:
     assert len(planned(tmp_path).todo) == len(plan.todo) - 1
 
 
+@pytest.mark.slow
 def test_a_crashed_cell_keeps_its_checkpoint_to_go_on_from(samples: Path, tmp_path: Path) -> None:
     plan = planned(tmp_path, str(samples / "segfaults.py"), n_train=(4,))
     paths = {job.cell.id: store.checkpoint_path(tmp_path, job.cell.id) for job in plan.todo}
     for path in paths.values():
-        store.write_whole(path, b"begun")
+        files.write_whole(path, b"begun")
     new: list[Record] = []
     runs.execute(plan, Registry(), tmp_path, "cpu", 1, new.append)
     crashed = {record.cell_id for record in new if record.status == "crashed"}
@@ -229,7 +230,7 @@ def test_what_was_cut_short_keeps_its_checkpoint_and_is_run_again_when_failures_
         writer.append(one.record_of_failure(status if one == job else "unsupported", Failure(reason="it was ended")))
     writer.close()
     path = store.checkpoint_path(tmp_path, job.cell.id)
-    store.write_whole(path, b"begun")
+    files.write_whole(path, b"begun")
     runs.execute(planned(tmp_path), Registry(), tmp_path, "cpu", 0)
     assert path.exists() == kept
     assert planned(tmp_path, rerun="failed").todo == [job] * again
@@ -382,6 +383,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return board
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
     tmp_path: Path, undisturbed: str, number: int
@@ -401,6 +403,7 @@ def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
     assert len({json.loads(line)["cell_id"] for line in lines(tmp_path)}) == 10
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_run_even_if_it_hangs_and_hides(tmp_path: Path, samples: Path) -> None:
     log = tmp_path / "logs" / "worker-0.log"
     asleep = lambda: log.exists() and "asleep" in log.read_text()  # noqa: E731
@@ -409,6 +412,7 @@ def test_nothing_outlives_a_run_even_if_it_hangs_and_hides(tmp_path: Path, sampl
     assert soon(lambda: not processes_of(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_for_the_cell_under_way(tmp_path: Path, samples: Path) -> None:
     log = tmp_path / "logs" / "worker-0.log"
     asleep = lambda: log.exists() and "asleep" in log.read_text()  # noqa: E731

@@ -32,6 +32,7 @@ def call(*arguments: Any) -> Result:
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
+@pytest.mark.slow
 def test_both_end_with_the_board_that_one_alone_has(tmp_path: Path) -> None:
     alone, both = tmp_path / "alone", tmp_path / "both"
     line = [sys.executable, "-m", "sparsebench", *RUN, "--format", "csv", "--out", str(both)]

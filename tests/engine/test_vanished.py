@@ -144,6 +144,7 @@ def sparsebench_strategies():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("then", "status"), [("pass", "ok"), ("import os; os.abort()", "crashed")])
 def test_what_a_cell_prints_takes_a_bounded_part_of_the_log(tmp_path: Path, then: str, status: str) -> None:
     path = tmp_path / "prints.py"

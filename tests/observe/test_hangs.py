@@ -89,6 +89,7 @@ def stored(make_record: Callable[..., Record], tmp_path: Path) -> Path:
     return tmp_path / "stored"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "says"), [("record", "is turned off"), ("exit", "cut off"), ("thread", "cut off")]
 )  # fmt: skip

@@ -225,6 +225,7 @@ def test_what_cannot_be_fetched_is_one_error_with_the_next_step(pictures: Path, 
     assert line.endswith("check the network, or give --weights FILE.safetensors")
 
 
+@pytest.mark.slow
 def test_what_was_fetched_is_used_and_named(pictures: Path, weights: Path, tmp_path: Path) -> None:
     repository = tmp_path / "hub" / f"models--timm--{ARCH}.fb_in1k"
     (repository / "refs").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What others' plugins say is kept: a list need not load them again."""
+"""What plugins say is kept: a list need not load them again."""
 
 import json
 import os
@@ -90,6 +90,24 @@ def test_a_list_loads_others_plugins_once_until_they_change(site: Path) -> None:
     assert row_of(run(site, "list", "--json", SPARSEBENCH_HIDE="a,other-plugin")[0]) == {}
 
 
+def test_a_list_that_is_known_loads_no_plugin_at_all(site: Path) -> None:
+    code = """
+import sys
+from sparsebench.cli import main
+try:
+    main(["list"])
+except SystemExit:
+    pass
+print('sparsebench_plugins.attn_topk' in sys.modules, 'numpy' in sys.modules)
+"""
+    env = os.environ | {"SPARSEBENCH_CACHE": str(site.parent / "cache")}
+    line = [sys.executable, "-c", code]
+    runs = [subprocess.run(line, capture_output=True, text=True, timeout=300, env=env).stdout for _ in range(2)]
+    assert [printed.splitlines()[-1] for printed in runs] == ["True True", "False False"]
+    assert runs[0].splitlines()[:-1] == runs[1].splitlines()[:-1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"key": "another", "tables": {}}', '{"tables": 3}', "\xff"])
 def test_a_cache_file_that_is_broken_or_anothers_is_ignored(content: str, site: Path) -> None:
     first, _ = run(site, "list", "--json")
@@ -99,6 +117,7 @@ def test_a_cache_file_that_is_broken_or_anothers_is_ignored(content: str, site: 
     assert json.loads(file.read_text())["tables"]
 
 
+@pytest.mark.slow
 def test_what_a_plugin_lacks_today_may_be_there_tomorrow(site: Path) -> None:
     write(site, "Keeps some.", imports="module_to_come")
     for _ in range(2):
@@ -108,6 +127,7 @@ def test_what_a_plugin_lacks_today_may_be_there_tomorrow(site: Path) -> None:
     assert row_of(run(site, "list", "--json")[0])["what"] == "Keeps some."
 
 
+@pytest.mark.slow
 def test_without_a_place_for_it_a_list_is_the_same(site: Path) -> None:
     (site.parent / "cache").touch()
     first, loaded = run(site, "list", "--json")

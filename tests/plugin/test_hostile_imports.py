@@ -59,6 +59,7 @@ def write(folder: Path, name: str, first: str = "", then: str = "pass") -> str:
     return f"{name}.py"
 
 
+@pytest.mark.slow
 def test_plugins_that_harm_who_loads_them_cost_only_their_own_cells(tmp_path: Path) -> None:
     names = [write(tmp_path, name, first) for name, first in FINE.items()]
     names += [write(tmp_path, name, first) for name, (first, _) in AT_IMPORT.items()]

@@ -190,7 +190,7 @@ def test_whatever_a_file_does_while_it_loads_is_its_own_failure(registry: Regist
     ("largest: bool", 'needs: ClassVar[frozenset[str]] = frozenset({"labels"})\n    largest: bool', "unknown labels"),
     ("[Norm]", "Norm", "must return a list"),
     ("[Norm]", "None", "must return a list"),
-    ("[Norm]", "[Norm()]", "is not a subclass of sparsebench.Strategy"),
+    ("[Norm]", "[Norm()]", "is an instance of a strategy; return the class, Norm"),
     ("[Norm]", "[int]", "is not a subclass of sparsebench.Strategy"),
 ])  # fmt: skip
 def test_what_is_no_strategy_is_refused_with_the_reason(

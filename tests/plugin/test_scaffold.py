@@ -30,6 +30,7 @@ def ruff(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=folder)
 
 
+@pytest.mark.slow
 def test_a_new_strategy_conforms_and_its_test_passes(tmp_path: Path) -> None:
     files = write("far_out", tmp_path, Registry())
     assert [path.name for path in files] == ["far_out.py", "test_far_out.py"]

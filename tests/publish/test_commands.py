@@ -54,6 +54,7 @@ def test_what_a_stranger_wrote_moves_no_cursor(tampered: Tamper) -> None:
     )
 
 
+@pytest.mark.slow
 def test_cells_are_replayed_with_the_plugin(sound: Path) -> None:
     result = call("verify", sound, "--replay", 1, "--plugin", PLUGIN, "--device", "cpu", "--yes")
     assert f"this runs the file {PLUGIN} as you, " in result.stderr

@@ -77,6 +77,7 @@ FORGED: dict[str, tuple[Badge, str | None, Callable[[Raw], object]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORGED)
 def test_no_forgery_has_a_badge_above_what_is_true(honest: Path, tmp_path: Path, kind: str) -> None:
     most, strategy, change = FORGED[kind]
@@ -114,18 +115,21 @@ def elsewhere(folder: Path, change: Callable[[Raw], object] = lambda raw: None) 
     return sealed(copy)
 
 
+@pytest.mark.slow
 def test_another_machine_buys_no_points(honest: Path) -> None:
     verdict = judged(elsewhere(honest, all_right))
     assert (verdict.badge, verdict.wrong) == ("recounted", True)
     assert "the mean test loss is 0 there" in verdict.why[0] and "succeed there and not here" in verdict.why[1]
 
 
+@pytest.mark.slow
 def test_honest_submissions_verify_on_the_same_machine_and_elsewhere(honest: Path) -> None:
     assert judged(honest).badge == "replayed"
     verdict = judged(elsewhere(honest))
     assert (verdict.badge, verdict.points, verdict.wrong) == ("replayed (elsewhere)", 0.0, False)
 
 
+@pytest.mark.slow
 def test_code_that_reads_the_answers_is_not_replayed(honest: Path, tmp_path: Path) -> None:
     """All its numbers are what its source gives."""
     plugin = PLUGIN.parent / "peeks_at_frames.py"

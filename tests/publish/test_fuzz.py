@@ -4,10 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import fuzz_submissions
 
 
+@pytest.mark.slow
 def test_hostile_submissions_have_a_verdict_and_no_badge_that_they_do_not_deserve(sound: Path) -> None:
     """In a process of its own, whose peak memory is measured too."""
     line = [sys.executable, "-W", "error", fuzz_submissions.__file__, "--cases", "200", "--seed", "1", "--sound", sound]

@@ -118,3 +118,15 @@ def test_a_model_of_a_plugin_says_what_it_costs() -> None:
     assert Networks().cost(Theory(), Linear(), 2) == PositionalCost(7, 11)
     with pytest.raises(UserError, match="what model 'silent' costs is not known"):
         Networks().cost(Theory(), type("Silent", (sparsebench.Model,), {"name": "silent", "inputs": "tokens"})(), 2)
+
+
+def test_tokens_that_rest_come_back_and_no_more_than_there_were(dense: Record) -> None:
+    """Where a strategy lets a block pass in between, all tokens take part in it."""
+    task, model = Composite(canvas=32), Vit(depth=3)
+    few, all_ = Step(16, 16, rested=48), Step(64, 64)
+    resting = of(dense, task, model, [few, all_, few])
+    assert list(differences(resting, TEN, task, model, Networks())) == []
+    gone = of(dense, task, model, [Step(16, 16), all_, few])
+    assert "its token counts do not fall from the model's 64" in list(differences(gone, TEN, task, model, Networks()))
+    more = of(dense, task, model, [few, all_, Step(32, 32, rested=48)])
+    assert "its token counts do not fall from the model's 64" in list(differences(more, TEN, task, model, Networks()))

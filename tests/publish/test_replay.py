@@ -40,12 +40,14 @@ def few(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return submit(out / "out", out / "submissions").folder
 
 
+@pytest.mark.slow
 def test_cells_that_are_run_again_here_have_the_same_outcomes_to_the_bit(few: Path) -> None:
     verdict = replayed(few)
     assert (verdict.badge, verdict.why, verdict.wrong) == ("replayed", [], False)
     assert "replayed 4 of 4 cells, 1 of its 1 own, with --replay-seed " in verdict.notes[0]
 
 
+@pytest.mark.slow
 def test_cells_that_start_from_others_are_run_with_these(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = module._draw
     monkeypatch.setattr(
@@ -125,6 +127,7 @@ def test_a_strategy_of_another_kind_than_its_record_says_is_not_run(few: Path, j
     assert record.failure is not None and record.failure.reason == "'norm' is deployable here, and oracle in its job"
 
 
+@pytest.mark.slow
 def test_a_forgery_that_agrees_with_itself_is_found(few: Path, tmp_path: Path) -> None:
     """All is right from the first record to the last but that nothing of it happened."""
     folder = shutil.copytree(few, tmp_path / "copy")

@@ -57,6 +57,7 @@ def test_what_cannot_be_read_is_left_out_with_a_warning(tmp_path: Path, caplog: 
 
 HOW = {
     "drop": {"Keep", "Mask"}, "fuse": {"Keep"}, "merge": {"Merge"}, "mix": {"Mix"}, "drop+merge": {"Merge"},
+    "rest": {"Rest"},
 }  # fmt: skip
 
 

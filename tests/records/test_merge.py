@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparsebench.errors import UserError
-from sparsebench.records import store
+from sparsebench.records import files, store
 from sparsebench.records.cell import canonical
 from sparsebench.records.merge import merge
 from sparsebench.records.record import SCHEMA, Record
@@ -41,9 +41,9 @@ def stores(tmp_path: Path, make_record: Make) -> list[Path]:
     }  # fmt: skip
     first, second, third = (filled(tmp_path / name, *records) for name, records in written.items())
     for out, name in ((first, "one"), (second, "two"), (third, "two")):
-        store.write_whole(out / "environments" / f"{name}.json", name.encode())
-    store.write_whole(third / "checks" / "x.json", b"{}")
-    store.write_whole(third / "weights" / "x.safetensors", b"")
+        files.write_whole(out / "environments" / f"{name}.json", name.encode())
+    files.write_whole(third / "checks" / "x.json", b"{}")
+    files.write_whole(third / "weights" / "x.safetensors", b"")
     return [first, second, third]
 
 

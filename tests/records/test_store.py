@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparsebench.errors import UserError
-from sparsebench.records import store
+from sparsebench.records import files, store
 from sparsebench.records.cell import canonical
 from sparsebench.records.record import Failure, Metric, Outcomes, Record, TokenStep, pack, pack_reals
 
@@ -317,7 +317,7 @@ def test_a_record_with_infinity_is_not_written(tmp_path: Path, make_record: Make
     "act",
     [
         pytest.param(lambda below, record: store.Writer(below).append(record), id="append"),
-        pytest.param(lambda below, record: store.write_whole(below / "x", b""), id="write_whole"),
+        pytest.param(lambda below, record: files.write_whole(below / "x", b""), id="write_whole"),
         pytest.param(lambda below, record: store.check_writable(below), id="check_writable"),
     ],
 )
@@ -350,11 +350,11 @@ def test_a_folder_named_as_a_segment_is_left_out_with_a_warning(
 
 def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
-    store.write_whole(path, b"old")
+    files.write_whole(path, b"old")
     with file_size_limit(1000), pytest.raises(UserError, match="cannot write"):
-        store.write_whole(path, b"new" * 1000)
+        files.write_whole(path, b"new" * 1000)
     assert path.read_bytes() == b"old"
-    store.write_whole(path, b"new")
+    files.write_whole(path, b"new")
     assert path.read_bytes() == b"new"
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 

@@ -124,6 +124,7 @@ def packed(n: int = 4) -> dict[str, Any]:
 
 CORRUPT: dict[str, Callable[[dict[str, Any]], object]] = {
     "base64": lambda raw: raw.update(outcomes=packed() | {"predicted": "%%%"}),
+    "no labels": lambda raw: raw.update(outcomes=packed() | {"label": ""}),
     "a letter too few": lambda raw: raw.update(outcomes=packed() | {"label": "abc"}),
     "zlib": lambda raw: raw.update(outcomes=packed() | {"group": base64.b64encode(b"x" * 20).decode()}),
     "n": lambda raw: raw.update(outcomes=packed() | {"n": 5}),

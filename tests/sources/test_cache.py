@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sparsebench.errors import UserError
+from sparsebench.records import files
 from sparsebench.sources import cache
 
 SHAPE = (5, 4, 4, 3)
@@ -189,11 +190,11 @@ def test_it_is_emptied_of_its_own_files_only(place, rows):
 
 def test_its_place_is_asked_of_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "a"))
-    assert cache.folder() == tmp_path / "a"
+    assert files.cache_folder() == tmp_path / "a"
     monkeypatch.delenv("SPARSEBENCH_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))
-    assert cache.folder() == tmp_path / "b" / "sparsebench"
+    assert files.cache_folder() == tmp_path / "b" / "sparsebench"
     monkeypatch.setenv("HOME", str(tmp_path))
     for unset in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
-        assert cache.folder() == tmp_path / ".cache" / "sparsebench"
+        assert files.cache_folder() == tmp_path / ".cache" / "sparsebench"

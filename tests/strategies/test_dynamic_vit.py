@@ -246,7 +246,7 @@ def test_it_says_which_terms_are_inactive(parameters, taught, alone):
 
 def test_it_takes_two_disposals_and_no_other():
     for disposal in ("fuse", "merge"):
-        with pytest.raises(UserError, match=f"decides itself .*; got disposal={disposal}; allowed: drop, squeeze"):
+        with pytest.raises(UserError, match=f"does not take .*; got disposal={disposal}; allowed: drop, squeeze"):
             DynamicViT(disposal=disposal)
 
 

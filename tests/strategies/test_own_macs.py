@@ -14,6 +14,7 @@ from sparsebench_plugins.k_medoids import KMedoids
 from sparsebench_plugins.mctf import MCTF
 from sparsebench_plugins.perturbation import Perturbation
 from sparsebench_plugins.pitome import PiToMe
+from sparsebench_plugins.ppt import PPT
 from sparsebench_plugins.tofu import ToFu
 from sparsebench_plugins.tome import ToMe
 from sparsebench_plugins.tps import TPS
@@ -69,7 +70,7 @@ COUNTED = {
     "diffrate that merges all": DiffRate(merged=1.0), "zero_tprune": ZeroTPrune(iterations=(7, 3, 2)), "tps": TPS(),
     "dynamic_vit": DynamicViT(), "dynamic_vit, squeezed": DynamicViT(disposal="squeeze"),
     "value_norm, merged": ValueNorm(disposal="merge"), "divprune": DivPrune(), "dpp": DPP(), "vid_tldr": VidTLDR(),
-    "perturbation": Perturbation(draws=2),
+    "ppt": PPT(), "ppt that drops all": PPT(threshold=0.0), "perturbation": Perturbation(draws=2),
 }  # fmt: skip
 
 

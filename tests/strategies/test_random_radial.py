@@ -7,7 +7,7 @@ from sparsebench_plugins.radial import Radial
 from sparsebench_plugins.random import Random
 from tiny import B, N, act, chosen, images, vit
 
-from sparsebench.errors import UnsupportedError
+from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.models.shipped import Shallow
 from sparsebench.tasks.theory import Theory
 
@@ -93,9 +93,9 @@ def test_radial_shapes_are_a_square_and_a_diamond():
     assert diamond == sorted(8 * r + c for r in range(8) for c in range(8) if abs(r - 3.5) + abs(c - 3.5) <= 2)
 
 
-def test_radial_counts_a_fused_token_as_the_farthest_and_refuses_mixed_ones():
+def test_radial_counts_a_fused_token_as_the_farthest_and_never_mixes_them():
     acting, _ = act(Radial(disposal="fuse"), vit(), images(), blocks=(1, 2))
     assert acting.decisions[1].before[:, -1].tolist() == [-1] * B
     assert acting.decisions[1].plan.scores.argmin(dim=1).tolist() == [N // 2 - 1] * B
-    with pytest.raises(UnsupportedError, match="mixed have no place"):
-        act(Radial(disposal="squeeze"), vit(), images(), blocks=(1, 2))
+    with pytest.raises(UserError, match="'radial' does not take this disposal of tokens; got disposal=squeeze"):
+        Radial(disposal="squeeze")

@@ -35,6 +35,7 @@ OUT_OF_REACH = {
     ("pitome", "stages", 0.37): 0.4970,
     ("mctf", "stages", 0.37): 0.5016,
     ("vid_tldr", "stages", 0.37): 0.5007,
+    ("ppt", "stages", 0.37): 0.4965,
 }
 """What they cost at the least on DeiT-S. They merge pairs, so that half of the tokens go at once at most, and in three
 stages 98, 49 and 25 of 196 stay; mctf and vid_tldr have more of the attention made as well. Nothing else misses, and
@@ -76,7 +77,9 @@ def test_it_runs_keeps_to_the_counts_and_chooses_alike_alone_in_a_batch_and_agai
     realised = {d.block: d.after.shape[1] for d in acting.decisions}
     assert counts[-1] < N
     if not strategy.adaptive:
-        assert realised.items() <= at.items() and acting.index.shape == (B, counts[-1])
+        if strategy.rests:  # a count holds until the next, and at the end all are there
+            realised = {block: realised[block] for block in at}
+        assert realised.items() <= at.items() and acting.index.shape == (B, N if strategy.rests else counts[-1])
     assert out.shape == (B, 5) and bool(out.isfinite().all())
     again, same = act(strategy, network, images(), mask, 0.4, schedule=schedule)
     assert torch.equal(out, same) and torch.equal(acting.index, again.index)

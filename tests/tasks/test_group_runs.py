@@ -34,6 +34,7 @@ def run(waterbirds, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_a_run_measures_groups_and_no_selection_and_oracles_are_unsupported(run, waterbirds):
     done, records = run("--images", f"folder:{waterbirds.root}", "--n-train", 28, "--plugin", "attn_topk", "--jobs", 2)
     assert done.exit_code == 0, done.stderr

@@ -28,8 +28,11 @@ def strategy_in(code):
     return cls(), names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "code", [*CODE[:5], *code("README.md")], ids=["far_out", "neighbours", "gate", "half", "lonely", "mine"]
+    "code",
+    [*CODE[:7], *code("README.md")],
+    ids=["far_out", "neighbours", "small_rest", "gate", "unusual", "half", "lonely", "mine"],
 )
 def test_the_strategies_of_the_pages_conform(code):
     strategy, names = strategy_in(code)
@@ -39,9 +42,10 @@ def test_the_strategies_of_the_pages_conform(code):
     assert [check for check, _ in bad] == ["pickles_by_reference"], bad  # they live in no module
 
 
+@pytest.mark.slow
 def test_the_test_of_the_page_collects_its_checks(tmp_path):
     (tmp_path / "far_out.py").write_text(CODE[0])
-    (tmp_path / "test_far_out.py").write_text(CODE[5])
+    (tmp_path / "test_far_out.py").write_text(CODE[7])
     line = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-k", "plans_are_legal"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
@@ -100,6 +104,7 @@ def test_the_model_of_the_page_costs_what_it_says(tmp_path):
     assert counter.get_total_flops() == 2 * network.cost.macs(network.cost.dense())
 
 
+@pytest.mark.slow
 def test_the_lines_of_python_on_runs_give_boards(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
@@ -112,5 +117,5 @@ def test_all_code_of_the_pages_is_run():
     counts = {page: len(code(page)) for page in PAGES if code(page) and not page.startswith("docs/notebooks/")}
     assert counts == {
         "README.md": 1, "docs/how-to/run.md": 1, "docs/write/model.md": 1, "docs/write/observer.md": 1,
-        GUIDE: 6, "docs/write/task.md": 1, "docs/how-to/own-model.md": 6,
+        GUIDE: 8, "docs/write/task.md": 1, "docs/how-to/own-model.md": 6,
     }  # fmt: skip

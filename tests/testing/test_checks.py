@@ -58,6 +58,7 @@ def test_shipped_strategies_conform(strategy, check):
     check(strategy)
 
 
+@pytest.mark.slow
 @parametrize_with_strategies(["attn_topk", "noise", "oracle"], groups=("informative",))
 def test_shipped_strategies_are_measured(strategy, check):
     check(strategy)
@@ -87,6 +88,7 @@ def caller(kind):
     return None
 
 
+GOOD = {0: {"a": torch.zeros(1)}}
 CALLS = []
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -183,6 +185,10 @@ class Forgets(FarFromMean):
 
 BROKEN = {
     "declares_itself": {"requires": lambda self: frozenset({"labels"}), **plan(lambda view, keep: None)},
+    "fits_on_images": {
+        "fit": lambda self, images, network: {0: {"a": torch.rand(1, generator=GENERATOR)}},
+        "module": lambda self, place: torch.nn.ParameterDict({"a": torch.zeros(1)}),
+    },
     "acts_without_error": of(lambda view: 1 / 0),
     "reads_no_relevance": of(lambda view: view.relevance),
     "plans_are_legal": plan(lambda view, keep: Keep(view.index[:, :keep] * 0)),
@@ -222,6 +228,48 @@ def test_a_broken_rule_is_named_by_its_check(name, monkeypatch):
     for other in run.CHECKS:
         if other.name == caught.value.of != name:
             other(broken)  # what that check looks at is well
+
+
+@pytest.mark.parametrize(
+    ("fit", "fails", "says"),
+    [
+        (
+            lambda images, network: 1 / 0,
+            "fits_on_images",
+            "fit raised ZeroDivisionError: division by zero (test_ch",
+        ),
+        (lambda images, network: {0: {"a": torch.zeros(2)}}, "fits_on_images", "a in another shape"),
+        (lambda images, network: {0: {"a": images.labels[:1] * 1.0}}, "fits_on_images", "add fit_labels = True"),
+        (lambda images, network: {0: {"a": torch.zeros(1)}}, "", ""),
+        (lambda images, network: gc.get_objects() and GOOD, "keeps_to_its_view", "looked into: gc.get_objects"),
+        (lambda images, network: os.mkdir("x") or GOOD, "machine_is_left_alone", "it os.mkdir"),
+        (
+            lambda images, network: torch.set_float32_matmul_precision("medium") or GOOD,
+            "modes_are_left_alone",
+            "precision",
+        ),
+        (lambda images, network: print("here") or GOOD, "prints_nothing", "it wrote 'here'"),  # noqa: T201
+        (lambda images, network: np.random.rand() and GOOD, "random_state_is_left_alone", "numpy"),
+    ],
+)
+def test_a_fit_is_watched_as_choices_are(fit, fails, says, tmp_path, monkeypatch):
+    calls = iter(range(10**6))
+    real = os.mkdir
+    monkeypatch.setattr(os, "mkdir", lambda name: real(tmp_path / f"{name}{next(calls)}"))
+    module = lambda self, place: torch.nn.ParameterDict({"a": torch.zeros(1)})  # noqa: E731
+    body = {"fit": lambda self, images, network: fit(images, network), "module": module, "__doc__": "Fits."}
+    strategy = type("Fitting", (FarFromMean,), {"__module__": __name__, **body})()
+    names = {"fits_on_images", "acts_without_error", fails} - {""}
+    says_of = {}
+    for check in run.CHECKS:
+        if check.name in names:
+            try:
+                check(strategy)
+            except RuleError as error:
+                says_of[check.name] = error.of, str(error)
+    assert (fails in says_of) == bool(fails) and says in says_of.get(fails, ("", ""))[1]
+    assert says_of.keys() <= {fails, "acts_without_error"}
+    assert "acts_without_error" not in says_of or says_of["acts_without_error"][0] == "fits_on_images"
 
 
 def test_parameters_without_defaults_and_those_that_json_loses_are_named():

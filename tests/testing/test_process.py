@@ -45,6 +45,7 @@ def changes():
     return {r.strategy: [o for o in r.outcomes if o.status != "passed"] for r in reports}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "what"),
     [
@@ -61,6 +62,7 @@ def test_what_a_strategy_changes_of_its_process_is_named(changes, strategy, what
     assert outcome.message == f"changed: {what} [class token]"
 
 
+@pytest.mark.slow
 def test_a_process_that_leaves_its_session_and_its_parent_is_named_and_ended(tmp_path, monkeypatch):
     monkeypatch.setenv("CHECKED_FOR", str(tmp_path))
     check, status, message, report = named("daemon")
@@ -108,6 +110,7 @@ def sparsebench_strategies():
 """
 
 
+@pytest.mark.slow
 def test_what_a_strategy_of_a_file_does_no_other_of_it_meets(tmp_path):
     path = tmp_path / "two.py"
     path.write_text(PATCHES)
@@ -121,6 +124,7 @@ def command(*arguments):
     return subprocess.run(line, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_the_command_checks_each_combination_and_each_strategy_of_a_file(tmp_path):
     text = (SAMPLES / "good.py").read_text()
     second = '\n\nclass Smallest(Norm):\n    """Keeps the smallest."""\n\n    name: ClassVar[str] = "smallest"\n'
@@ -135,6 +139,7 @@ def test_the_command_checks_each_combination_and_each_strategy_of_a_file(tmp_pat
     assert all(o.seconds > 0 for r in reports for o in r.outcomes if o.group == "informative")
 
 
+@pytest.mark.slow
 def test_what_is_printed_does_not_come_among_the_answers_and_fails_the_command():
     done = command(SAMPLES / "prints.py", "--markdown")
     assert done.returncode == 1

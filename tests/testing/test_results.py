@@ -62,6 +62,7 @@ def given_of(*values):
     return {"norm": [{"disposal": "drop", "largest": value} for value in values]}
 
 
+@pytest.mark.slow
 def test_a_whole_check_puts_badges_on_the_board(folder):
     own = folder.parent / "own.py"
     assert set(badges_of(folder).values()) == {None}

@@ -1,0 +1,71 @@
+"""Unimportant tokens leave where tokens differ much in importance, and similar ones are merged where they do not."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+import sparsebench
+from sparsebench import How, Merge, Place, Schedule, Site, Strategy, TokenView
+
+
+class PPT(Strategy):
+    """Prunes or merges tokens, image by image and block by block, by the variance of their scores (Wu et al., PPT).
+
+    The score of token j is S_j = a_j ||v_j|| / sum_i a_i ||v_i||, with a_j the class token's attention, mean over heads
+    (attention received, where there is no class token), and v_j the value, all heads concatenated. Where the variance
+    of an image's scores is above `threshold` / P^2, P the number of patches at the input, the tokens with the smallest
+    scores are dropped; else as many of them are merged as by ToMe (Bolya et al. 2023), in pairs of similar keys. As
+    many tokens go on in both. Attention after it weighs tokens by their sizes, unless `proportional` is off.
+    """
+
+    name: ClassVar[str] = "ppt"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset({"tokens", "keys", "values", "attention"})
+    how: ClassVar[How] = "drop+merge"
+    citation: ClassVar[str] = "Wu et al., PPT: token pruning and pooling for efficient vision transformers, 2023"
+    bibtex: ClassVar[str] = """@article{wu2023ppt,
+  title = {{PPT}: Token Pruning and Pooling for Efficient Vision Transformers},
+  author = {Wu, Xinjian and Zeng, Fanhu and Wang, Xiudong and Chen, Xinghao},
+  journal = {arXiv preprint arXiv:2310.01812},
+  year = {2023}
+}"""
+    differs: ClassVar[str] = (
+        "made from a description of the paper: the value of the threshold, which is one for all networks in units of "
+        "the squared mean score at the input, that the scores sum to 1 as in ATS, that every block reduces, and the "
+        "attention by sizes are chosen here"
+    )
+    expected_failures: ClassVar[Mapping[str, str]] = {
+        "order_of_tokens_does_not_matter": "pairs are made of tokens at even and at odd places"
+    }
+    schedule: ClassVar[Schedule] = "every"
+    most: ClassVar[float] = 0.5
+
+    threshold: float = Field(1.0, ge=0, description="variance of the scores, times P^2, above which tokens are dropped")
+    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the similarities of A to B, which are made of every image."""
+        return place.tokens // 2 * (place.tokens - place.tokens // 2) * place.head_width
+
+    def plan(self, view: TokenView, keep: int) -> Merge:
+        """Drop the lowest scores of some images and merge the closest pairs of the others."""
+        import torch
+
+        from sparsebench.matching import bipartite
+
+        given = view.attention * view.values.square().sum(dim=(1, 3)).sqrt()
+        scores = given / given.sum(dim=1, keepdim=True).clamp(min=1e-30)
+        patches = view.memory.setdefault("patches", scores.shape[1])
+        drops = scores.var(dim=1, correction=0, keepdim=True) * patches**2 > self.threshold
+        rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        stays = rank < keep
+        pruned = torch.where(stays, stays.cumsum(dim=1) - 1, -1)
+        merged, _ = bipartite(view.keys, keep, view.prefix_count)
+        return Merge(torch.where(drops, pruned, merged), scores=scores)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [PPT]

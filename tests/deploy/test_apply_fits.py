@@ -1,0 +1,97 @@
+"""A strategy that looks at images first, on a network of one's own: it wants them, or what it learned before."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from vits import vit
+
+import sparsebench
+from sparsebench.errors import UserError
+
+WORDS = "fisher_mask:macs=0.6"
+LABELS = torch.tensor([0, 4, 2, 2, 1])
+
+
+def pixels(n=5, seed=1):
+    return torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def test_it_learns_from_images_and_comes_back_from_a_file(tmp_path):
+    model, x = vit().train(), pixels(3, seed=2)
+    before = copy.deepcopy(model.state_dict())
+    sparse = sparsebench.apply(model, WORDS, images=pixels(), labels=LABELS)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training and all(weight.requires_grad for weight in model.parameters())
+    outputs = sparse.eval()(x)
+    assert not torch.allclose(outputs, model(x), atol=1e-3)
+    kept = sparse.kept()
+    assert (kept == kept[0]).all() and 0 < int(kept[0].sum()) < 16
+    information = sparse.state_dict()["strategy.0.information"]
+    assert information.shape == (16,) and bool((information > 0).all())
+    assert not dict(sparse.named_parameters())["strategy.0.information"].requires_grad
+    save_file(sparse.state_dict(), tmp_path / "learned.safetensors")
+    again = sparsebench.apply(copy.deepcopy(model), sparse.spec, learned=tmp_path / "learned.safetensors")
+    assert torch.equal(again(x), outputs)
+    assert set(load_file(tmp_path / "learned.safetensors")) == {*before, "strategy.0.information"}
+
+
+def test_images_are_normalised_as_the_models_are():
+    """In the middle of what the network computes they are the same as when the sparse network is called."""
+    seen, model = [], vit()
+
+    class Looks(sparsebench.Strategy):
+        name = "looks"
+
+        def module(self, place):
+            return torch.nn.ParameterDict({"nothing": torch.zeros(1)})
+
+        def fit(self, images, network):
+            network(images, lambda view: seen.append(view.tokens.detach()))
+            return {0: {"nothing": torch.zeros(1)}}
+
+        def scores(self, view):
+            seen.append(view.tokens)
+            return view.tokens[:, :, 0]
+
+    sparse = sparsebench.apply(model, Looks, keep_rate=0.5, images=pixels(), mean=(0.4, 0.5, 0.6), std=0.2)
+    with torch.no_grad():
+        sparse(pixels())
+    torch.testing.assert_close(*seen, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "says"),
+    [
+        (WORDS, {}, "looks at training images before it acts.*give images=... and labels=..., or learned=FILE"),
+        (WORDS, {"images": pixels()}, "learns from images with their labels; got images alone; give images"),
+        (WORDS, {"images": pixels(), "labels": LABELS, "learned": "x"}, "given what it learned, and images"),
+        (
+            WORDS,
+            {"images": pixels()[:, :, :16], "labels": LABELS},
+            r"images to learn from; got \(5, 3, 16, 32\); allowed",
+        ),
+        (WORDS, {"images": pixels(0), "labels": LABELS[:0]}, r"n of 1 or more"),
+        (WORDS, {"images": [1], "labels": LABELS}, "images to learn from; got list"),
+        (WORDS, {"images": pixels().double(), "labels": LABELS}, "got float64; allowed: float32, normalised"),
+        (WORDS, {"images": pixels() / 0, "labels": LABELS}, "got NaN or infinity"),
+        (WORDS, {"images": pixels(), "labels": LABELS[:2]}, r"got torch.int64 \(2,\); allowed: \(5,\) int64"),
+        (WORDS, {"images": pixels(), "labels": LABELS + 1}, r"got 1..5; allowed: 0..4, the network's classes"),
+        (WORDS, {"learned": "nowhere.safetensors"}, "no file of weights"),
+        ("tome:macs=0.6", {"images": pixels()}, "'tome' looks at no images before it acts"),
+        ("attn_topk:macs=0.6", {"labels": LABELS}, "looks at no images before it acts; got labels"),
+    ],
+)
+def test_what_is_wrong_is_said_and_the_network_can_be_used_then(words, given, says):
+    model = vit()
+    with pytest.raises(UserError, match=f"(?s){says}"):
+        sparsebench.apply(model, words, **given)
+    with sparsebench.apply(model, "attn_topk:macs=0.6") as sparse:
+        assert sparse.macs_ratio < 1
+
+
+def test_where_no_token_leaves_nothing_is_learned():
+    sparse = sparsebench.apply(vit(), "fisher_mask:macs=1.0", images=pixels(), labels=LABELS)
+    assert not sparse.state_dict()["strategy.0.information"].any()

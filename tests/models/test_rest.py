@@ -1,0 +1,286 @@
+"""Tokens that rest for one block and return: against loops in float64, at their cost, and what is refused."""
+
+import copy
+
+import pytest
+import torch
+from eva_vits import EVAS, SIGLIPS, unfused
+from torch.utils.flop_counter import FlopCounterMode
+from vits import ARCHITECTURES, B, N, images, vit
+
+import sparsebench
+from sparsebench import Rest, Strategy, StrategyError, UnsupportedError, UserError
+from sparsebench.budget import Budget
+from sparsebench.contract import complaint
+from sparsebench.measure.cost import Step
+from sparsebench.models.actor import Actor
+from sparsebench.models.deep import DeepViT
+from sparsebench.plans import Keep
+from sparsebench.records.record import TokenStep
+from sparsebench.testing.networks import build
+from sparsebench.training.evaluate import evaluate
+from sparsebench.training.steps import Samples
+
+COUNTED = ("plain", "4 registers", "distilled", "average pool without class token", "PE", "SigLIP")
+EVERY = ARCHITECTURES | EVAS | SIGLIPS
+OLD_STEP = {
+    "tokens_in": 8.0, "tokens_out": 8.0, "early": False, "scoring": "", "projected": "", "own": 0.0, "spread": 0.0,
+}  # fmt: skip
+
+
+def some(view, keep):
+    """Return positions that rest, others in each sample and block, in no order."""
+    rng = torch.Generator().manual_seed(view.block)
+    return torch.rand(view.index.shape, generator=rng).argsort(dim=1)[:, keep:]
+
+
+def rests(plan, needs=("tokens",)):
+    """Return a strategy of that plan, a function of the view and how many tokens take part."""
+
+    class Rests(Strategy):
+        name, site, how = "rests", "block", "rest"
+
+        def plan(self, view, keep):
+            return plan(view, keep)
+
+    Rests.needs = frozenset(needs)
+    return Rests()
+
+
+def begin(network, strategy, n=B, training=False, **budget):
+    actor = Actor(strategy, Budget(**({"keep_rate": 0.5} | budget)), network.cost, network.grid, stream=7)
+    return actor.begin(torch.arange(n), 0, None, tokens=network.cost.tokens, training=training)
+
+
+@torch.no_grad()
+def by_loops(network, pixels, resting):
+    """Return the logits where in each block the tokens `resting[block][sample]` are not there, one row at a time."""
+    model, P = copy.deepcopy(network.module).double(), network.prefix
+
+    def loop(number, block):
+        def forward(x, rope=None, **_no_mask):
+            out = x.clone()
+            for b in range(len(x)):
+                rows = [row for row in range(x.shape[1]) if row - P not in resting.get(number, {}).get(b, ())]
+                turns = {} if rope is None else {"rope": rope[..., [row - P for row in rows if row >= P], :].double()}
+                new = block(x[b, rows][None], **turns)[0]
+                for place, row in enumerate(rows):
+                    out[b, row] = new[place]
+            return out
+
+        return forward
+
+    for number, block in enumerate(model.blocks):
+        block.forward, bare = None, type(block).forward.__get__(block)
+        block.forward = loop(number, bare)
+    return model((pixels.double() - 0.5) / 0.5)
+
+
+@pytest.mark.parametrize("blocks", [(0, 2), (1,), (3,)])
+@pytest.mark.parametrize("kind", EVERY)
+def test_those_that_rest_have_skipped_that_block_alone(kind, blocks):
+    network, seen = DeepViT(EVERY[kind]()), {}
+
+    def plan(view, keep):
+        if view.block not in blocks:
+            return None
+        index = some(view, keep)
+        seen[view.block] = {b: set(row) for b, row in enumerate(index.tolist())}
+        return Rest(index)
+
+    pixels = images(network)
+    acting = begin(network, rests(plan), blocks=blocks[:1])
+    with torch.no_grad():
+        out = network(pixels, acting)
+        acting.settle()
+        dense = network(pixels)
+    assert set(seen) == set(blocks)
+    torch.testing.assert_close(out.double(), by_loops(network, pixels, seen), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(out, dense, atol=1e-3)
+    assert acting.index.tolist() == [list(range(network.cost.tokens))] * B
+    assert acting.sizes.eq(1).all() and acting.resting == 0
+
+
+@pytest.mark.parametrize("needs", [("tokens",), ("previous_attention",)])
+@pytest.mark.parametrize("kind", EVERY)
+def test_where_none_rests_it_is_the_dense_network_to_the_bit(kind, needs):
+    network = DeepViT(EVERY[kind]())
+    acting = begin(network, rests(lambda view, keep: Rest(view.index[:, :0]), needs), blocks=(1,))
+    acting.keep, acting.acts = {1: network.cost.tokens}, lambda block: block > 0
+    pixels = images(network)
+    with torch.no_grad():
+        assert torch.equal(network(pixels, acting), network(pixels))
+    assert len(acting.decisions) == len(network.module.blocks) - 1
+
+
+def test_a_count_holds_until_the_next_and_all_are_asked_about_each_time():
+    network, asked = DeepViT(vit()), []
+
+    def plan(view, keep):
+        asked.append((view.block, view.index.shape[1], keep))
+        return Rest(some(view, keep))
+
+    acting = begin(network, rests(plan), counts=(9, 5), blocks=(0, 2), keep_rate=None)
+    network(images(network), acting)
+    assert asked == [(0, N, 9), (1, N, 9), (2, N, 5), (3, N, 5)]
+    assert acting.steps == acting.actor.planned
+    assert [(step.tokens_in, step.tokens_out, step.rested) for step in acting.steps] == [(9, 9, 7)] * 2 + [
+        (5, 5, 11)
+    ] * 2
+
+
+@pytest.mark.parametrize("needs", [("tokens",), ("previous_attention",)])
+@pytest.mark.parametrize("kind", COUNTED)
+def test_it_costs_what_the_counter_counts(kind, needs):
+    """A row of class attention is made by a product and a sum, which the counter does not see; it is counted here."""
+    network = DeepViT(unfused(EVERY[kind]()).requires_grad_(False))
+    acting = begin(network, rests(lambda view, keep: Rest(some(view, keep)), needs), n=1, blocks=(1, 3))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network(images(network, 1), acting)
+    looked = [step for step in acting.steps if step.scoring == "class"]
+    assert len(looked) == (3 if network.class_rows and needs == ("previous_attention",) else 0)
+    width = network.cost.blocks[0].width
+    unseen = sum(network.class_rows * (network.prefix + step.tokens_in) * width for step in looked)
+    assert network.cost.macs(acting.steps) == counter.get_total_flops() / 2 + unseen
+    assert acting.steps == acting.actor.planned
+
+
+@pytest.mark.parametrize("target", [0.8, 0.65, 0.5])
+def test_a_share_of_the_macs_is_what_is_spent(target):
+    network = DeepViT(vit(img_size=96, depth=8))
+    acting = begin(network, rests(lambda view, keep: Rest(some(view, keep))), n=1, macs=target, keep_rate=None)
+    with torch.no_grad():
+        network(images(network, 1), acting)
+    share = network.cost.macs(acting.steps) / network.cost.macs(network.cost.dense())
+    assert share == pytest.approx(target, rel=0.02)
+
+
+def test_the_attention_of_the_block_before_is_that_of_those_that_took_part_there():
+    """Each other token has what it had before; block 0 is the bare model's."""
+    network, views = DeepViT(vit()), []
+
+    def plan(view, keep):
+        views.append((view.previous_attention.clone(), some(view, keep)))
+        return Rest(views[-1][1])
+
+    network(
+        images(network), begin(network, rests(plan, ["previous_attention"]), counts=(6,), blocks=(1,), keep_rate=None)
+    )
+    (first, rest_1), (second, rest_2), (third, _) = views
+    for before, resting, after in ((first, rest_1, second), (second, rest_2, third)):
+        assert torch.equal(before.gather(1, resting), after.gather(1, resting))
+        active = torch.ones(B, N, dtype=torch.bool).scatter(1, resting, False)
+        assert (before != after)[active].all()
+    dense = begin(network, rests(lambda view, keep: None), blocks=(1,))
+    network(images(network), dense)
+    assert dense.previous is None
+
+
+def test_training_goes_through_those_that_rest_and_those_that_do_not():
+    network = DeepViT(vit().train())
+    network(
+        images(network), begin(network, rests(lambda view, keep: Rest(some(view, keep))), training=True)
+    ).sum().backward()
+    assert all(weight.grad is not None and weight.grad.any() for weight in network.module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ([[0, 0]], r"^'rests': Rest.index names a token twice$"),
+        ([[3, 16]], r"^'rests': Rest.index must lie in 0..15, got 3..16$"),
+        ([[-1, 3]], r"^'rests': Rest.index must lie in 0..15, got -1..3$"),
+        ([[1, 2, 3]], r"^'rests': Rest.index must have shape \(1, 2\), got \(1, 3\)$"),
+        ([[1.0, 2.0]], r"^'rests': Rest.index must be int64, got torch.float32$"),
+        (None, r"^'rests': Rest.index must have shape \(1, 2\), got NoneType$"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+def test_illegal_positions_are_refused_in_one_line(index, message, first):
+    """The first plan of a shape is read at once, others at the end of the pass."""
+    network, calls = DeepViT(vit()), []
+
+    def plan(view, keep):
+        calls.append(view.block)
+        good = torch.tensor([[4, 7]])
+        return Rest(good if len(calls) == 1 and not first else None if index is None else torch.tensor(index))
+
+    strategy = rests(plan)
+    actor = Actor(strategy, Budget(counts=(14,), blocks=(3,)), network.cost, network.grid, stream=7)
+    for _ in range(1 if first else 2):
+        acting = actor.begin(torch.arange(1), 0, None, tokens=N, training=False)
+        if len(calls) == (0 if first else 1):
+            with pytest.raises(StrategyError, match=message):
+                network(images(network, 1), acting)
+                acting.settle()
+            return
+        network(images(network, 1), acting)
+
+
+def test_tokens_that_are_gone_cannot_rest_and_those_that_rest_cannot_be_dropped(scripted):
+    """One strategy does one of both, so that nobody names a token that has left."""
+    network = DeepViT(vit())
+    drops = rests(lambda view, keep: Keep.top(view.tokens.sum(2), keep))
+    with pytest.raises(StrategyError, match=r"^'rests' returned Keep, and its how is 'rest': return Rest or None$"):
+        network(images(network), begin(network, drops))
+    lies = scripted(lambda view, keep: Rest(some(view, keep)), site="block")
+    message = r"^'scripted' returned Rest, and its how is None: add how = 'rest' and site = 'block' to the class$"
+    with pytest.raises(StrategyError, match=message):
+        network(images(network), begin(network, lies))
+
+
+def test_networks_of_one_layer_refuse_it():
+    shallow = build("shallow").network
+    strategy = rests(lambda view, keep: Rest(some(view, keep)))
+    with pytest.raises(UnsupportedError, match=r"^'rests' lets tokens rest for a block and return: this model has one"):
+        Actor(strategy, Budget(keep_rate=0.5), shallow.cost, shallow.grid, stream=1)
+
+
+def test_attention_before_the_first_block_is_refused():
+    attends = rests(lambda view, keep: Rest.all_but_top(view.previous_attention, keep), ["previous_attention"])
+    with pytest.raises(
+        UserError, match=r"block 0 has none; got block 0; allowed: blocks 1 to 3; name blocks from 1 on"
+    ):
+        begin(DeepViT(vit()), attends, blocks=(0, 2))
+    assert list(begin(DeepViT(vit()), attends, schedule="every").keep) == [1, 2, 3]
+    one = DeepViT(vit(depth=1))
+    with pytest.raises(UnsupportedError, match="needs previous_attention, which this model cannot give"):
+        one(images(one), begin(one, attends))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"site": "attention"}, {"site": "input"}, {"adaptive": True}, {"trained": True}],
+    ids=lambda change: str(change),
+)
+def test_a_class_that_cannot_rest_is_refused(change):
+    cls = type(rests(lambda view, keep: None))
+    assert complaint(cls) is None
+    assert "lets tokens rest, so its site must be 'block'" in complaint(type("Odd", (cls,), change))
+
+
+def test_what_was_chosen_is_noted_of_all_tokens_each_time():
+    """At each place of the budget all tokens have a score; at the end all are there."""
+    case = build("class token")
+    strategy = rests(lambda view, keep: Rest.all_but_top(view.tokens.sum(dim=2), keep))
+    depth, tokens = case.network.cost.depth, case.network.cost.tokens
+    budget = Budget(counts=(tokens // 2, tokens // 4), blocks=(0, depth - 1))
+    actor = Actor(strategy, budget, case.network.cost, case.network.grid, stream=1)
+    done = evaluate(case.network, actor, Samples(case.inputs, case.labels, case.relevance), case.recipe)
+    assert [choice.block for choice in done.choices] == [0, depth - 1] and done.kept.all()
+    for choice, count in zip(done.choices, budget.counts, strict=True):
+        assert (choice.kept.sum(axis=1) == count).all() and choice.scored
+        lowest = choice.scores.argsort(axis=1)[:, : tokens - count]
+        assert not choice.kept[[[row] for row in range(len(lowest))], lowest].any()
+
+
+def test_records_from_before_are_spelled_as_ever():
+    assert TokenStep(**OLD_STEP).model_dump(mode="json") == OLD_STEP
+    rested = TokenStep(**vars(Step(8.0, 8.0, rested=8.0)))
+    assert rested.model_dump(mode="json") == OLD_STEP | {"rested": 8.0}
+    assert TokenStep(**rested.model_dump()) == rested
+
+
+def test_what_acts_says_how_many_took_part_and_that_all_are_there():
+    sparse = sparsebench.apply(vit(), "idle_vit:keep_rate=0.5,blocks=2")
+    assert sparse.tokens == (16, 16, 8, 8) and sparse.kept(torch.rand(2, 3, 32, 32)).all()

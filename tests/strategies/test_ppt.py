@@ -1,0 +1,88 @@
+"""PPT against loops in float64: which images prune and which merge, and the logits; and what its variance decides."""
+
+import networks as hand
+import pytest
+import torch
+from merging import merged, view
+from sparsebench_plugins.ppt import PPT
+from sparsebench_plugins.tome import ToMe
+from tiny import B, N, act, images, vit
+
+COUNTS = {0: 13, 1: 9, 2: 6, 3: 4}
+NETWORKS = {
+    "class token": (1, {}),
+    "no class token": (0, {"class_token": False, "global_pool": "avg"}),
+}
+
+
+def importance(attention, values):
+    """Return the scores, each token's share of attention times the length of its value, and their variance."""
+    given = [a * sum(x * x for x in value) ** 0.5 for a, value in zip(attention, values, strict=True)]
+    scores = [one / sum(given) for one in given]
+    mean = sum(scores) / len(scores)
+    return scores, sum((one - mean) ** 2 for one in scores) / len(scores)
+
+
+def rule_of(threshold, chosen):
+    """Return the rule of a threshold, which notes what it does."""
+
+    def rule(seen, tokens, K):
+        attention = seen.of_class() if seen.prefix else seen.received()
+        scores, variance = importance(attention, seen.values[seen.prefix :])
+        drops = variance * N**2 > threshold
+        chosen.append("drop" if drops else "merge")
+        if not drops:
+            return hand.tome(seen, tokens, K)
+        return [tokens[i] for i in sorted(hand.order_of(scores)[:K])]
+
+    return rule
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.6, 1.0, 100.0])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_logits_and_the_sizes_are_those_of_loops(name, threshold):
+    prefix, changes = NETWORKS[name]
+    network = vit(**changes)
+    budget = {"blocks": tuple(COUNTS), "counts": tuple(COUNTS.values())}
+    acting, out = act(PPT(threshold=threshold), network, images(), None, None, **budget)
+    every = []
+    for b, image in enumerate(images()):
+        chosen = []
+        rule = hand.at(COUNTS, rule_of(threshold, chosen))
+        logits, tokens = hand.by_hand(network, image, rule, prefix=prefix, proportional=True)
+        torch.testing.assert_close(out[b].double(), logits, atol=2e-5, rtol=2e-5)
+        assert acting.sizes[b].tolist() == [token.size for token in tokens]
+        assert acting.index[b].tolist() == [min(token.patches) for token in tokens]
+        every += chosen
+    assert set(every) == ({"drop"} if threshold == 0 else {"merge"} if threshold == 100 else {"drop", "merge"}), every
+    assert acting.index.shape == (B, COUNTS[3])
+
+
+def known(spread):
+    """Return a view of two images: the attention of the second is even, of the first one token has `spread` more."""
+    attention = torch.ones(2, 16)
+    attention[0, 5] += spread
+    return view(2, 16, values=torch.ones(2, 2, 16, 3), attention=attention)
+
+
+@pytest.mark.parametrize("spread", [0.0, 2.0, 6.0])
+def test_each_image_drops_or_merges_by_its_own_variance(spread):
+    seen = known(spread)
+    scores = (seen.attention / seen.attention.sum(dim=1, keepdim=True)).double()
+    variance = float((scores[0] - 1 / 16).square().mean()) * 256
+    plan = PPT(threshold=0.5).plan(seen, 9)
+    assert (variance > 0.5) == (spread == 6.0)
+    assert ((plan.target[0] == -1).sum() == 7) == (spread == 6.0) and not (plan.target[1] == -1).any()
+    tome = ToMe().plan(seen, 9)
+    assert torch.equal(plan.target[1], tome.target[1])
+    assert torch.equal(merged(plan, seen)[1], merged(tome, seen)[1])
+    if spread == 6.0:  # the highest score, and of equals the first
+        assert plan.target[0].tolist() == [*range(9), *[-1] * 7]
+
+
+def test_the_variance_is_measured_by_the_patches_at_the_input():
+    seen, later = known(6.0), known(6.0)
+    later.memory["patches"] = 8
+    first, second = (PPT(threshold=1.0).plan(one, 9).target[0] for one in (seen, later))
+    assert bool((first == -1).any()) and not bool((second == -1).any())
+    assert seen.memory["patches"] == 16

@@ -1,0 +1,251 @@
+"""`Strategy.fit`: what it is shown, what is kept of it, and what is said of one that does something else."""
+
+import re
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from vits import B, N, images, vit
+
+from sparsebench.budget import Budget
+from sparsebench.contract import complaint
+from sparsebench.errors import StrategyError, UnsupportedError, UserError
+from sparsebench.models.actor import Actor
+from sparsebench.models.deep import DeepViT
+from sparsebench.models.shipped import Shallow
+from sparsebench.plans import Keep, Mask, Shift
+from sparsebench.strategy import Strategy
+from sparsebench.tasks.base import Recipe
+from sparsebench.tasks.theory import Theory
+from sparsebench.training.fit import fit, load, state_digest
+from sparsebench.view import Images
+
+RECIPE = Recipe("cross-entropy", "adamw", 1e-3, B, epochs=1, steps=1)
+
+
+class Fits(Strategy):
+    """Learns what `learn` returns; a number for each position before block 1, and one threshold before block 3."""
+
+    name: ClassVar[str] = "fits"
+    site: ClassVar[str] = "block"
+    learn: ClassVar = staticmethod(lambda images, network: GOOD)
+
+    def module(self, place):
+        module = torch.nn.Module()
+        shape = (place.patches,) if place.block == 1 else ()
+        module.register_buffer("value", torch.zeros(shape))
+        return module
+
+    def fit(self, images, network):
+        return type(self).learn(images, network)
+
+    def scores(self, view):
+        return view.tokens[:, :, 0] + view.learned.value
+
+
+GOOD = {1: {"value": torch.arange(float(N))}, 3: {"value": torch.tensor(7.0, dtype=torch.float64)}}
+
+
+def fits(learn, **declared):
+    return type("Other", (Fits,), {"learn": staticmethod(learn), "__module__": __name__, **declared})()
+
+
+def run(learn=Fits.learn, *, strategy=None, network=None, labels=None, relevance=None, seed=0):
+    """Return the actor and what came out."""
+    network = network or DeepViT(vit())
+    actor = Actor(strategy or fits(learn), Budget(keep_rate=0.5, blocks=(1, 3)), network.cost, network.grid, stream=7)
+    given = Images(images(network), torch.arange(B) + 10, labels)
+    return actor, fit(network, actor, given, RECIPE, seed, relevance)
+
+
+def test_what_it_returns_is_in_its_modules_and_is_not_trained():
+    actor, result = run()
+    assert list(result.learned) == ["1.value", "3.value"] and result.shown == 0
+    assert actor.learned[1].value.tolist() == list(range(N))
+    assert actor.learned[3].value.item() == 7.0 and actor.learned[3].value.dtype == torch.float32
+    parameters = type("P", (Fits,), {"module": lambda self, place: torch.nn.ParameterDict({"value": torch.zeros(N)})})()
+    network = DeepViT(vit())
+    actor = Actor(parameters, Budget(keep_rate=0.5, blocks=(1,)), network.cost, network.grid, stream=7)
+    assert not any(weight.requires_grad for weight in actor.learned[1].parameters())
+
+
+def raises(images, network):
+    return {}[5]
+
+
+def writes(images, network):
+    network._network.module.head.weight.data.add_(1.0)
+    return GOOD
+
+
+def returns(block, value):
+    return lambda images, network: GOOD | {block: {"value": value}}
+
+
+def reads_labels(images, network):
+    return {1: {"value": images.labels.float()}}
+
+
+BAD = {
+    "raises": (raises, "fit raised KeyError: 5", "sparsebench check tries it"),
+    "exits": (lambda images, network: exit(3), "fit raised SystemExit: 3", "sparsebench check"),
+    "changes weights": (writes, "fit changed the network's weights", "got another head.weight; allowed: weights as"),
+    "nothing": (lambda images, network: None, "fit returned no mapping", "got NoneType; allowed: tensors for 1.value"),
+    "flat": (lambda images, network: {"value": torch.zeros(N)}, "no mapping of mappings", "got dict"),
+    "a block less": (lambda images, network: {1: GOOD[1]}, "other tensors than its module has", "got 1.value; allowed"),
+    "a list": (returns(1, [0.0] * N), "returned 1.value as another type", "got list; allowed: a tensor of"),
+    "whole numbers": (returns(1, torch.arange(N)), "1.value as another type", "got torch.int64"),
+    "another shape": (returns(1, torch.zeros(N + 1)), "1.value in another shape", r"got \(17,\); allowed: \(16,\)"),
+    "nan": (returns(3, torch.tensor(float("nan"))), "returned NaN in 3.value", "got 1 of 1; allowed: numbers"),
+    "labels": (reads_labels, "images.labels was read but not declared", "add fit_labels = True"),
+    "removes": (
+        lambda images, network: network(images, lambda view: Keep(view.index[:, :3])), "look returned Keep",
+        "returns Shift, Mask or None",
+    ),
+    "another view": (
+        lambda images, network: network(images, lambda view: view.relevance), "view.relevance was read but not",
+        "only kind = 'oracle'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_it_does_wrong_is_said_with_the_line_and_the_network_is_as_before(name):
+    learn, what, more = BAD[name]
+    network = DeepViT(vit())
+    before = {key: value.clone() for key, value in network.module.state_dict().items()}
+    with pytest.raises(UserError, match=f"(?s)^'fits': .*{what}.*{more}") as caught:
+        run(learn, network=network)
+    assert re.search(rf"\({Path(__file__).name}:\d+\)", str(caught.value)), caught.value
+    assert all(torch.equal(value, before[key]) for key, value in network.module.state_dict().items())
+    assert all(weight.requires_grad for weight in network.module.parameters())
+
+
+def test_what_the_memory_or_the_network_refuses_is_no_mistake_of_the_strategy():
+    def unsupported(images, network):
+        raise UnsupportedError("not here")
+
+    def large(images, network):
+        raise MemoryError
+
+    with pytest.raises(UnsupportedError, match="not here"):
+        run(unsupported)
+    with pytest.raises(MemoryError):
+        run(large)
+
+
+def test_the_network_is_frozen_and_as_in_a_test_and_gradients_reach_what_is_added():
+    network = DeepViT(vit(drop_path_rate=0.5, proj_drop_rate=0.5))
+    network.module.train()
+    seen = []
+
+    def learn(given, frozen):
+        by, added = torch.zeros(B, N, 32, requires_grad=True), []
+
+        def look(view):
+            added.append((view.block, view.training, tuple(view.tokens.shape)))
+            return Shift(by) if view.block == 1 else None
+
+        first, second = frozen(given, look), frozen(given)
+        assert not any(part.training for part in network.module.modules())
+        assert torch.equal(first, second) and torch.is_grad_enabled()
+        frozen.losses(first, torch.zeros(B, dtype=torch.int64)).sum().backward()
+        assert bool(by.grad.any()) and network.module.head.weight.grad is None
+        seen.extend(added)
+        return GOOD
+
+    with torch.no_grad():
+        _, result = run(learn, network=network)
+    assert seen == [(1, True, (B, N, 32)), (3, True, (B, N, 32))] and result.shown == 2 * B
+    assert all(part.training for part in network.module.modules())
+    assert all(weight.requires_grad for weight in network.module.parameters())
+
+
+def test_a_mask_weighs_tokens_as_keys():
+    outputs = []
+
+    def learn(given, frozen):
+        def look(view):
+            return Mask(torch.ones_like(view.sizes).index_fill(1, torch.tensor([2]), 0.0))
+
+        outputs.extend([frozen(given), frozen(given, look)])
+        return GOOD
+
+    run(learn)
+    assert not torch.allclose(*outputs, atol=1e-3)
+
+
+def test_images_come_in_parts_with_their_labels():
+    labels = torch.tensor([4, 0, 2])
+    parts = []
+
+    def learn(given, frozen):
+        parts.extend((len(part), part.items.tolist(), part.labels.tolist()) for part in given.split(2))
+        assert torch.equal(torch.cat([part.inputs for part in given.split(2)]), given.inputs)
+        return GOOD
+
+    run(learn, labels=labels)
+    assert parts == [(2, [10, 11], [4, 0]), (1, [12], [2])]
+
+
+def test_random_numbers_are_the_cells_and_afterwards_as_before():
+    def learn(images, network):
+        return {1: {"value": torch.rand(N)}, 3: GOOD[3]}
+
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first, second, third = (run(learn, seed=seed)[1].learned for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert state_digest(first) == state_digest(second) != state_digest(third)
+
+
+@pytest.mark.parametrize("kind", ["oracle", "deployable"])
+def test_only_an_oracle_finds_out_which_tokens_matter(kind):
+    relevance, found = torch.rand(20, N), []
+
+    def learn(given, network):
+        network(given, lambda view: found.append(view.relevance))
+        return GOOD
+
+    oracle = fits(learn, kind="oracle", needs=frozenset({"tokens", "relevance"}))
+    if kind == "oracle":
+        run(strategy=oracle, relevance=relevance)
+        assert torch.equal(found[0], relevance[10 : 10 + B])
+        return
+    with pytest.raises(UserError, match="only kind = 'oracle' may declare it"):
+        run(learn, relevance=relevance)
+    run(lambda images, network: found.append(network._relevance) or GOOD, relevance=relevance)
+    assert found == [None]
+    with pytest.raises(StrategyError, match="is no oracle"):
+        run(strategy=fits(learn, needs=frozenset({"tokens", "relevance"})), relevance=relevance)
+
+
+def test_what_was_learned_comes_back():
+    actor, result = run()
+    other = Actor(actor.strategy, actor.budget, actor.cost, actor.grid, stream=7)
+    load(other, result.learned)
+    assert torch.equal(other.learned[1].value, actor.learned[1].value)
+    assert state_digest({"a": torch.tensor(1.0)}) != state_digest({"b": torch.tensor(1.0)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"module": Strategy.module}, "has a fit and no module: write module"),
+        ({"trained": True}, "has a fit and is trained: it is one or the other"),
+        ({"fit_images": 0}, r"fit_images must be a number of images, 1 or more, got 0"),
+        ({"fit_images": True}, "got True"),
+        ({}, None),
+    ],
+)
+def test_a_class_that_cannot_fit_is_refused(changes, says):
+    said = complaint(type("Other", (Fits,), {"__module__": __name__, **changes}))
+    assert said is None if says is None else re.search(says, said), said
+
+
+def test_the_models_of_theories_take_none():
+    data = Theory(tokens=20, relevant=0.4, confusion=0.1).draw(2, 0, {})
+    network = Shallow(m=8).build(data, 0)
+    with pytest.raises(UnsupportedError, match="looks at training images before the test"):
+        Actor(Fits(), Budget(keep_rate=0.5), network.cost, network.grid, stream=7)
