@@ -52,8 +52,8 @@ class Resting(Rest):
     def of(cls, plan: Rest, tokens: int) -> Resting:
         """Return the plan, of that many tokens."""
         index = plan.index
-        awake = torch.ones(len(index), tokens, dtype=torch.bool, device=index.device).scatter(1, index, False)
-        active = awake.sort(dim=1, descending=True, stable=True).indices[:, : tokens - index.shape[1]]
+        places = torch.arange(tokens, device=index.device).repeat(len(index), 1).scatter(1, index, tokens)
+        active = places.sort(dim=1).values[:, : tokens - index.shape[1]]  # ONNX sorts no booleans
         return cls(index, plan.scores, active=active)
 
 
