@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import fuzz_folders
+import hostile_folders
 from fuzz_submissions import sound_submission
 
 
@@ -39,7 +40,7 @@ def test_the_fuzzer_sees_what_acts() -> None:
 
 
 def test_a_case_is_the_same_whenever_it_is_drawn(sound: Path) -> None:
-    draw = [fuzz_folders.Stranger(sound).case(random.Random(5))[:2] for _ in range(2)]
+    draw = [hostile_folders.Stranger(sound).case(random.Random(5))[:2] for _ in range(2)]
     for kind, files in draw:
         files.pop("underway/here-1.json", None), files.pop("manifest.json", None)
         assert kind
