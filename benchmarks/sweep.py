@@ -98,6 +98,25 @@ def bare(number: int) -> tuple[int, str, str]:
     return len(used) - WARM, f"{1e3 * statistics.median(used[WARM:]):.1f}", ""
 
 
+def isolation(rounds: int) -> str:
+    """Time what a worker compares after each cell; for cells with the code of strangers, functions too."""
+    import sparsebench.cells.run_cell
+    import sparsebench.training.kernels  # noqa: F401  # what is watched must be there, as in a worker
+    from sparsebench.contain.health import Health
+
+    health, rows = Health([0, 1], "cpu", os.getppid()), list[tuple[object, ...]]()
+    for name in ("shipped", "third-party"):
+        if rows:
+            health.watch_functions()
+        used = []
+        for _ in range(rounds):
+            start = time.process_time()
+            health.trouble(None)
+            used.append(time.process_time() - start)
+        rows.append((name, rounds, f"{1e3 * statistics.median(used):.1f}", f"{1e3 * min(used):.1f}"))
+    return table(["sources", "cells", "CPU-ms a cell", "least"], rows)
+
+
 def cpu_seconds_of_workers() -> float:
     """Return the CPU-seconds of the worker processes that this one has started, so far."""
     ticks = 0
@@ -274,13 +293,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=24)
     parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--part", action="append", choices=("overhead", "second", "lost", "grouped", "memory"))
+    parser.add_argument(
+        "--part", action="append", choices=("overhead", "isolation", "second", "lost", "grouped", "memory")
+    )
     parser.add_argument("--many", type=int, nargs="+", default=(1000, 2000), help="cells of the part on memory")
     asked = parser.parse_args()
     os.environ.update({"OMP_NUM_THREADS": "1"})
     print(f"load {os.getloadavg()[0]:.1f}\n")
     parts = {
         "overhead": partial(overhead, 200),
+        "isolation": partial(isolation, 100),
         "second": partial(second_worker, asked.cells, asked.steps),
         "lost": partial(lost_worker, asked.cells, asked.steps),
         "grouped": partial(grouped, 3),
