@@ -43,6 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure() -> None:
     """Hide the plugins of others that are installed here: from tests, and from the processes that they start."""
+    os.environ.pop(installed.HIDDEN, None)  # xdist's workers have what its controller said, and would see none to hide
     names = {installed.distribution(entry)[0] for entry in installed.strangers()}
     os.environ[installed.HIDDEN] = ",".join(sorted(names))
 

