@@ -15,11 +15,14 @@ from sparsebench_plugins.mctf import MCTF
 from sparsebench_plugins.perturbation import Perturbation
 from sparsebench_plugins.pitome import PiToMe
 from sparsebench_plugins.ppt import PPT
+from sparsebench_plugins.pru_merge import PruMerge
 from sparsebench_plugins.tofu import ToFu
 from sparsebench_plugins.tome import ToMe
 from sparsebench_plugins.tps import TPS
 from sparsebench_plugins.value_norm import ValueNorm
 from sparsebench_plugins.vid_tldr import VidTLDR
+from sparsebench_plugins.vis_pruner import VisPruner
+from sparsebench_plugins.vision_zip import VisionZip
 from sparsebench_plugins.zero_tprune import ZeroTPrune
 from tiny import SHIPPED, B, N, images, vit
 from torch.utils.flop_counter import FlopCounterMode
@@ -71,6 +74,7 @@ COUNTED = {
     "dynamic_vit": DynamicViT(), "dynamic_vit, squeezed": DynamicViT(disposal="squeeze"),
     "value_norm, merged": ValueNorm(disposal="merge"), "divprune": DivPrune(), "dpp": DPP(), "vid_tldr": VidTLDR(),
     "ppt": PPT(), "ppt that drops all": PPT(threshold=0.0), "perturbation": Perturbation(draws=2),
+    "vision_zip": VisionZip(contextual=0.3), "vis_pruner": VisPruner(step=2), "pru_merge": PruMerge(),
 }  # fmt: skip
 
 

@@ -1,0 +1,59 @@
+"""The most attended tokens take in what is like them."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+import sparsebench
+from sparsebench import How, Mix, Place, Site, Strategy, TokenView
+
+
+class PruMerge(Strategy):
+    """Makes each of the most attended tokens the mean of itself and its nearest ones (Shang et al., Algorithm 1).
+
+    The centres are the tokens with the most attention a from the class token, mean over heads; without a class token
+    the attention received. A centre becomes the mean, with weights a, of itself and the k other tokens whose keys are
+    most similar to its own (product, mean over heads); a token may be near to several centres, or to none. The centres
+    go on in the order of their positions. The paper has k = 32 of 576 tokens; here k is that share of those that come.
+    """
+
+    name: ClassVar[str] = "pru_merge"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset({"tokens", "keys", "attention"})
+    how: ClassVar[How] = "mix"
+    citation: ClassVar[str] = "Shang et al., LLaVA-PruMerge: adaptive token reduction, ICCV 2025, arXiv 2403.15388"
+    bibtex: ClassVar[str] = """@inproceedings{shang2025prumerge,
+  title = {{LLaVA-PruMerge}: Adaptive Token Reduction for Efficient Large Multimodal Models},
+  author = {Shang, Yuzhang and Cai, Mu and Xu, Bingxin and Lee, Yong Jae and Yan, Yan},
+  booktitle = {IEEE/CVF International Conference on Computer Vision},
+  year = {2025}
+}"""
+    differs: ClassVar[str] = (
+        "acts within the network, where the paper acts once, before a language model; the budget says how many stay, "
+        "where the paper takes outliers of the attention; the weights of a mean sum to 1"
+    )
+
+    share: float = Field(1 / 18, gt=0, le=1, description="k, the nearest tokens, as a share of those that come")
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the products of keys, and of the means."""
+        return place.tokens * place.keep * (place.head_width + place.width)
+
+    def plan(self, view: TokenView, keep: int) -> Mix:
+        """Merge what is near into each centre."""
+        import torch
+
+        N = view.attention.shape[1]
+        centres = view.attention.argsort(dim=1, descending=True, stable=True)[:, :keep].sort(dim=1).values
+        keys, rows = view.keys.mean(dim=1), torch.arange(len(centres), device=centres.device)[:, None]
+        near = (keys[rows, centres] @ keys.mT).scatter(2, centres[..., None], torch.inf)  # of all its nearest is itself
+        k = min(N, 1 + max(1, round(self.share * N)))
+        order = near.argsort(dim=2, descending=True, stable=True)[..., :k]
+        weight = torch.zeros_like(near).scatter(2, order, view.attention[:, None].expand_as(near).gather(2, order))
+        return Mix(weight / weight.sum(dim=2, keepdim=True).clamp(min=1e-30), scores=view.attention)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [PruMerge]

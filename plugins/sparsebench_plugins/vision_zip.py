@@ -1,0 +1,73 @@
+"""The most attended tokens stay as they are, and the others are merged into a few at even distances."""
+
+from typing import ClassVar
+
+from pydantic import Field
+
+import sparsebench
+from sparsebench import How, Merge, Place, Site, Strategy, TokenView
+
+
+class VisionZip(Strategy):
+    """Keeps dominant tokens and merges the others into contextual ones (Yang et al., Section 3).
+
+    Dominant are the tokens with the most attention from the class token, mean over heads; without a class token the
+    attention received. Of the others every s-th is a target, in the order of their positions, from the first on; s is
+    their number over that of the contextual tokens, rounded down. Each of the rest joins the target with the most
+    similar key (cosine, mean over heads), of equal ones the first, and a target becomes the mean of its members.
+
+    Of M tokens that go on 5/32 are contextual: the paper keeps 54 + 10, 108 + 20 and 162 + 30 of 576.
+    """
+
+    name: ClassVar[str] = "vision_zip"
+    site: ClassVar[Site] = "attention"
+    needs: ClassVar[frozenset[str]] = frozenset({"tokens", "keys", "attention"})
+    how: ClassVar[How] = "merge"
+    citation: ClassVar[str] = "Yang et al., VisionZip: longer is better but not necessary in VLMs, CVPR 2025"
+    bibtex: ClassVar[str] = """@inproceedings{yang2025visionzip,
+  title = {{VisionZip}: Longer is Better but Not Necessary in Vision Language Models},
+  author = {Yang, Senqiao and Chen, Yukang and Tian, Zhuotao and Wang, Chengyao and Li, Jingyao and Yu, Bei
+    and Jia, Jiaya},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
+  year = {2025}
+}"""
+    differs: ClassVar[str] = (
+        "acts within the network, where the paper acts once, before a language model; a mean weighs tokens by their "
+        "sizes; made from descriptions of the paper, in which keys are compared by their products"
+    )
+
+    contextual: float = Field(5 / 32, ge=0, le=1, description="share of the tokens that go on which are merged ones")
+
+    def own_macs(self, place: Place) -> float:
+        """Return the MACs of the similarities of the rest to the targets."""
+        targets = self._targets(int(place.keep))
+        return (place.tokens - place.keep) * targets * place.head_width
+
+    def _targets(self, keep: int) -> int:
+        return round(self.contextual * keep)
+
+    def plan(self, view: TokenView, keep: int) -> Merge:
+        """Keep the dominant tokens and merge the others into the targets."""
+        import torch
+        import torch.nn.functional as F
+
+        N, targets = view.attention.shape[1], self._targets(keep)
+        order = view.attention.argsort(dim=1, descending=True, stable=True)
+        host = torch.arange(N, device=order.device).repeat(len(order), 1)
+        others = order[:, keep - targets :].sort(dim=1).values
+        if not targets:
+            stays = torch.ones_like(host, dtype=torch.bool).scatter(1, others, False)
+            return Merge(torch.where(stays, stays.cumsum(dim=1) - 1, -1), scores=view.attention)
+        is_target = torch.zeros(others.shape[1], dtype=torch.bool, device=order.device)
+        is_target[torch.arange(targets, device=order.device) * (others.shape[1] // targets)] = True
+        to, rest = others[:, is_target], others[:, ~is_target]
+        metric = F.normalize(view.keys.mean(dim=1), dim=2)
+        rows = torch.arange(len(order), device=order.device)[:, None]
+        match = (metric[rows, rest] @ metric[rows, to].mT).argmax(dim=2)
+        return Merge.into(host.scatter(1, rest, to.gather(1, match)), scores=view.attention)
+
+
+@sparsebench.hookimpl
+def sparsebench_strategies() -> list[type[Strategy]]:
+    """Bring in the strategy."""
+    return [VisionZip]
