@@ -68,9 +68,12 @@ def critical_p(correlations: np.ndarray, freedom: np.ndarray) -> float:
     rng, J = np.random.default_rng(0), len(correlations)
     normal = rng.standard_normal((DRAWS, J)) @ np.linalg.cholesky(correlations).T
     ratios = np.abs(normal) / np.sqrt(rng.chisquare(freedom, (DRAWS, J)) / freedom)
-    low, high = 0.0, 1 - LEVEL
-    for _ in range(30):
+    low, high, beyond = 0.0, 1 - LEVEL, 0
+    for _ in range(30):  # only draws that the next p can still decide are looked at again
         middle = (low + high) / 2
-        often = (ratios > stdtrit(freedom, 1 - middle / 2)).any(axis=1).mean() > 1 - LEVEL
-        low, high = (low, middle) if often else (middle, high)
+        past = (ratios > stdtrit(freedom, 1 - middle / 2)).any(axis=1)
+        if (beyond + past.sum()) / DRAWS > 1 - LEVEL:
+            high, ratios = middle, ratios[past]
+        else:
+            low, ratios, beyond = middle, ratios[~past], beyond + past.sum()
     return low

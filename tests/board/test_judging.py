@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import judging
 from judging import World
 
-WORLDS = 400
+WORLDS = 200
 MOST = stats.binom.ppf(0.995, WORLDS, 0.05) / WORLDS
 """Of the worlds, in each of ten settings: what 5 % leaves open."""
 SEED_NOISE = judging.KINDS[1:]
