@@ -35,6 +35,7 @@ WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"
 def row_of(record: Record) -> Row:
     """Return what a record is about, without its metrics; its texts are plain, whoever wrote them."""
     cell, origin, outcomes = record.cell, record.origin, record.outcomes
+    track = cell.track if cell.n_train else "frozen"  # without training samples weights are tested as they are
     # Networks of two trainings are two settings; their repetitions are not.
     trainings = [] if cell.track == "scratch" else cell.inits
     network = [[part.task.model_dump(), part.model.model_dump(), part.n_train] for part in trainings]
@@ -52,9 +53,9 @@ def row_of(record: Record) -> Row:
         "model": cell.model.name,
         "strategy": record.label,
         "kind": record.kind,
-        "budget": cell.budget.label + ("" if cell.track == "frozen" else WHERE[cell.where]),
+        "budget": cell.budget.label + ("" if track == "frozen" else WHERE[cell.where]),
         "n_train": cell.n_train,
-        "track": cell.track,
+        "track": track,
         "repetition": cell.repetition,
         "macs_ratio_asked": None if cell.where == "train" else cell.budget.macs,
         "setting": canonical(

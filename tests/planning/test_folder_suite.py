@@ -24,6 +24,7 @@ from sparsebench.planning.request import How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
+from sparsebench.records.row import row_of
 from sparsebench.tasks.folder import Folder, read_cropped
 
 ARCH, CANVAS = "deit_tiny_patch16_224", 32
@@ -122,6 +123,10 @@ def test_a_record_has_cost_and_speed_and_says_which_weights(records: dict[str, R
         assert {"accuracy", "accuracy_top5", "macs", "macs_ratio", "images_per_s"} <= set(record.metrics)
         assert record.metrics["selection_auroc"].value is None and record.metrics["selection_recall"].n == 0
     assert records["attn_topk"].metrics["macs_ratio"].value == pytest.approx(0.7, abs=0.1)
+
+
+def test_its_rows_are_of_the_frozen_track(records: dict[str, Record]) -> None:
+    assert {row_of(record)["track"] for record in records.values()} == {"frozen"}
 
 
 def test_an_oracle_is_unsupported(records: dict[str, Record]) -> None:
