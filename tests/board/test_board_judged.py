@@ -1,0 +1,203 @@
+"""What a board tells apart: intervals, fronts, marks, items and foregrounds."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flats import WHOLE, Flat, drawn, flat, row_of, seeded, with_outcomes
+from scipy import stats
+
+from sparsebench.board.board import Row
+from sparsebench.board.build import build, judge
+from sparsebench.board.notes import detectable, machines, notes_on
+from sparsebench.records import store
+from sparsebench.records.cell import digest
+from sparsebench.records.record import pack
+
+
+def test_the_interval_of_the_difference_to_dense_is_students() -> None:
+    row, pairs = row_of(build(WHOLE), "mine"), [0.02, 0.01, 0.05]
+    low, high = stats.t.interval(0.95, 2, loc=np.mean(pairs), scale=stats.sem(pairs))
+    assert (row["accuracy_delta_low"], row["accuracy_delta_high"]) == pytest.approx((low, high))
+
+
+def test_the_ratio_to_dense_has_an_interval() -> None:
+    row = row_of(build(WHOLE), "oracle")
+    assert row["sample_complexity_ratio_low"] <= row["sample_complexity_ratio"] <= row["sample_complexity_ratio_high"]
+
+
+def test_the_pareto_front_has_what_nothing_beats_in_accuracy_and_cost() -> None:
+    cheap = seeded("cheap", [0.8, 0.8], macs_ratio=0.3, images_per_s=50.0)
+    good = seeded("good", [0.9, 0.9], macs_ratio=0.6, images_per_s=100.0)
+    bad = seeded("bad", [0.7, 0.7], macs_ratio=0.4, images_per_s=90.0)
+    gpu = seeded("gpu", [0.6, 0.6], macs_ratio=0.7, images_per_s=9000.0, device="cuda:0 H100")
+    seer = seeded("oracle", [1.0, 1.0], macs_ratio=0.1, images_per_s=999.0)
+    rows = build([*cheap, *good, *bad, *gpu, *seer])
+    found = {row["strategy"]: (row["pareto"], row["pareto_speed"]) for row in rows}
+    assert found == {  # speeds of two devices do not compare
+        "cheap": ("yes", "no"), "good": ("yes", "yes"), "bad": ("no", "no"), "gpu": ("no", "yes"),
+        "oracle": (None, None),
+    }  # fmt: skip
+
+
+def test_speeds_of_another_machine_or_version_take_nobody_off_the_front() -> None:
+    here, there = {"environment": "a" * 16}, {"environment": "b" * 16}
+    good = seeded("good", [0.9, 0.9], macs_ratio=0.6, images_per_s=100.0, **here)
+    beside = seeded("beside", [0.7, 0.7], macs_ratio=0.4, images_per_s=90.0, **here)
+    other = seeded("other", [0.7, 0.7], macs_ratio=0.4, images_per_s=90.0, **there)
+    found = {row["strategy"]: row["pareto_speed"] for row in build([*good, *beside, *other])}
+    assert found == {"good": "yes", "beside": "no", "other": "yes"}
+
+
+def test_several_machines_or_versions_are_said_with_what_they_differ_in(tmp_path: Path) -> None:
+    here, there = {"torch": "2.15", "processor": "x", "cores": "2"}, {"torch": "1.13", "processor": "y", "cores": "2"}
+    for one in (here, there):
+        store.keep(tmp_path / "environments", one)
+    flats = [flat("a", environment=digest(here)), flat("b", environment=digest(there))]
+    (line,) = machines(flats, tmp_path)
+    assert line.startswith("made on 2 machines, or with other versions, which differ in processor, torch: speeds are")
+    assert line in notes_on(flats, folder=tmp_path, technical=False)
+    assert machines(flats[:1], tmp_path) == machines(WHOLE) == []
+    assert machines(flats, tmp_path / "none") == machines(flats) != []
+    assert machines([flats[0], flat("b", environment=digest(there), status="failed")]) == []
+
+
+def test_outcomes_of_the_test_items_decide_what_seeds_alone_would_tell() -> None:
+    """Two seeds that differ by the same little: Student's t would be sure, the items are not."""
+
+    def outcomes(wrong: int, seed: int) -> Flat:
+        labels = np.arange(40) % 2
+        predicted = labels.copy()
+        predicted[:wrong] ^= 1
+        return {
+            "accuracy": 1 - wrong / 40, "test_items": 40, "test_labels": pack(labels + 10 * seed),
+            "test_predictions": pack(predicted + 10 * seed),
+        }  # fmt: skip
+
+    rows = [flat(name, seed, **outcomes(wrong, seed)) for seed in range(2) for name, wrong in (("a", 3), ("b", 4))]
+    assert {row["rank"] for row in build(rows)} == {"1-2"}
+    alone = [{key: value for key, value in row.items() if "test" not in key} for row in rows]
+    assert [row["rank"] for row in build(alone)] == ["1", "2"]
+
+
+def test_the_front_leaves_out_only_what_is_told_to_be_less_accurate_than_something_no_dearer() -> None:
+    dear, near, cheap, poor = drawn(0.8, 0), drawn(0.79, 1), drawn(0.6, 2), drawn(0.3, 3)
+    rows = build([
+        *with_outcomes("dear", dear, macs_ratio=0.9, images_per_s=10.0),
+        *with_outcomes("near", near, macs_ratio=0.9, images_per_s=9.0),
+        *with_outcomes("cheap", cheap, macs_ratio=0.5, images_per_s=30.0),
+        *with_outcomes("poor", poor, macs_ratio=0.6, images_per_s=20.0),
+    ])  # fmt: skip
+    found = {row["strategy"]: (row["pareto"], row["pareto_speed"]) for row in rows}
+    assert row_of(rows, "dear")["accuracy"] > row_of(rows, "near")["accuracy"]
+    assert found == {"dear": ("yes", "yes"), "near": ("yes", "yes"), "cheap": ("yes", "yes"), "poor": ("no", "no")}
+
+
+def test_rows_are_marked_against_dense_and_against_random_tokens_at_their_budget() -> None:
+    both, lower = {"budget": "macs 0.5 @1,2"}, {"budget": "macs 0.3"}
+    rows = build([
+        *with_outcomes("dense", drawn(0.6, 0)), *with_outcomes("random_inside", drawn(0.5, 1), **both),
+        *with_outcomes("mine", drawn(0.75, 2), **both), *with_outcomes("input", drawn(0.3, 3), budget="macs 0.5"),
+        *with_outcomes("same", drawn(0.51, 4), **both), *with_outcomes("other", drawn(0.9, 5), **lower),
+        *with_outcomes("oracle", drawn(0.95, 6), budget="macs 0.5"),
+    ])  # fmt: skip
+    found = {row["strategy"]: (row["versus_dense"], row["versus_random_inside"]) for row in rows}
+    assert found == {
+        "dense": (None, None), "random_inside": ("worse", None), "mine": ("better", "better"),
+        "input": ("worse", "worse"), "same": ("worse", "not significant"), "other": ("better", None),
+        "oracle": ("better", "better"),
+    }  # fmt: skip
+    mine, random_inside = row_of(rows, "mine"), row_of(rows, "random_inside")
+    difference = mine["accuracy"] - random_inside["accuracy"]
+    assert mine["random_inside_delta"] == pytest.approx(difference)
+    assert mine["random_inside_delta_low"] < difference < mine["random_inside_delta_high"]
+    assert random_inside["random_inside_delta"] == 0 and row_of(rows, "other")["random_inside_delta"] is None
+
+
+def test_random_tokens_in_the_same_blocks_come_before_those_in_others() -> None:
+    hits = {"macs 0.5 @1": drawn(0.2, 0), "macs 0.5 @2": drawn(0.7, 1)}
+    rows = build([row for budget, one in hits.items() for row in (
+        *with_outcomes("random_inside", one, budget=budget), *with_outcomes("mine", one, budget=budget)
+    )])  # fmt: skip
+    assert [row["random_inside_delta"] for row in rows if row["strategy"] == "mine"] == [0, 0]
+
+
+def test_a_strategy_of_which_a_cell_failed_is_not_marked() -> None:
+    records = [*with_outcomes("dense", drawn(0.5, 0)), *with_outcomes("mine", drawn(0.9, 1))]
+    assert row_of(build(records), "mine")["versus_dense"] == "better"
+    nothing = {"test_items": 0, "test_labels": "", "test_predictions": ""}
+    row = row_of(build([*records, flat("mine", 9, status="failed", **nothing)]), "mine")
+    assert row["versus_dense"] is None and row["accuracy_delta"] > 0.3
+
+
+def test_the_gap_is_that_of_groups_whose_background_fits_and_the_worst_group_that_of_all_seeds() -> None:
+    groups, rng = np.arange(400) % 4, np.random.default_rng(0)
+    rates = np.array([[0.9, 0.5, 0.6, 0.9], [0.9, 0.6, 0.5, 0.9], [0.9, 0.5, 0.6, 0.9]])
+    hits = rng.random((3, 400)) < rates[:, groups]
+    more = {"task": "spurious", "spurious_gap": 0.2, "worst_group_accuracy": 0.5}
+    (row,) = build(with_outcomes("mine", hits, groups, **more))
+    by_group = np.array([[one[groups == g].mean() for g in range(4)] for one in hits])
+    expected = (by_group[:, [0, 3]].mean(axis=1) - by_group[:, [1, 2]].mean(axis=1)).mean()
+    assert row["aligned_gap"] == pytest.approx(expected)
+    assert row["worst_group_accuracy"] == pytest.approx(by_group.mean(axis=0).min())
+    assert row["worst_group_accuracy"] > by_group.min(axis=1).mean()
+    assert row["spurious_gap"] == pytest.approx(0.2)  # as the records have it
+    unknown = build(with_outcomes("mine", hits, None, **more))[0]
+    assert unknown["aligned_gap"] is None and unknown["worst_group_accuracy"] == 0.5
+    assert build(with_outcomes("mine", hits, groups, **more | {"task": "celeba"}), "task")[0]["aligned_gap"] is None
+
+
+def test_the_accuracys_interval_is_not_narrower_than_its_items_allow() -> None:
+    even = np.zeros((3, 400), bool)
+    even[:, :120] = True
+    (row,) = build(with_outcomes("mine", even))
+    low, high = stats.binomtest(360, 1200).proportion_ci(method="wilson")
+    assert row["accuracy_low"] <= low and row["accuracy_high"] >= high
+
+
+def test_a_note_says_which_differences_would_be_found() -> None:
+    judged = judge(WHOLE)
+    (line,) = detectable(judged.rankings)
+    assert (
+        line.startswith("composite: of pairs of strategies that differ by 0.")
+        and "3 seeds" in line
+        and "3 pairs" in line
+    )
+    assert line in notes_on(WHOLE, judged.rankings)
+    assert detectable(judge(seeded("mine", [0.5])).rankings) == []
+
+
+def on_foregrounds(shown: list[Any]) -> list[Row]:
+    """Return a board whose items show these foregrounds in each seed; five at a time, and the seeds, are alike."""
+    records = []
+    for k, (name, rate) in enumerate([("dense", 0.8), ("mine", 0.7), ("other", 0.6), ("random", 0.4)]):
+        one = with_outcomes(name, np.tile(np.repeat(drawn(rate, k, 80)[:1], 5, axis=1), (3, 1)))
+        records += [row | {"test_foregrounds": text} for row, text in zip(one, shown, strict=True)]
+    return build(records)
+
+
+def test_items_that_show_one_foreground_count_as_one_draw() -> None:
+    unknown, wider = on_foregrounds(["", "", ""]), 0
+    for offset in (0, 80):  # the same foregrounds in all seeds, and others
+        known = on_foregrounds([pack(np.repeat(np.arange(80), 5) + offset * seed) for seed in range(3)])
+        for row in known:
+            without = row_of(unknown, row["strategy"])
+            assert row["accuracy"] == without["accuracy"]
+            for name in ("accuracy", "accuracy_delta"):
+                one, other = (each[f"{name}_high"] - each[f"{name}_low"] for each in (row, without))
+                assert one >= other - 1e-12
+                wider += one > 1.1 * other
+    assert wider >= 6
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        [pack(np.arange(400) + 400 * seed) for seed in range(3)],
+        [pack(np.repeat(np.arange(80), 5)), "", pack(np.arange(400))],
+    ],
+    ids=["none twice", "unknown in a seed"],
+)
+def test_a_board_on_which_no_foreground_is_known_to_be_shown_twice_is_as_without(shown: list[str]) -> None:
+    assert on_foregrounds(shown) == on_foregrounds(["", "", ""])

@@ -1,0 +1,78 @@
+"""Flat records of a few strategies, and what was said of their test items."""
+
+from typing import Any
+
+import numpy as np
+
+from sparsebench.board.board import Row
+from sparsebench.records.record import pack
+
+KINDS = {"dense": "baseline", "random": "baseline", "oracle": "oracle", "anti_oracle": "oracle"}
+Flat = dict[str, Any]
+
+
+def flat(strategy: str, seed: int = 0, task: str = "composite", **more: Any) -> Flat:
+    """Return one flat record; what is not given is as in most of these tests."""
+    return {
+        "cell_id": f"{task} {strategy} {seed}", "status": "ok", "reason": "", "task": task, "model": "vit",
+        "strategy": strategy, "kind": KINDS.get(strategy, "deployable"),
+        "budget": "macs 1" if strategy == "dense" else "macs 0.5", "n_train": 600, "repetition": seed,
+        "setting": f"setting of {task}", "device": "cpu", "started": "2026-01-01T00:00:00+00:00", "seconds": 1.0,
+    } | more  # fmt: skip
+
+
+def seeded(strategy: str, values: list[float], metric: str = "accuracy", **more: Any) -> list[Flat]:
+    return [flat(strategy, seed, **{metric: value}, **more) for seed, value in enumerate(values)]
+
+
+def trials(strategy: str, *successes: str, **more: Any) -> list[Flat]:
+    """Return theory records at sizes 4, 8, 16, ... from one word of 0 and 1 for each repetition."""
+    return [
+        flat(strategy, seed, "theory", n_train=4 * 2**j, success=float(x), accuracy=0.5 + float(x) / 2, **more)
+        for seed, word in enumerate(successes)
+        for j, x in enumerate(word)
+    ]
+
+
+def gaps(strategy: str, values: list[float], **more: Any) -> list[Flat]:
+    return [
+        flat(strategy, seed, "spurious", spurious_gap=value, worst_group_accuracy=0.9 - value, accuracy=0.9, **more)
+        for seed, value in enumerate(values)
+    ]
+
+
+def row_of(rows: list[Row], strategy: str, **more: Any) -> Row:
+    (row,) = (r for r in rows if r["strategy"] == strategy and all(r[k] == v for k, v in more.items()))
+    return row
+
+
+WHOLE = [
+    *seeded("dense", [0.8, 0.9, 0.7], macs_ratio=1.0, images_per_s=100.0, selection_auroc=0.5),
+    *seeded("mine", [0.82, 0.91, 0.75], macs_ratio=0.5, images_per_s=190.0, selection_auroc=0.9),
+    *seeded("random", [0.6, 0.7, 0.5], macs_ratio=0.5, images_per_s=200.0, selection_auroc=0.5),
+    *seeded("oracle", [0.95, 0.96, 0.97], macs_ratio=0.5, images_per_s=200.0, selection_auroc=1.0),
+    *trials("dense", "001", "001", "011"),
+    *trials("mine", "011", "001", "111"),
+    *trials("random", "000", "000", "001"),
+    *trials("oracle", "111", "111", "111"),
+    *gaps("dense", [0.3, 0.4, 0.5]),
+    *gaps("mine", [0.2, 0.4, 0.3]),
+    *gaps("random", [0.5, 0.4, 0.5]),
+    *gaps("oracle", [0.1, 0.0, 0.1]),
+]
+
+
+def with_outcomes(strategy: str, hits: np.ndarray, groups: np.ndarray | None = None, **more: Any) -> list[Flat]:
+    """Return flat records of (S, I) outcomes, and of the groups of these items."""
+    S, I = hits.shape
+    labels = [np.arange(I) % 2 + 2 * seed for seed in range(S)]
+    packed = [{} if groups is None else {"test_groups": pack(groups)} for _ in range(S)]
+    return [
+        flat(strategy, seed, accuracy=float(one.mean()), test_items=I, test_labels=pack(labels[seed]),
+             test_predictions=pack(np.where(one, labels[seed], 60000)), **packed[seed] | more)
+        for seed, one in enumerate(hits)
+    ]  # fmt: skip
+
+
+def drawn(rate: float, seed: int, I: int = 400) -> np.ndarray:
+    return np.random.default_rng(seed).random((3, I)) < rate
