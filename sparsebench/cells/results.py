@@ -25,6 +25,8 @@ from sparsebench.training.evaluate import Evaluation, evaluate, first_batch, sec
 from sparsebench.training.steps import Samples
 from sparsebench.training.watch import Watch
 
+FEWEST_TIMED = 7
+"""Batches whose median time counts."""
 SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
 
 
@@ -75,7 +77,7 @@ def measure(result: Result, cell: Prepared, trained: dict[str, float], drawn: Da
         _add_spuriosity(result, network, cell.in_test, cell.test, cell.test.relevance[: cell.task.spuriosity])
     _add_cost(result, network, cell.in_test, evaluation)
     if cell.task.inputs == "images":
-        _add_timing(result, network, cell.in_test, cell.test, evaluation.batch)
+        _add_timing(result, network, cell.in_test, cell.test, evaluation)
     if (first := first_batch(network, cell.test)) > evaluation.batch:
         result.notes["test_batch"] = f"{evaluation.batch}; the device had no memory for {first}"
     if 0 < (n := len(cell.train.labels)) < recipe.batch:
@@ -238,7 +240,12 @@ def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation:
     result.add("macs_ratio_planned", None if bounds else planned / dense, n)
 
 
-def _add_timing(result: Result, network: Network, actor: Actor | None, samples: Samples, batch: int) -> None:
-    batch, seconds = seconds_per_batch(network, actor, samples, batch)
+def _add_timing(
+    result: Result, network: Network, actor: Actor | None, samples: Samples, evaluation: Evaluation
+) -> None:
+    """Add how quick the test was; where it had too few batches to tell, one is timed on its own."""
+    batch, seconds = evaluation.batch, evaluation.seconds
+    if len(seconds) < FEWEST_TIMED:
+        batch, seconds = seconds_per_batch(network, actor, samples, batch)
     result.samples["seconds_per_batch"] = tuple(round(s, 6) for s in seconds)
     result.add("images_per_s", batch / float(np.median(seconds)), len(seconds))

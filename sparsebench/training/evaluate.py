@@ -17,7 +17,7 @@ from sparsebench.models.actor import Actor, Pass
 from sparsebench.models.base import Network
 from sparsebench.plans import Rest
 from sparsebench.tasks.base import Recipe
-from sparsebench.training.steps import Samples, losses, predictions
+from sparsebench.training.steps import Samples, losses, outputs_of, predictions
 
 T = TypeVar("T")
 
@@ -60,6 +60,8 @@ class Evaluation:
         macs: (n,) of each sample, or empty.
         rank: (n,) how many classes come before the sample's own: 0 where it is the predicted one.
         batch: how many samples came at a time.
+        seconds: wall seconds of the network and the strategy for each batch of so many, but the first one, with which
+            what a process does once is done.
     """
 
     predicted: np.ndarray
@@ -71,6 +73,7 @@ class Evaluation:
     macs: np.ndarray
     rank: np.ndarray
     batch: int
+    seconds: list[float]
 
     @property
     def loss(self) -> float:
@@ -113,10 +116,14 @@ def halving(batch: int, work: Callable[[int], T]) -> T:
 @torch.no_grad()
 def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, batch: int) -> Evaluation:
     network.module.eval()
-    predicted, loss, kept, scores, chosen, steps, macs, rank = [], [], [], [], [], [], [], []
+    predicted, loss, kept, scores, chosen, steps, macs, rank, seconds = [], [], [], [], [], [], [], [], []
     N = network.cost.tokens
     for rows in samples.items.split(batch):
-        outputs, acting = samples.forward(network, actor, rows, visit=0, training=False)
+        inputs = samples.take(rows)
+        start = _clock(rows.device)
+        acting = None if actor is None else samples.begin(actor, rows, visit=0, training=False)
+        outputs = outputs_of(network, inputs, acting)
+        seconds.append((len(rows), _clock(rows.device) - start))
         predicted.append(predictions(recipe, outputs))
         loss.append(losses(recipe, outputs, samples.labels[rows]).float())
         rank.append(ranks(recipe, outputs, samples.labels[rows]))
@@ -140,7 +147,15 @@ def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: R
         np.concatenate(macs) if macs else np.empty(0),
         torch.cat(rank).cpu().numpy(),
         batch,
+        [taken for n, taken in seconds[1:] if n == batch],
     )
+
+
+def _clock(device: torch.device) -> float:
+    """Return the time in seconds when all that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def ranks(recipe: Recipe, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -214,15 +229,10 @@ def seconds_per_batch(
     moved = Samples(
         samples.take(rows), samples.labels[rows], None if samples.relevance is None else samples.relevance[rows]
     )
-    cuda = rows.device.type == "cuda"
     seconds = []
     for repeat in range(repeats + 1):
-        if cuda:
-            torch.cuda.synchronize(rows.device)
-        start = time.perf_counter()
+        start = _clock(rows.device)
         moved.forward(network, actor, moved.items, visit=0, training=False)
-        if cuda:
-            torch.cuda.synchronize(rows.device)
         if repeat:
-            seconds.append(time.perf_counter() - start)
+            seconds.append(_clock(rows.device) - start)
     return len(rows), seconds

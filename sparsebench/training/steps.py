@@ -131,11 +131,7 @@ class Samples:
             return network(inputs), None
         acting = self.begin(actor, rows, visit=visit, training=training, relevance=relevance, done=done)
         acting.teacher = None if teacher is None else teacher.tell(inputs)
-        try:
-            return network(inputs, acting), acting
-        except Exception:
-            acting.settle()  # what an illegal plan led to is said as what it is
-            raise
+        return outputs_of(network, inputs, acting), acting
 
     def begin(
         self,
@@ -151,6 +147,17 @@ class Samples:
         if relevance is None and self.relevance is not None:
             relevance = self.relevance if rows is self.items else self.relevance[rows]
         return actor.begin(self.items[rows], visit, relevance, tokens=actor.tokens, training=training, done=done)
+
+
+def outputs_of(network: Network, inputs: Tensor, acting: Pass | None) -> Tensor:
+    """Return the network's outputs for (B, ..) inputs, with the strategy's pass over them."""
+    if acting is None:
+        return network(inputs)
+    try:
+        return network(inputs, acting)
+    except Exception:
+        acting.settle()  # what an illegal plan led to is said as what it is
+        raise
 
 
 class Teacher(Protocol):

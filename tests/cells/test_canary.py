@@ -11,8 +11,7 @@ import torch
 from sparsebench import engine
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.record import Record
-from sparsebench.training import canary
-from sparsebench.training.steps import Samples
+from sparsebench.training import canary, evaluate, steps
 
 TASK = "theory:steps=20,test=40,tokens=24"
 PLUGIN = """
@@ -92,14 +91,13 @@ def test_a_strategy_that_finds_the_mask_has_no_result(job_of: Any, tmp_path: Pat
 def test_a_plugin_that_answers_with_the_labels_has_no_result(
     job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sparsebench.training import steps
-
-    monkeypatch.setattr(steps.Samples, "forward", steps.Samples.forward)  # put back
+    monkeypatch.setattr(steps.Samples, "begin", steps.Samples.begin)  # both are put back
+    monkeypatch.setattr(evaluate, "outputs_of", evaluate.outputs_of)
     cheat = (
-        "from sparsebench.training import steps; own = steps.Samples.forward; "
-        "steps.Samples.forward = lambda self, network, actor, rows, training, **more: "
-        "own(self, network, actor, rows, training=training, **more) if training else "
-        "(self.labels[rows] * 2.0 - 1, own(self, network, actor, rows, training=training, **more)[1])"
+        "from sparsebench.training import evaluate, steps; begin, outputs = steps.Samples.begin, evaluate.outputs_of; "
+        "steps.Samples.begin = lambda self, actor, rows, **more: "
+        "SEEN.append(self.labels[rows]) or begin(self, actor, rows, **more); "
+        "evaluate.outputs_of = lambda *given: outputs(*given) * 0 + SEEN[-1] * 2.0 - 1"
     )
     record = record_of(job_of, tmp_path, PLUGIN.replace("{how}", cheat))
     assert record.status == "failed" and record.failure is not None
@@ -123,7 +121,7 @@ def test_oracles_and_honest_strategies_are_as_ever(
 
 def test_labels_and_masks_are_those_of_other_samples_and_put_back() -> None:
     labels, relevance = torch.arange(12) % 3, torch.rand(12, 5)
-    samples = Samples(torch.zeros(12, 5, 2), labels, relevance)
+    samples = steps.Samples(torch.zeros(12, 5, 2), labels, relevance)
     before = labels.clone(), relevance.clone()
     with canary.permute(canary.truth_of(samples)):
         assert (labels != before[0]).all() and sorted(labels) == sorted(before[0])

@@ -153,6 +153,17 @@ def test_an_image_cell_is_timed(image: Measure) -> None:
     assert "success" not in record.metrics and "spurious_gap" not in record.metrics
 
 
+def test_a_test_of_many_batches_is_timed_by_these_alone(
+    job_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparsebench.training.evaluate.BATCH", 4)
+    monkeypatch.setattr("sparsebench.cells.results.seconds_per_batch", None)  # no other pass is made
+    (record,) = engine.inline(job_of("random", COMPOSITE, n_train=40, model=VIT), Registry(), tmp_path, "cpu", {})
+    seconds = record.samples["seconds_per_batch"]
+    assert len(seconds) == record.metrics["accuracy"].n // 4 - 1  # without the first
+    assert value(record, "images_per_s") == pytest.approx(4 / float(np.median(seconds)), rel=0.01)
+
+
 @pytest.mark.parametrize("plugin", ["dense", "random"])
 def test_a_trial_succeeds_by_its_test_loss(measured: Measure, plugin: str) -> None:
     for n_train in (4, 64):

@@ -171,6 +171,25 @@ def test_timing_gives_the_batch_and_as_many_times_as_asked_for():
     assert n == TIMED_BATCH and len(seconds) == 3 and min(seconds) > 0
 
 
+def test_a_full_batch_is_timed_with_what_its_strategy_took_but_the_first_and_the_short_one(scripted, monkeypatch):
+    clock = {"now": 0.0}
+
+    def passing(seconds, value=None):
+        clock["now"] += seconds
+        return value
+
+    take = Samples.take
+    monkeypatch.setattr("sparsebench.training.evaluate.time.perf_counter", lambda: clock["now"])
+    monkeypatch.setattr(Samples, "take", lambda self, rows: passing(100, take(self, rows)))
+    strategy = scripted(
+        lambda view, keep: passing(len(view.index), Keep(torch.arange(keep).expand(len(view.index), keep)))
+    )
+    samples = theory()
+    samples.items = samples.items[:70]
+    monkeypatch.setattr("sparsebench.training.evaluate.first_batch", lambda network, samples: 20)
+    assert evaluate(NETWORK, actor_of(strategy), samples, TASK.recipe()).seconds == [20, 20]
+
+
 def test_what_is_timed_is_not_how_the_samples_get_to_the_device(scripted, monkeypatch):
     came, seen, take = [], [], Samples.take
     monkeypatch.setattr(Samples, "take", lambda self, rows: came.append(take(self, rows)) or came[-1])
