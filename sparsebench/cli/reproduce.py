@@ -82,7 +82,7 @@ def _command(paper: str) -> click.Command:
 def _make(paper: str, figures: tuple[str, ...], preset: str, out: Path | None, dry_run: bool, **values: Any) -> None:
     from sparsebench.reproduce import run
 
-    about: Paper = importlib.import_module(f"sparsebench.reproduce.{paper}").PAPER
+    about: Paper = importlib.import_module(f"sparsebench.papers.{paper}").PAPER
     folder = out or Path(f"sparsebench-{paper}-{preset}")
     _, files, how = values_of(values)
     if dry_run:

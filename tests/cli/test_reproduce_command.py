@@ -11,12 +11,12 @@ from click.testing import CliRunner, Result
 from sparsebench.cli import main
 from sparsebench.cli import reproduce as command
 from sparsebench.engine import run as runs
+from sparsebench.papers import images, overfitting, spatial, theory
 from sparsebench.planning.expand import expand
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Metric, Record
-from sparsebench.reproduce import images, overfitting, spatial, theory
 from sparsebench.reproduce.paper import Paper
 
 FIGURE = ["--preset", "quick", "--figure", "4", "--device", "cpu", "--jobs", "0"]

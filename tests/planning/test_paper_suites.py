@@ -4,12 +4,12 @@ import json
 import pytest
 
 from sparsebench.models.shipped import TwoLayer
+from sparsebench.papers import overfitting, spatial
 from sparsebench.planning import suite as suites
 from sparsebench.planning.expand import expand
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell
-from sparsebench.reproduce import overfitting, spatial
 from sparsebench.reproduce.paper import Paper
 from sparsebench.tasks.overfitting import Overfitting
 
