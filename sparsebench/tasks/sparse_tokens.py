@@ -22,7 +22,8 @@ class SparseTokens(Task):
 
     A sample of class +1 is X = theta v xi^T + Z and one of class -1 is Z: Z are (L, d) standard normal numbers, xi is a
     unit vector, the same throughout a repetition, and v has R ones at places that are drawn anew for each sample. The
-    tokens of v are relevant; class -1 has none. A trial succeeds when few enough test samples are wrong.
+    tokens of v are relevant; class -1 has none, which counts 0 in the means of selection precision and recall. A trial
+    succeeds when few enough test samples are wrong.
     """
 
     name: ClassVar[str] = "sparse_tokens"
