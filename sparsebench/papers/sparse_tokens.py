@@ -32,6 +32,8 @@ ALIGNED = 0.9
 """A cosine from which on two directions are the same."""
 SAME = 0.03
 """A difference of test errors by less than this is none."""
+STRENGTHS = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
+"""Where the axis of strengths has numbers."""
 RATE = 1e9
 """Numbers of the tokens that one core reads, and differentiates, a second."""
 
@@ -63,7 +65,7 @@ def strength(trials: Sequence[Trial]) -> Result:
     growth = {kind: _growth(by_tokens) for kind, by_tokens in needed.items()}
     verdicts = [*_slower(growth["trained"], needed["trained"]), _as_root(growth["frozen"], needed["frozen"])]
     verdicts.append(_as_closed_form(needed["frozen"], task))
-    title = f"Strength of the signal at which {task.error:.0%} of the test are wrong (95 % intervals)"
+    title = f"Strength needed for a test error of {task.error:.0%}"
     return Result(title, {"strength": rows}, [partial(_draw_needed, needed=needed, task=task)], verdicts)
 
 
@@ -170,7 +172,10 @@ def _draw_needed(axis: Any, needed: Mapping[str, Mapping[int, Sequence[float]]],
         points(axis, np.array(list(by_tokens)), [_mean_inside(v) for v in by_tokens.values()], KINDS[kind], colour)
     L = np.array(sorted(needed["frozen"] or needed["trained"]))
     draw_dashed(axis, L, np.array([_closed_form(task, tokens) for tokens in L]), "closed form of the mean token")
-    axis.set(xscale="log", yscale="log", xlabel="tokens L", ylabel="strength theta", title="strength needed")
+    axis.set(xscale="log", yscale="log", xlabel="tokens L", ylabel="strength theta", title="95 % intervals")
+    for place, ticks in ((axis.xaxis, L), (axis.yaxis, STRENGTHS)):
+        place.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+        place.set_ticks([], minor=True)
     legend(axis)
 
 
@@ -296,7 +301,9 @@ def _draw_removal(axis: Any, rows: Sequence[Mapping[str, Any]], classifier: str)
     names = [f"{row['strategy']} {row['L']}" + (f" to {row['M']}" if row["M"] < row["L"] else "") for row in shown]
     points(axis, np.arange(len(shown)), [(r["error"], r["low"], r["high"]) for r in shown], "measured", COLOURS[0])
     closed = np.array([row["closed form at M"] for row in shown])
-    axis.plot(np.arange(len(shown)), closed, "_", color=COLOURS[5], markersize=12)
+    if np.isfinite(closed).any():
+        axis.plot(np.arange(len(shown)), closed, "_", color=COLOURS[5], markersize=12, label="closed form of M tokens")
+        legend(axis)
     axis.set_xticks(range(len(shown)), names, rotation=40, ha="right")
     axis.set(title=f"{classifier}, 95 % intervals", ylabel="test error", ylim=(0, 0.6))
 
