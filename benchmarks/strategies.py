@@ -21,9 +21,9 @@ from timing import AGAIN, Run, ratio, settled, table
 
 from sparsebench.budget import Budget
 from sparsebench.engine.worker import one_thread
-from sparsebench.models import attention_fields
+from sparsebench.layers import attention_fields
+from sparsebench.layers.attention import qkv
 from sparsebench.models.actor import Actor
-from sparsebench.models.attention import qkv
 from sparsebench.models.deep import DeepViT
 from sparsebench.spec import fill, parse
 from sparsebench.strategy import Strategy

@@ -39,6 +39,11 @@ PAPERS = {
         ("quick", "small", "full"),
         ("6a", "6b", "6c"),
     ),
+    "sparse-tokens": (
+        "the claims of the sparse-token paper (Barnfield et al., ICLR 2026)",
+        ("quick", "default"),
+        ("strength", "alignment", "removal"),
+    ),
 }
 """Title, presets and figures of each, here so that help need not load them."""
 
@@ -82,7 +87,7 @@ def _command(paper: str) -> click.Command:
 def _make(paper: str, figures: tuple[str, ...], preset: str, out: Path | None, dry_run: bool, **values: Any) -> None:
     from sparsebench.reproduce import run
 
-    about: Paper = importlib.import_module(f"sparsebench.reproduce.{paper}").PAPER
+    about: Paper = importlib.import_module(f"sparsebench.papers.{paper.replace('-', '_')}").PAPER
     folder = out or Path(f"sparsebench-{paper}-{preset}")
     _, files, how = values_of(values)
     if dry_run:

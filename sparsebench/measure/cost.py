@@ -321,3 +321,14 @@ class PositionalCost(OneLayerCost):
         (step,) = steps
         scoring = step.tokens_in * self.d if "v" in step.projected else 0
         return scoring + step.tokens_out * (self.d + step.tokens_out) + step.own
+
+
+@dataclass(frozen=True)
+class OneQueryCost(OneLayerCost):
+    """The network of Barnfield et al. 2026: a score and a value a token, which are its keys and values themselves."""
+
+    def macs(self, steps: Sequence[Step]) -> float:
+        """Return the MACs of one sample: removed tokens have neither score nor value."""
+        (step,) = steps
+        scoring = step.tokens_in * self.d if step.scoring else 0
+        return scoring + step.tokens_out * (2 * self.d + 1) + step.own

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from sparsebench import tokens
 from sparsebench.errors import UnsupportedError
+from sparsebench.layers import attention_fields
+from sparsebench.layers.attention import attend, gather_heads, is_plain, qkv
 from sparsebench.layers.block_parts import attention_branch, attention_input, check_block, mlp_branch
 from sparsebench.layers.rotary import Rotations, rope_tables
-from sparsebench.models import attention_fields
 from sparsebench.models.actor import Given, Pass
-from sparsebench.models.attention import attend, gather_heads, is_plain, qkv
 from sparsebench.models.pooling import POOLS, pool
 from sparsebench.models.resting import only_active, reads_attention
 from sparsebench.models.shown import in_chunks

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sparsebench.layers.attention import masked_softmax
 from sparsebench.models.actor import Pass
-from sparsebench.models.attention import masked_softmax
 
 POOLS = ("avg", "avgmax", "map")
 """Those in which sizes matter."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from sparsebench import seeds
 from sparsebench.errors import UserError
 from sparsebench.hooks import hookimpl
-from sparsebench.measure.cost import CostModel, PositionalCost, ShallowCost, TwoLayerCost
+from sparsebench.measure.cost import CostModel, OneQueryCost, PositionalCost, ShallowCost, TwoLayerCost
 from sparsebench.models.base import Attention, Init, Model, Network, number_of
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.tasks.base import Data, Inputs, Task
@@ -126,7 +126,28 @@ class Positional(Model):
         return PositionalViT(rng, tokens, data.patterns[:, 0], **self.model_dump())
 
 
-SHIPPED = (Shallow, TwoLayer, Positional, Vit, Timm)
+class OneQuery(Model):
+    """The single-layer attention classifier of Barnfield, Cui and Lu (ICLR 2026): one query, and a linear read-out."""
+
+    name: ClassVar[str] = "one_query"
+    inputs: ClassVar[Inputs] = "tokens"
+
+    attention: Attention = Field("trained", description="frozen leaves the query at 0: linear in the mean token")
+
+    def cost(self, task: Task, classes: int) -> CostModel:
+        """See `Model.cost`."""
+        return OneQueryCost(number_of(task, "tokens"), number_of(task, "d"))
+
+    def build(self, data: Data, repetition: int) -> Network:
+        """See `Model.build`. The first weights are 0."""
+        from sparsebench.models.one_query import OneQueryPool
+
+        if data.patterns is None or data.patterns.shape[1] != 1:
+            raise UserError("model 'one_query' is for tasks with one feature, such as 'sparse_tokens'")
+        return OneQueryPool(data.train.inputs.shape[1], data.patterns[:, 0], **self.model_dump())
+
+
+SHIPPED = (Shallow, TwoLayer, Positional, OneQuery, Vit, Timm)
 
 
 @hookimpl

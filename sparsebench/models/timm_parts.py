@@ -11,9 +11,9 @@ from torch import nn
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.layers import rotary
+from sparsebench.layers.attention import ROTARY, is_plain
 from sparsebench.layers.stem import ConvStem
 from sparsebench.measure.cost import BlockCost, VitCost
-from sparsebench.models.attention import ROTARY, is_plain
 from sparsebench.models.pooling import includes_prefix
 
 

@@ -15,6 +15,7 @@ from sparsebench.records.record import Record
 from sparsebench.tasks.base import Data, Split, Task
 from sparsebench.tasks.images import ImageTask
 from sparsebench.tasks.overfitting import Overfitting
+from sparsebench.tasks.sparse_tokens import SparseTokens
 from sparsebench.tasks.spatial import Spatial
 from sparsebench.tasks.theory import Theory
 
@@ -84,7 +85,7 @@ def _size(task: Task) -> int | None:
     if isinstance(task, Theory | Spatial):
         shared = task.d * (task.patterns * task.set_size if isinstance(task, Theory) else task.feature + 1)
         return (task.test + TRAINING) * task.tokens * task.d + shared * task.d
-    if isinstance(task, Overfitting):
+    if isinstance(task, Overfitting | SparseTokens):
         return (task.test + TRAINING) * task.tokens * task.d
     if isinstance(task, ImageTask) and (task.images, task.backgrounds) == (sources.DIGITS, sources.PHOTOS):
         canvas, foreground = task.canvas**2, task.foreground**2

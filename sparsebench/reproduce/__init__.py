@@ -1,1 +1,1 @@
-"""The figures of published papers, made again: what to run is a suite, what comes out is figures and verdicts."""
+"""How figures of a published paper are made again: what is run is a suite, what comes out is figures and verdicts."""

@@ -17,8 +17,9 @@ from sparsebench.stats.intervals import Interval, Successes, mean_interval, perc
 from sparsebench.stats.lines import exponents, line
 
 K = TypeVar(
-    "K", str, float, bool, tuple[int, int], tuple[int, float], tuple[str, str, float], tuple[float, float, float]
-)
+    "K", str, float, bool, tuple[int, int], tuple[int, float], tuple[str, int], tuple[str, str, float],
+    tuple[float, float, float],
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

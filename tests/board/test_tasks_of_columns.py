@@ -19,6 +19,14 @@ STRIPES = Path(__file__).resolve().parents[1] / "plugins" / "stripes.py"
 RUNS = {
     "stripes": ["--plugin", STRIPES, "--task", "stripes", "--n-train", 50, "--model", "vit:dim=16,depth=2,heads=2"],
     "overfitting": ["--suite", "quick-scratch", "--task", "overfitting:tokens=5,d=16,steps=10,test=20", "--n-train", 4],
+    "sparse_tokens": [
+        "--suite",
+        "quick-scratch",
+        "--task",
+        "sparse_tokens:tokens=5,d=4,steps=9,test=9",
+        "--n-train",
+        9,
+    ],
     "theory": ["--suite", "quick-scratch", "--task", "theory:steps=40,test=20,tokens=20", "--n-train", 4],
 }
 

@@ -19,10 +19,12 @@ from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
+from sparsebench.tasks.sparse_tokens import SparseTokens
 from sparsebench.tasks.spatial import Spatial
 
 OVERFITTING = "overfitting:tokens=6,d=60,signal=8,test=20,lr=1,steps=200,watch=7"
 SPATIAL = "spatial:tokens=12,group=3,d=20,test=60,lr=0.5,lr_attention=20,steps=25,watch=10"
+SPARSE = "sparse_tokens:tokens=8,d=6,relevant=2,test=60,steps=9,watch=4"
 TRANSFER = "spatial:tokens=6,group=3,d=8,test=40,lr=0.5,lr_attention=50,steps=8,feature=1,start=pretrained"
 
 
@@ -78,6 +80,29 @@ def test_a_watched_trial_of_spatial_structure_is_recorded(tmp_path: Path, plugin
     assert moved.max() > 1e-3 and (plugin == "attn_topk:keep_rate=0.5" or moved.min() > 0)
     assert record.samples["watched_alignment"][-1] > record.samples["watched_alignment"][0] + 0.3
     assert "fitted" not in record.metrics  # nothing ends it early
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [f"{name}:keep_rate=0.5" for name in ("random", "oracle", "attn_topk", "feature_norm", "noise")] + ["dense"],
+)
+def test_a_watched_trial_of_sparse_tokens_is_recorded(tmp_path: Path, plugin: str) -> None:
+    (record,) = run(jobs_of(SPARSE, "one_query", plugin, n=40), tmp_path)
+    shows = {"test_loss", "test_accuracy", "alignment"}
+    assert set(record.samples) == {"watched_steps"} | {f"watched_{name}" for name in shows}
+    assert record.samples["watched_steps"] == (0, 4, 8, 9)
+    first, *_, last = record.samples["watched_alignment"]
+    assert first == 0 < last <= 1 and record.metrics["alignment"].value == last
+    assert record.metrics["accuracy"].value == pytest.approx(record.samples["watched_test_accuracy"][-1])
+    accuracy, success = record.metrics["accuracy"].value, record.metrics["success"].value
+    assert accuracy is not None and success == (1 - accuracy < 0.1 + 1e-9)
+
+
+def test_the_oracle_keeps_the_tokens_of_the_signal(tmp_path: Path) -> None:
+    (record,) = run(jobs_of(SPARSE, "one_query", "oracle:keep_rate=0.25", n=40), tmp_path)
+    positive = SparseTokens(tokens=8, d=6, relevant=2, test=60).draw(2, 0, {}).test.labels.mean()
+    for name in ("selection_recall", "selection_precision"):
+        assert record.metrics[name].value == pytest.approx(positive)  # a sample of class -1 counts 0
 
 
 def _shown(model: str) -> set[str]:

@@ -11,12 +11,12 @@ from click.testing import CliRunner, Result
 from sparsebench.cli import main
 from sparsebench.cli import reproduce as command
 from sparsebench.engine import run as runs
+from sparsebench.papers import images, overfitting, sparse_tokens, spatial, theory
 from sparsebench.planning.expand import expand
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Metric, Record
-from sparsebench.reproduce import images, overfitting, spatial, theory
 from sparsebench.reproduce.paper import Paper
 
 FIGURE = ["--preset", "quick", "--figure", "4", "--device", "cpu", "--jobs", "0"]
@@ -60,7 +60,9 @@ def refused(result: Result, *says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "paper", [theory.PAPER, overfitting.PAPER, spatial.PAPER, images.PAPER], ids=lambda paper: paper.name
+    "paper",
+    [theory.PAPER, overfitting.PAPER, spatial.PAPER, images.PAPER, sparse_tokens.PAPER],
+    ids=lambda paper: paper.name,
 )
 def test_the_choices_are_the_figures_and_presets_there_are(paper: Paper) -> None:
     assert command.PAPERS[paper.name] == (paper.title, paper.presets, tuple(paper.figures))
@@ -72,7 +74,7 @@ def test_the_choices_are_the_figures_and_presets_there_are(paper: Paper) -> None
 def test_without_a_paper_the_papers_are_listed() -> None:
     result = CliRunner().invoke(main, ["reproduce"])
     assert result.exit_code == 2 and "Traceback" not in result.output
-    assert list(command.PAPERS) == ["theory", "overfitting", "spatial", "images"]
+    assert list(command.PAPERS) == ["theory", "overfitting", "spatial", "images", "sparse-tokens"]
     assert all(f"  {paper} " in result.output for paper in command.PAPERS)
 
 
@@ -80,7 +82,7 @@ def test_help_of_each_paper_names_its_figures_and_imports_nothing_large(tmp_path
     code = """
 import sys
 from sparsebench.cli import main
-for paper in ("overfitting", "spatial", "images"):
+for paper in ("overfitting", "spatial", "images", "sparse-tokens"):
     try:
         main(["reproduce", paper, "--help"])
     except SystemExit as leave:
@@ -96,7 +98,7 @@ print(sorted({'torch', 'timm', 'torchvision', 'numba', 'matplotlib', 'scipy'} & 
         assert "[quick|full]" in said
 
 
-@pytest.mark.parametrize(("paper", "figure"), [("overfitting", "4"), ("spatial", "1")])
+@pytest.mark.parametrize(("paper", "figure"), [("overfitting", "4"), ("spatial", "1"), ("sparse-tokens", "1")])
 def test_a_figure_that_a_paper_does_not_have_is_refused(paper: str, figure: str) -> None:
     result = CliRunner().invoke(main, ["reproduce", paper, "--figure", figure])
     refused(result, f"'{figure}'", *(f"'{known}'" for known in command.PAPERS[paper][2]))
@@ -199,3 +201,9 @@ def test_it_has_the_engines_of_a_run(tmp_path: Path) -> None:
     result = call(*FIGURE[:-2], "--engine", "inline", "--out", fill(tmp_path))
     assert result.exit_code == 0 and (tmp_path / "fig4.png").exists(), result.output
     refused(call(*FIGURE[:-2], "--engine", "dask", "--out", tmp_path), "one of --address tcp://HOST:PORT and --cluster")
+
+
+def test_a_paper_whose_name_has_two_words_is_made(tmp_path: Path) -> None:
+    line = ["reproduce", "sparse-tokens", "--preset", "quick", "--dry-run", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(main, line)
+    assert result.exit_code == 0 and "cells to run" in result.stdout, result.output

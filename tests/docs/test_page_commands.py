@@ -11,7 +11,7 @@ from pages import FENCED, PAGES, ROOT, code, commands, text_of
 
 from sparsebench.cli import main
 
-PAPERS = ("theory", "overfitting", "spatial", "images")
+PAPERS = ("theory", "overfitting", "spatial", "images", "sparse-tokens")
 
 
 def begins(words: str) -> list[str]:

@@ -11,11 +11,12 @@ import torch
 from sparsebench.errors import UserError
 from sparsebench.measure.cost import Step
 from sparsebench.models.base import Model
-from sparsebench.models.shipped import Positional, Shallow, TwoLayer
+from sparsebench.models.shipped import OneQuery, Positional, Shallow, TwoLayer
 from sparsebench.models.vits import Timm, Vit
 from sparsebench.tasks.base import Task
 from sparsebench.tasks.images import Composite
 from sparsebench.tasks.overfitting import Overfitting
+from sparsebench.tasks.sparse_tokens import SparseTokens
 from sparsebench.tasks.spatial import Spatial
 from sparsebench.tasks.theory import Theory
 
@@ -28,6 +29,7 @@ TOKENS += [
     for M, d, d_h, d_v in ((16, 64, 8, 12), (5, 20, 30, 7))
 ]
 TOKENS += [(Spatial(tokens=D, group=2, d=d, test=4), Positional()) for D, d in ((12, 8), (36, 64))]
+TOKENS += [(SparseTokens(tokens=L, d=d, test=4), OneQuery()) for L, d in ((8, 3), (64, 16))]
 
 
 def steps_of(cost: Any, seed: int) -> list[Step]:

@@ -6,7 +6,7 @@ import torch
 from vits import ARCHITECTURES, B, Gated, N, any_tokens, begin, close, images, reference, tokens_at, vit
 
 from sparsebench.errors import UnsupportedError
-from sparsebench.models import attention_fields as fields_of
+from sparsebench.layers import attention_fields as fields_of
 from sparsebench.models.deep import DeepViT
 from sparsebench.strategy import SITES
 

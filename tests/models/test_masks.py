@@ -9,8 +9,8 @@ from timm.models.deit import VisionTransformerDistilled
 from vits import ARCHITECTURES, B, N, begin, close, images, vit
 
 from sparsebench.errors import StrategyError
+from sparsebench.layers.attention import masked_softmax
 from sparsebench.measure.cost import Traits
-from sparsebench.models.attention import masked_softmax
 from sparsebench.models.deep import DeepViT
 from sparsebench.plans import Keep, Mask, Merge, Mix, Shift
 from sparsebench.strategy import SITES

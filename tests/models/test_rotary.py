@@ -12,7 +12,7 @@ from vits import any_tokens, begin, close, images, matrix, tokens_at, vit
 
 from sparsebench.errors import UnsupportedError
 from sparsebench.layers import rotary
-from sparsebench.models.attention import qkv
+from sparsebench.layers.attention import qkv
 from sparsebench.models.deep import DeepViT
 from sparsebench.plans import Keep, Merge, Mix
 

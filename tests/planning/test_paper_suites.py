@@ -4,12 +4,12 @@ import json
 import pytest
 
 from sparsebench.models.shipped import TwoLayer
+from sparsebench.papers import overfitting, sparse_tokens, spatial
 from sparsebench.planning import suite as suites
 from sparsebench.planning.expand import expand
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell
-from sparsebench.reproduce import overfitting, spatial
 from sparsebench.reproduce.paper import Paper
 from sparsebench.tasks.overfitting import Overfitting
 
@@ -19,13 +19,14 @@ def cells_of(suite: str) -> tuple[Cell, ...]:
     return tuple(job.cell for job in expand(Request(suite=suite), Registry()))
 
 
-PAPERS = [(paper, preset) for paper in (overfitting.PAPER, spatial.PAPER) for preset in paper.presets]
+EVERY = (overfitting.PAPER, spatial.PAPER, sparse_tokens.PAPER)
+PAPERS = [(paper, preset) for paper in EVERY for preset in paper.presets]
 papers = pytest.mark.parametrize(("paper", "preset"), PAPERS, ids=[paper.suites[preset] for paper, preset in PAPERS])
 
 
 @papers
 def test_a_suite_of_a_paper_has_every_figure(paper: Paper, preset: str) -> None:
-    assert paper.presets == ("quick", "full")
+    assert paper.presets[0] == "quick" and len(paper.presets) == 2
     assert {entry.figure for entry in suites.load(paper.suites[preset]).task} == set(paper.figures)
 
 
@@ -42,7 +43,10 @@ def test_every_cell_of_a_suite_of_a_paper_can_be_drawn_and_built(paper: Paper, p
             drawn[key] = None
             if task.inputs == "tokens":
                 drawn[key] = task.model_copy(update={"test": 5}).draw(2, cell.repetition, {})
-                relevant = {"overfitting": 1, "spatial": cell.task.params.get("group")}[cell.task.name]
+                relevant = {
+                    "overfitting": 1, "spatial": cell.task.params.get("group"),
+                    "sparse_tokens": 4 * drawn[key].test.labels,
+                }[cell.task.name]  # fmt: skip
                 assert (drawn[key].test.relevance.sum(axis=1) == relevant).all()
         model.check(task)
         shape = drawn[key] and drawn[key].train.inputs.shape[1:]
@@ -54,14 +58,14 @@ def test_every_cell_of_a_suite_of_a_paper_can_be_drawn_and_built(paper: Paper, p
     assert len(drawn) >= 9 and built
 
 
-@pytest.mark.parametrize("paper", [overfitting.PAPER, spatial.PAPER], ids=lambda paper: paper.name)
+@pytest.mark.parametrize("paper", EVERY, ids=lambda paper: paper.name)
 def test_a_paper_says_how_long_its_cells_take_and_the_larger_preset_has_more(paper: Paper) -> None:
     seconds = [
         sum(paper.seconds(job) for job in expand(Request(suite=paper.suites[some]), Registry()))
         for some in paper.presets
     ]
     assert 10 < seconds[0] < 1000 and 2 * seconds[0] < seconds[1] < 20000
-    assert len(cells_of(paper.suites["quick"])) < len(cells_of(paper.suites["full"]))
+    assert len(cells_of(paper.suites["quick"])) < len(cells_of(paper.suites[paper.presets[1]]))
 
 
 def test_the_published_map_of_overfitting_is_whole() -> None:
@@ -100,3 +104,25 @@ def test_transfer_has_each_attention_at_each_n_and_structure(preset: str) -> Non
     }  # fmt: skip
     assert len(rest) == 4 * len(sizes) * len(structures) and min(sizes) <= 16 <= 4 * min(sizes) < max(sizes)
     assert {cell.task.params["feature"] for cell in rest} == {1}
+
+
+@pytest.mark.parametrize("preset", sparse_tokens.PAPER.presets)
+def test_sparse_tokens_are_cut_to_lengths_of_which_there_are_data(preset: str) -> None:
+    jobs = expand(Request(suite=f"sparse-tokens-{preset}", figures=("removal",)), Registry())
+    assert len({job.cell.task.params["theta"] for job in jobs}) == 1
+    dense = {job.cell.task.params["tokens"] for job in jobs if job.cell.strategy.name == "dense"}
+    cut = {(job.cell.task.params["tokens"], job.cell.budget.keep_rate) for job in jobs} - {(L, None) for L in dense}
+    assert {round(L * (keep or 1)) for L, keep in cut} <= dense and len(dense) >= 2
+    more = {"attn_topk", "feature_norm"} if preset == "default" else set()
+    assert {job.cell.strategy.name for job in jobs} == {"dense", "oracle", "random"} | more
+
+
+@pytest.mark.parametrize("preset", sparse_tokens.PAPER.presets)
+def test_every_strength_is_tried_at_every_length(preset: str) -> None:
+    jobs = expand(Request(suite=f"sparse-tokens-{preset}", figures=("strength",)), Registry())
+    params = [job.cell.task.params for job in jobs]
+    lengths, thetas = {p["tokens"] for p in params}, {p["theta"] for p in params}
+    found = {(p["tokens"], p["theta"], job.cell.model.params["attention"], job.cell.repetition)
+             for p, job in zip(params, jobs, strict=True)}  # fmt: skip
+    assert len(found) == len(jobs) == len(lengths) * len(thetas) * 2 * len({job.cell.repetition for job in jobs})
+    assert len(lengths) >= 4 and min(thetas) < 2 and max(thetas) > 2.563 * max(lengths) ** 0.5 / 4

@@ -8,13 +8,13 @@ import pytest
 from sparsebench.budget import FULL, Budget
 from sparsebench.errors import UserError
 from sparsebench.models.shipped import Shallow
+from sparsebench.papers.theory import PAPER
 from sparsebench.planning import suite as suites
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.cell import Cell
-from sparsebench.reproduce.theory import PAPER
 from sparsebench.tasks.theory import Theory
 
 BASELINES = {"dense", "random", "oracle", "anti_oracle"}

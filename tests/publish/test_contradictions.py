@@ -20,6 +20,7 @@ from sparsebench.records.cell import canonical
 from sparsebench.records.record import pack, pack_reals
 from sparsebench.tasks.images import Composite
 from sparsebench.tasks.overfitting import Overfitting
+from sparsebench.tasks.sparse_tokens import SparseTokens
 from sparsebench.tasks.spatial import Spatial
 from sparsebench.tasks.theory import Theory
 
@@ -55,15 +56,21 @@ def test_groups_that_are_not_the_tasks_are_found(tampered: Tamper) -> None:
     assert verdict.badge == "reported" and "its groups are not those of task 'theory'" in verdict.why[0]
 
 
-@pytest.mark.parametrize("task", [Theory(test=6), Overfitting(test=6), Spatial(test=6), Composite(test=6)])
+@pytest.mark.parametrize(
+    "task", [Theory(test=6), Overfitting(test=6), Spatial(test=6), SparseTokens(test=6), Composite(test=6)]
+)
 def test_test_items_hang_on_no_number_of_training_samples(task: Any) -> None:
     few, many = (task.draw(n, 1, {}).test for n in (2, 40))
     assert np.array_equal(few.labels, many.labels) and np.array_equal(few.groups, many.groups)
 
 
 @pytest.mark.parametrize(
-    "task", [Theory(test=10**9), Theory(d=10**6), Spatial(d=10**6), Composite(canvas=10**5), Composite(images="svhn")]
-)
+    "task",
+    [
+        Theory(test=10**9), Theory(d=10**6), Spatial(d=10**6), SparseTokens(tokens=10**6), Composite(canvas=10**5),
+        Composite(images="svhn"),
+    ],
+)  # fmt: skip
 def test_what_is_too_large_or_not_here_is_not_drawn(task: Any) -> None:
     assert Redraw()._draw(task, 0) is None
 

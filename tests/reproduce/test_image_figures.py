@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sparsebench.models.vits import Vit
-from sparsebench.reproduce import published
-from sparsebench.reproduce.images import PAPER, alpha, figure_6a, figure_6b, figure_6c, first_model
+from sparsebench.papers import published
+from sparsebench.papers.images import PAPER, alpha, figure_6a, figure_6b, figure_6c, first_model
 from sparsebench.reproduce.result import Result
 from sparsebench.reproduce.trials import Trial
 from sparsebench.tasks.images import Composite, Spurious

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sparsebench.models.shipped import TwoLayer
-from sparsebench.reproduce.boundary import Boundary
-from sparsebench.reproduce.overfitting import PAPER
+from sparsebench.papers.boundary import Boundary
+from sparsebench.papers.overfitting import PAPER
 from sparsebench.reproduce.result import Result
 from sparsebench.reproduce.trials import Trial
 from sparsebench.stats.lines import crossing

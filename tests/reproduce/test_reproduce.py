@@ -12,6 +12,8 @@ import pytest
 
 from sparsebench.engine.run import Callbacks
 from sparsebench.errors import UserError
+from sparsebench.papers import theory
+from sparsebench.papers.theory import seconds
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
 from sparsebench.planning.planner import Plan
@@ -21,10 +23,8 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.publish.submit import submit
 from sparsebench.records import store
 from sparsebench.records.record import Failure, Metric, Past, Record
-from sparsebench.reproduce import theory
 from sparsebench.reproduce.paper import Paper, publish
 from sparsebench.reproduce.run import reproduce
-from sparsebench.reproduce.theory import seconds
 from sparsebench.reproduce.verdicts import Verdict
 
 TINY = """

@@ -9,8 +9,8 @@ import pytest
 
 from sparsebench.models.positional import association
 from sparsebench.models.shipped import Positional
+from sparsebench.papers.spatial import MODES, PAPER, put_right, samples_for, set_share
 from sparsebench.reproduce.result import Result
-from sparsebench.reproduce.spatial import MODES, PAPER, put_right, samples_for, set_share
 from sparsebench.reproduce.trials import Trial
 from sparsebench.tasks.spatial import Spatial
 

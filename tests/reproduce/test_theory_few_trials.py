@@ -10,11 +10,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from sparsebench.models.shipped import Shallow
+from sparsebench.papers.theory import PAPER
 from sparsebench.planning.expand import expand
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.reproduce.result import Result, heat_map
-from sparsebench.reproduce.theory import PAPER
 from sparsebench.reproduce.trials import Trial
 from sparsebench.reproduce.verdicts import as_csv, as_json
 from sparsebench.tasks.theory import Theory

@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparsebench.papers.theory import PAPER
 from sparsebench.reproduce.result import Result
-from sparsebench.reproduce.theory import PAPER
 from sparsebench.reproduce.trials import Trial
 
 INFINITY = float("inf")

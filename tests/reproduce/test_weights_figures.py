@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sparsebench.models.base import PRUNED
+from sparsebench.papers.theory import PAPER
 from sparsebench.reproduce.result import Result
-from sparsebench.reproduce.theory import PAPER
 from sparsebench.reproduce.trials import Trial
 
 YES, PARTLY, NO, OPEN = "reproduced", "partly", "not reproduced", "undecided"

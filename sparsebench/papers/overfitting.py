@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from sparsebench.models.shipped import TwoLayer
+from sparsebench.papers.boundary import Boundary, cells, is_fitted, loss_of
 from sparsebench.planning.job import Job
-from sparsebench.reproduce.boundary import Boundary, cells, is_fitted, loss_of
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
 from sparsebench.reproduce.trials import Trial, group_by, mean, series_of

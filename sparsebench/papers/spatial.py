@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from sparsebench.papers import positional
+from sparsebench.papers.positional import put_right
 from sparsebench.planning.job import Job
-from sparsebench.reproduce import positional
 from sparsebench.reproduce.paper import Paper
-from sparsebench.reproduce.positional import put_right
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
 from sparsebench.reproduce.trials import Trial, differences, group_by, mean, series_of, values_of
 from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge

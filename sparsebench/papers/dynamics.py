@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from sparsebench.measure import theory
-from sparsebench.reproduce import published
+from sparsebench.papers import published
+from sparsebench.papers.samples import tau
 from sparsebench.reproduce.result import COLOURS, PUBLISHED, Panel, Result, band, draw_dashed, legend
-from sparsebench.reproduce.samples import tau
 from sparsebench.reproduce.trials import ENOUGH, Trial, compete, group_by, mean, values_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 from sparsebench.stats.intervals import bootstrap_means

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sparsebench.papers import dynamics, removal, samples, weights
 from sparsebench.planning.job import Job
-from sparsebench.reproduce import dynamics, removal, samples, weights
 from sparsebench.reproduce.paper import Paper
 from sparsebench.tasks.theory import Theory
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparsebench.models.attention import masked_softmax
+from sparsebench.layers.attention import masked_softmax
 
 Fields = dict[str, Callable[[], Tensor | None]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from sparsebench import tokens
 from sparsebench.errors import UnsupportedError
-from sparsebench.models.actor import Pass
+
+if TYPE_CHECKING:
+    from sparsebench.models.actor import Pass
 
 ROTARY = (EvaAttention, AttentionRope)
 """timm's kinds of attention that rotate queries and keys by the places of their tokens."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from sparsebench.papers import published
+from sparsebench.papers.samples import trend
 from sparsebench.planning.job import Job
-from sparsebench.reproduce import published
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.result import COLOURS, PUBLISHED, Panel, Result, heat_map, legend, points
-from sparsebench.reproduce.samples import trend
 from sparsebench.reproduce.trials import (
     ENOUGH,
     Grid,

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsebench.measure import theory
 from sparsebench.models.shipped import Shallow
-from sparsebench.reproduce import published
+from sparsebench.papers import published
 from sparsebench.reproduce.result import COLOURS, Panel, Result, draw_dashed, heat_map, legend, points
 from sparsebench.reproduce.trials import ENOUGH, Fit, Grid, Trial, compete, group_by, resamples_of, values_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebench.reproduce import published
+from sparsebench.papers import published
 from sparsebench.reproduce.result import COLOURS, Panel, Result, legend
 from sparsebench.reproduce.trials import Trial, differences, group_by, mean, values_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
