@@ -54,6 +54,7 @@ def board_of(records: Flats, folder: Path) -> Board:
     frame = frame_of(records)
     over_all, by_task = judge(frame), judge(frame, "task")
     settings, pictures = add_titles(settings_of(frame)), _pictures(folder)
+    suites = (plain(f"{suite.name}, version {suite.version}") for suite in manifests.suites(folder))
     if (diagram := critical.critical(by_task.rankings)) is not None:
         pictures = {CRITICAL: critical.draw(diagram)} | pictures
     return Board(
@@ -67,7 +68,7 @@ def board_of(records: Flats, folder: Path) -> Board:
         groups=[group for each in _entries(_largest(settings)) for group in _groups(*each)],
         bibtex=bibtex(folder, frame),
         environments=environment.read(folder, set(frame["environment"])),
-        suites=[plain(f"{suite.name}, version {suite.version}") for suite in manifests.suites(folder)],
+        suites=list(dict.fromkeys(suites)),  # one that was asked for with other words is there again
         pictures=pictures,
     )
 
