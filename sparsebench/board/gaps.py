@@ -49,10 +49,11 @@ def worst_group(one: Contender, groups: Groups) -> float | None:
 
 def _moments(values: Sequence[np.ndarray], groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (S, G) how many items groups have in each seed, and the sums of their values and of the squares."""
-    S, G = len(values), max(len(SIGNS), 1 + max(int(one.max(initial=0)) for one in groups))
-    places = np.concatenate([one + G * s for s, one in enumerate(groups)])
-    every = np.concatenate(values).astype(float)
-    n, sums, squares = (np.bincount(places, x, minlength=S * G).reshape(S, G) for x in (None, every, every**2))
+    G = max(len(SIGNS), 1 + max(int(one.max(initial=0)) for one in groups))
+    seeds = []
+    for value, group in zip((one.astype(float) for one in values), groups, strict=True):
+        seeds.append([np.bincount(group, weights, minlength=G) for weights in (None, value, value**2)])
+    n, sums, squares = (np.array(each) for each in zip(*seeds, strict=True))
     return n, sums, squares
 
 

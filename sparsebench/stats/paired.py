@@ -244,7 +244,7 @@ def _differences(left: Sequence[Contender], right: Sequence[Contender]) -> _Diff
 def _add_items(result: _Differences, left: Sequence[Contender], right: Sequence[Contender], seeds: list[int]) -> None:
     """Add what items explain of the differences of two blocks that were tested on the same."""
     S, numbers = len(seeds), _numbers(left[0] if right[0].clusters is None else right[0], seeds)
-    every = np.unique(np.concatenate(numbers)) if numbers else np.empty(0)
+    every = np.unique(np.concatenate(list({id(n): n for n in numbers}.values()))) if numbers else np.empty(0)
     totals = [np.zeros((n, len(every))) for n in (len(left), len(right), 1)]
     squares, counts, result.apart, tested = *np.zeros((3, *result.mean.shape)), 0
     for place, seed in enumerate(seeds):
@@ -286,15 +286,16 @@ def _numbers(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:
     if one.clusters is not None:
         return [one.clusters[s] for s in seeds]
     if len(seeds) > 1 and len({one.hits[s][0] for s in seeds}) == 1:
-        return [np.arange(len(one.hits[s][1])) for s in seeds]
+        return [np.arange(len(one.hits[seeds[0]][1]))] * len(seeds)
     return []
 
 
 def _group(parts: Sequence[np.ndarray], numbers: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the (C,) different numbers of items, and (a, I) parts added up by them, (a, C)."""
-    names, starts = np.unique(np.sort(numbers), return_index=True)
     order = np.argsort(numbers, kind="stable")
-    return names, [np.add.reduceat(part[:, order], starts, axis=1, dtype=float) for part in parts]
+    ordered = numbers[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    return ordered[starts], [np.add.reduceat(part[:, order], starts, axis=1, dtype=float) for part in parts]
 
 
 def _judge(result: _Differences, accuracy: np.ndarray) -> Pairs:
