@@ -227,12 +227,14 @@ def is_above(badge: str, most: str) -> bool:
     return BADGES.index(badge) > BADGES.index(most)  # type: ignore[arg-type]
 
 
-def grind(forger: Forger, plugin: Path, again: dict[str, Record], minutes: float) -> tuple[Counter[str], float]:
+def grind(
+    forger: Forger, plugin: Path, again: dict[str, Record], minutes: float, seed: int
+) -> tuple[Counter[str], float]:
     """Forge until the time is over; return how many had which badge, those above what is true by themselves.
 
     Also returns the most points that a forgery of another machine gained with a badge, which said no less.
     """
-    counted, most, rng = Counter[str](), 0.0, random.Random(0)
+    counted, most, rng = Counter[str](), 0.0, random.Random(seed)
     replays._run, kept = lambda records, *given: {one.cell_id: again[one.cell_id] for one in records}, replays._run
     replays._unfair, fair = lambda *given: [], replays._unfair
     end = time.monotonic() + 60 * minutes
@@ -283,7 +285,8 @@ def main() -> int:
     """Forge, and print what came out."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="repetitions of each cell of the honest submission")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="forged-") as where:
         place = Path(where)
@@ -304,7 +307,7 @@ def main() -> int:
             wrong += is_above(badge, most)
             print(f"{badge:20} {kind} (at most {most})", flush=True)
         records = [record_of(line)[0] for line in folders.lines(honest)]
-        counted, most_points = grind(forger, plugin, {one.cell_id: one for one in records}, asked.minutes)
+        counted, most_points = grind(forger, plugin, {one.cell_id: one for one in records}, asked.minutes, asked.seed)
         for badge, count in counted.most_common():
             print(f"{count:8} {badge}")
         print(
