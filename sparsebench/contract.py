@@ -50,7 +50,10 @@ def _complaint_on_fit(strategy: type[Strategy]) -> str | None:
 
 def _complaint_on_needs(strategy: type[Strategy]) -> str | None:
     """Return what is wrong with what a class says that it reads, or None."""
-    name, needs = strategy.name, set(strategy.needs)
+    name = strategy.name
+    if not isinstance(strategy.needs, set | frozenset):
+        return f"{name}.needs must be a set, as frozenset({{'keys'}}), got {strategy.needs!r}"
+    needs = set(strategy.needs)
     if extra := sorted(needs - NEEDS):
         return f"{name}.needs has unknown {', '.join(extra)}; allowed: {', '.join(sorted(NEEDS))}"
     if "relevance" in needs and strategy.kind != "oracle":

@@ -31,10 +31,10 @@ class UserError(Exception):
         super().__init__("; ".join(plain(" ".join(part.split()), None) for part in parts))
 
 
-def unknown(what: str, got: str, allowed: Iterable[str]) -> UserError:
-    """Return the error for a name that does not exist, with the nearest name that does."""
+def unknown(what: str, got: str, allowed: Iterable[str], *, meant: str | None = None) -> UserError:
+    """Return the error for a name that does not exist, with what was `meant`, or else the nearest name that does."""
     allowed = sorted(allowed)
-    near = difflib.get_close_matches(got, allowed, n=1, cutoff=0.5)
+    near = [meant] if meant else difflib.get_close_matches(got, allowed, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else None
     listed = ", ".join(allowed[:20]) + (f" and {len(allowed) - 20} more" if len(allowed) > 20 else "")
     return UserError(f"unknown {what}", got=f"'{got}'", allowed=listed or "none is there", next_step=hint)

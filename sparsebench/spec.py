@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from sparsebench.errors import UserError, unknown
+from sparsebench.errors import UserError, one_line, unknown
 
 B = TypeVar("B", bound=BaseModel)
 _FORM = re.compile(r"(?P<name>.*?)(?::(?P<params>[A-Za-z_]\w*=.*))?", re.DOTALL)
@@ -109,4 +109,11 @@ def fill(cls: type[B], params: Mapping[str, Any], what: str, others: Collection[
             ) from error
         raise UserError(
             f"{what}: {place}: {first['msg'].removeprefix('Value error, ')}", got=first.get("input")
+        ) from error
+    except UserError:
+        raise
+    except Exception as error:  # a stranger's __init__
+        raise UserError(
+            f"{what} cannot be made: {one_line(error)}",
+            next_step="write its parameters as fields of the class, as in power: float = 2.0, and no __init__",
         ) from error

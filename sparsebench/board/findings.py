@@ -17,7 +17,7 @@ HALF = 0.5
 def findings(rows: Sequence[Row]) -> list[str]:
     """Return sentences on the deployable strategies of a board with a row a strategy and budget.
 
-    Is it better than random tokens at the same places, what does it cost against dense, what would an oracle gain; each
+    Is it better than random tokens inside the network, what does it cost against dense, what would an oracle gain; each
     with its 95 % interval, and "not significant" where it is.
     """
     able = [row for row in rows if row.get("accuracy") is not None]
@@ -47,9 +47,9 @@ def _sentences(row: Row) -> list[str]:
 
 def _against_random(row: Row) -> str:
     if row["random_inside_delta"] is None:
-        return f"not compared with random tokens at the same places; run {RANDOM} beside it"
+        return f"not compared with random tokens inside the network; run {RANDOM} beside it"
     said = _difference(row, "random_inside_delta", "versus_random_inside")
-    return f"{said}, against random tokens at the same places ({RANDOM})"
+    return f"{said}, against random tokens inside the network ({RANDOM})"
 
 
 def _cost(row: Row) -> str:

@@ -45,7 +45,7 @@ def _example(error: click.ClickException) -> str:
 
 
 class _Group(click.Group):
-    """Prints mistakes of users as one line and leaves with 2; nowhere else is that done."""
+    """Prints mistakes of users as one line and exits with 2; nowhere else is that done."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command; see `click.Command.main`."""

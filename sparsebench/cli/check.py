@@ -37,7 +37,7 @@ def check(target: str | None, results: Path | None, as_json: bool, markdown: boo
     """Check that a strategy keeps the rules, on tiny networks and in a process of its own.
 
     Required checks are what every strategy must pass; recommended ones say what is good to have; informative ones
-    measure. Leaves with 0 if all required checks pass, 1 if not, 2 if the command is wrong. A check that the strategy
+    measure. Exits with 0 if all required checks pass, 1 if not, 2 if the command is wrong. A check that the strategy
     names in `expected_failures` is shown as expected, and does not count as failed.
 
     With --results the reports are stored, too, and the folder's board shows them for as long as a strategy's source

@@ -58,7 +58,7 @@ def claims(
     Flags name speed-ups above the MACs ratio, MACs that do not follow from the stated settings, and sources that
     contradict each other. Nothing is fetched.
 
-    --check tests weights as they are, without training; it leaves with 1 if the claimed accuracy lies outside the
+    --check tests weights as they are, without training; it exits with 1 if the claimed accuracy lies outside the
     interval of what is measured.
     """
     from sparsebench.claims import rows

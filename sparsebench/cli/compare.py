@@ -44,7 +44,7 @@ def compare(
     compared is the whole test split, beside what two random choices of as many patches would come to.
 
     A patch is kept if a token is named after it: of merged patches the first is, and a fused or mixed token is named
-    after none. Strategies that draw at random draw independently here. Leaves with 0, or with 2 if the command is wrong
+    after none. Strategies that draw at random draw independently here. Exits with 0, or with 2 if the command is wrong
     or a strategy fails.
     """
     if picture is not None and picture.suffix.lower() != ".png":

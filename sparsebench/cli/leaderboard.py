@@ -58,7 +58,7 @@ def leaderboard(
     """Show the leaderboard of a run's FOLDER, made from its records alone.
 
     html is one page with all of it, charts included, that any browser opens without a network; bibtex what the
-    strategies in it cite. --check leaves with 1 if files differ, or a record is not what its outcomes come to.
+    strategies in it cite. --check exits with 1 if files differ, or a record is not what its outcomes come to.
     """
     from sparsebench.records.files import write_whole
 

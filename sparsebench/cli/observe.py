@@ -16,7 +16,7 @@ from sparsebench.cli.guide import Guided
 def observe(folder: Path, observers: tuple[str, ...]) -> None:
     """Tell observers of all records that a run's FOLDER has, as `run --observe` does while they come.
 
-    Leaves with 1 if an observer failed.
+    Exits with 1 if an observer failed.
     """
     from sparsebench.observe.observers import show_folder
 

@@ -75,7 +75,7 @@ def _command(paper: str) -> click.Command:
     text = f"""Make {title}.
 
     Writes each figure as PNG, SVG and CSV, and a table of verdicts: what the paper claims, what came out, and by which
-    rule it counts as reproduced. What the folder has is not run again. Leaves with 0 when all trials have an answer,
+    rule it counts as reproduced. What the folder has is not run again. Exits with 0 when all trials have an answer,
     1 when some have none, 2 if the command is wrong.
     """
     callback = partial(_make, paper)

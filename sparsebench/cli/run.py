@@ -43,7 +43,7 @@ def run(
 
     A strategy is named by itself or after --plugin, both as often as wanted.
 
-    What the folder has is not run again: the same command goes on where it was stopped. Leaves with 0 if all is well,
+    What the folder has is not run again: the same command goes on where it was stopped. Exits with 0 if all is well,
     1 if cells failed, 2 if the command is wrong.
     """
     from sparsebench.api import execute

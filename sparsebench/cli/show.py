@@ -44,7 +44,9 @@ def show(name: str, bibtex: bool) -> None:
     elif name in suites.names():
         in_width(suites.text(name))
     else:
-        raise unknown("strategy, task, model, observer or suite", name, {*known, *suites.names()})
+        bare = name.partition(":")[0]
+        names = {*known, *suites.names()}
+        raise unknown("strategy, task, model, observer or suite", name, names, meant=bare if bare in names else None)
 
 
 def _classes_of(registry: Registry) -> dict[str, tuple[str, Any]]:

@@ -34,7 +34,7 @@ def show_tokens(
 
     Each strategy is trained first, once, as `sparsebench run` would in the first repetition with the largest number of
     training samples; the same command again only draws. The pictures are the first of each class, or of each group
-    where the task has some. Leaves with 0 if all is well, 1 if a strategy has no result, 2 if the command is wrong.
+    where the task has some. Exits with 0 if all is well, 1 if a strategy has no result, 2 if the command is wrong.
     """
     file = file or out / "tokens.png"
     if file.suffix.lower() != ".png":

@@ -62,7 +62,7 @@ def verify(
 
     Only --replay runs the strategy's code, and needs the pictures that the suite was run on.
 
-    Leaves with 0 if nothing contradicts itself, 1 if something does, 2 if the command is wrong.
+    Exits with 0 if nothing contradicts itself, 1 if something does, 2 if the command is wrong.
     """
     from sparsebench.publish.verify import submissions_in, verify_each
 

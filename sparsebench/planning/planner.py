@@ -156,4 +156,5 @@ def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
 
 def apart(cells: int, tests: int) -> str:
     """Return how many of some cells are trainings, and how many tests of trained networks; "" without any of these."""
-    return f" ({cells - tests} trainings, {tests} tests of trained networks)" if tests else ""
+    trainings = "1 training" if cells - tests == 1 else f"{cells - tests} trainings"
+    return f" ({trainings}, {tests} {'test' if tests == 1 else 'tests'} of trained networks)" if tests else ""

@@ -98,7 +98,8 @@ class Registry:
         if name not in self._strategies:
             self._look_for(name, self._strategies)
         if name not in self._strategies:
-            raise unknown("strategy", name, {*self._strategies, *self.broken})
+            file = f"{name}.py" if Path(f"{name}.py").is_file() else None
+            raise unknown("strategy", name, {*self._strategies, *self.broken}, meant=file)
         return self._strategies[name]
 
     def task(self, name: str) -> type[Task]:
@@ -114,15 +115,16 @@ class Registry:
         if name not in self._models:
             self._look_for(name, self._models)
         if name not in self._models:
-            raise self._none("model", name, self._models)
+            timm = f"timm:{name}" if re.match(r"vit_|deit|eva", name) else None
+            raise self._none("model", name, self._models, timm)
         return self._models[name]
 
-    def _none(self, what: str, name: str, known: Iterable[str]) -> UserError:
+    def _none(self, what: str, name: str, known: Iterable[str], meant: str | None = None) -> UserError:
         """Return that there is nothing of a name; where a plugin that may bring it is broken, that and why."""
         for plugin, reason in self.broken.items():
             if plugin.startswith("file:") or plugin == name:
                 return UserError(f"unknown {what} '{name}', and {plugin} could not be loaded", got=reason)
-        return unknown(what, name, known)
+        return unknown(what, name, known, meant=meant)
 
     def observers_named(self, name: str) -> list[type[Observer]]:
         """Return the observers to turn on for a name, or for a plugin file; none where the plugin is one by itself.
@@ -321,8 +323,8 @@ class Registry:
         for implementation in getattr(self.manager.hook, hook).get_hookimpls():
             if implementation.plugin_name == name:
                 returned = implementation.function()
-                if not isinstance(returned, Iterable):
-                    raise UserError(f"{hook} must return a list", got=returned)
+                if not isinstance(returned, Iterable) or isinstance(returned, str | Strategy):
+                    raise UserError(f"{hook} must return a list of classes, as [MyClass]", got=repr(returned))
                 for thing in returned:
                     add(thing)
 

@@ -25,7 +25,7 @@ TOPK = row(
 
 def test_three_sentences_answer_three_questions_with_intervals() -> None:
     assert findings([TOPK, ORACLE]) == [
-        "attn_topk at macs 0.5: +0.7 points [-0.8, +2.2], not significant, against random tokens at the same places "
+        "attn_topk at macs 0.5: +0.7 points [-0.8, +2.2], not significant, against random tokens inside the network "
         "(random_inside).",
         "Against dense: -1.8 points [-3.0, +0.0], worse, for 0.50 of its MACs.",
         "An oracle, which knows the relevant tokens, at macs 0.5: +11.6 points [+9.0, +14.2], better, against dense.",
@@ -52,7 +52,7 @@ def test_the_oracle_is_that_of_the_budget_or_of_the_nearest_cost() -> None:
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        ([row("a", 0.5), ORACLE], "not compared with random tokens at the same places; run random_inside beside it"),
+        ([row("a", 0.5), ORACLE], "not compared with random tokens inside the network; run random_inside beside it"),
         ([TOPK], "No oracle was run"),
         ([TOPK | {"rank": "not ranked"}], "cells failed, so it is not ranked and nothing is concluded"),
     ],

@@ -188,7 +188,11 @@ def test_whatever_a_file_does_while_it_loads_is_its_own_failure(registry: Regist
     ("largest: bool", 'kind: ClassVar[str] = "best"\n    largest: bool', "kind must be one of"),
     ("largest: bool", 'site: ClassVar[str] = "output"\n    largest: bool', "site must be one of"),
     ("largest: bool", 'needs: ClassVar[frozenset[str]] = frozenset({"labels"})\n    largest: bool', "unknown labels"),
-    ("[Norm]", "Norm", "must return a list"),
+    ("largest: bool", 'needs: ClassVar = "keys"\n    largest: bool', "needs must be a set, as frozenset({'keys'})"),
+    ("largest: bool", 'needs: ClassVar = ["keys"]\n    largest: bool', "needs must be a set, as frozenset({'keys'})"),
+    ("[Norm]", "Norm", "must return a list of classes, as [MyClass]; got <class"),
+    ("[Norm]", "Norm()", "must return a list of classes"),
+    ("[Norm]", "'norm'", "must return a list of classes"),
     ("[Norm]", "None", "must return a list"),
     ("[Norm]", "[Norm()]", "is an instance of a strategy; return the class, Norm"),
     ("[Norm]", "[int]", "is not a subclass of sparsebench.Strategy"),
@@ -225,6 +229,17 @@ def test_a_file_that_brings_nothing_is_refused(registry: Registry) -> None:
 def test_a_file_that_is_not_there_is_refused(registry: Registry, path: str) -> None:
     with pytest.raises(UserError, match="does not exist"):
         registry.load_file(Path(path))
+
+
+def test_a_name_without_its_ending_or_its_prefix_is_guessed(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(GOOD)
+    with pytest.raises(UserError, match=r"unknown strategy; got 'mine'.*did you mean 'mine\.py'\?"):
+        registry.strategy("mine")
+    with pytest.raises(UserError, match=r"unknown model.*did you mean 'timm:deit_small_patch16_224'"):
+        registry.model("deit_small_patch16_224")
 
 
 def test_objects_that_answer_to_every_attribute_are_no_hooks(registry: Registry, plugin: Callable[..., Path]) -> None:

@@ -143,3 +143,21 @@ def test_a_parameter_without_a_default_is_named():
 
     with pytest.raises(UserError, match="strategy 'far': power has no default; give it one in its class"):
         fill(Power, {}, "strategy 'far'")
+
+
+def test_a_class_that_cannot_be_made_is_a_user_error_that_says_how_to_write_parameters():
+    class Own(Strategy):
+        name: ClassVar[str] = "own"
+
+        def __init__(self, power=2.0):
+            self.power = power
+
+    class Wanting(Strategy):
+        name: ClassVar[str] = "wanting"
+
+        def __init__(self, power):
+            super().__init__()
+
+    for cls, why in ((Own, "'own' set self.power"), (Wanting, "missing 1 required positional argument: 'power'")):
+        with pytest.raises(UserError, match=f"strategy 'x' cannot be made: .*{why}.*, and no __init__"):
+            fill(cls, {}, "strategy 'x'")
