@@ -49,8 +49,9 @@ def run(
     from sparsebench.board.build import columns_of, judge
     from sparsebench.frame import frame
 
-    with _callbacks(Path(out), progress, on_record) as callbacks:
-        judged = judge(execute(*values_of({"plugins": _words_of(plugins, Path(out)), **options}), Path(out), callbacks))
+    folder = _folder_of(out)
+    with _callbacks(folder, progress, on_record) as callbacks:
+        judged = judge(execute(*values_of({"plugins": _words_of(plugins, folder), **options}), folder, callbacks))
     return frame(judged.rows, columns_of(judged.rows, judged.columns))
 
 
@@ -68,6 +69,15 @@ def _callbacks(
         return
     with Progress(out, exits=False) as bar:
         yield Callbacks(bar.begin, _each([bar.step, *calls]), bar.stopping)
+
+
+def _folder_of(out: Any) -> Path:
+    """Return the run's folder; raise UserError for what names none."""
+    from sparsebench.errors import UserError
+
+    if not isinstance(out, str | os.PathLike):
+        raise UserError("out", got=repr(out), allowed="the path of a folder")
+    return Path(out)
 
 
 def _words_of(plugins: Plugins, out: Path) -> tuple[str, ...]:
@@ -126,9 +136,10 @@ def show_tokens(
     from sparsebench.look.show_tokens import show
     from sparsebench.look.training import Trainer
 
-    request, files, how = values_of({"plugins": _words_of(plugins, Path(out)), **options, "tasks": task, "seeds": 1})
-    with _callbacks(Path(out), progress) as callbacks:
-        return show(replace(request, single=True), Trainer(files, how, Path(out), callbacks), samples)
+    folder = _folder_of(out)
+    request, files, how = values_of({"plugins": _words_of(plugins, folder), **options, "tasks": task, "seeds": 1})
+    with _callbacks(folder, progress) as callbacks:
+        return show(replace(request, single=True), Trainer(files, how, folder, callbacks), samples)
 
 
 def apply(

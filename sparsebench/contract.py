@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import traceback
 from pathlib import Path
@@ -31,7 +32,16 @@ def complaint(candidate: object) -> str | None:
         return problem
     if clash := sorted(set(candidate.model_fields) & set(Budget.model_fields)):
         return f"{name} has parameters that are words of a budget, rename them: {', '.join(clash)}"
-    return _complaint_on_needs(candidate)
+    return _complaint_on_needs(candidate) or _complaint_on_methods(candidate)
+
+
+def _complaint_on_methods(strategy: type[Strategy]) -> str | None:
+    """Return what is wrong with a class that decides nothing, or None."""
+    if not strategy.budgeted or strategy.plan is not Strategy.plan or strategy.scores is not Strategy.scores:
+        return None
+    near = [name for method in ("scores", "plan") for name in difflib.get_close_matches(method, vars(strategy), n=1)]
+    what = f"rename {near[0]}" if near else "write one of them"
+    return f"{strategy.name} has neither scores(self, view) nor plan(self, view, keep); {what}"
 
 
 def _complaint_on_fit(strategy: type[Strategy]) -> str | None:

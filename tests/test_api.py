@@ -118,6 +118,10 @@ def test_mistakes_are_user_errors(tmp_path: Path) -> None:
         sparsebench.run("atn_topk", tasks=THEORY, n_train=[4], out=tmp_path)
     with pytest.raises(sparsebench.UserError, match="--device"):
         sparsebench.run(tasks=THEORY, n_train=[4], device="tpu", out=tmp_path)
+    nowhere: Any = None
+    for call in (sparsebench.run, sparsebench.show_tokens):
+        with pytest.raises(sparsebench.UserError, match="out; got None; allowed: the path of a folder"):
+            call("attn_topk", out=nowhere)
 
 
 @pytest.mark.parametrize("rerun", ["sometimes", ""])

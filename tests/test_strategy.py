@@ -120,6 +120,18 @@ def test_a_class_that_breaks_the_contract_gets_a_complaint(wrong, said):
     assert re.search(said, complaint(Wrong))
 
 
+def test_a_class_that_decides_nothing_gets_a_complaint_with_the_method_that_may_be_meant():
+    class Empty(Strategy):
+        name: ClassVar[str] = "empty"
+
+    class Typed(Empty):
+        def score(self, view):
+            return view.tokens.sum(dim=2)
+
+    assert complaint(Empty) == "empty has neither scores(self, view) nor plan(self, view, keep); write one of them"
+    assert complaint(Typed).endswith("nor plan(self, view, keep); rename score")
+
+
 def test_a_class_without_a_name_and_a_thing_that_is_no_class_get_a_complaint():
     class Nameless(Strategy):
         pass

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsebench.board.board import Row
 from sparsebench.board.columns import FORMATS
 from sparsebench.board.fit import Choice
 from sparsebench.cli.guide import Guided, complete
@@ -18,6 +16,9 @@ from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
 from sparsebench.cli.width import notes, show, table
 from sparsebench.planning.request import values_of
 from sparsebench.progress import Progress, remedy
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ALSO = {"strategy": "plugin"}
 """Other names of options."""
@@ -70,12 +71,15 @@ def run(
         show("".join(f"\n{line}" for line in findings(judged.rows)) + "\n", form)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
     lost = finished[~finished["status"].isin(ANSWERS)]["status"]
-    click.echo(remedy(lost) if len(lost) else f"next: {_next(judged.rows, out)}", err=True)
+    click.echo(remedy(lost) if len(lost) else f"next: {_next(finished, out)}", err=True)
     sys.exit(int(bool(len(lost))))
 
 
-def _next(rows: Sequence[Row], out: Path) -> str:
-    """Return the command to try after a run."""
-    if any(row["kind"] == "deployable" for row in rows):
+def _next(finished: pd.DataFrame, out: Path) -> str:
+    """Return the command to try after a run without failures."""
+    asked = finished[finished["kind"] == "deployable"]["status"]
+    if (asked == "ok").any():
         return f"sparsebench leaderboard {out} --view pairs\npage: {out}/leaderboard.html"
+    if len(asked):
+        return "give the strategy what the note above says that it lacks, and run the same command"
     return f"sparsebench run STRATEGY --out {out}, with one of sparsebench list"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from measured import COMPOSITE, VIT
 
 from sparsebench.cli import main
 
@@ -17,6 +18,21 @@ SAYS = {
     "remembers": "'remembers' set self.last: it keeps nothing between calls; use view.memory in a pass (returns.py:",
     "peeks": "view.relevance was read but not declared: only kind = 'oracle' may declare it (declared: tokens) (ret",
 }
+
+BY_KEYS = """
+import sparsebench
+
+class ByKeys(sparsebench.Strategy):
+    name = "by_keys"
+    needs = frozenset({"keys"})
+
+    def scores(self, view):
+        return view.keys.norm(dim=3).mean(dim=1)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [ByKeys]
+"""
 
 
 def call(*arguments: object) -> Result:
@@ -44,6 +60,17 @@ def test_nothing_is_a_traceback_or_done(failed: tuple[Path, Result]) -> None:
     assert "listed on theory done" not in failed[1].stderr
     assert (
         "6 cells have no result (6 failed): the same command with --rerun failed tries them again" in failed[1].stderr
+    )
+
+
+def test_a_strategy_that_no_model_here_fits_is_told_what_it_lacks_and_not_to_try_others(tmp_path: Path) -> None:
+    file = tmp_path / "by_keys.py"
+    file.write_text(BY_KEYS)
+    done = call("run", file, "--suite", "quick-scratch", "--task", COMPOSITE, "--model", VIT, "--n-train", 20,
+                "--seeds", 1, "--out", tmp_path / "out", "--jobs", 0)  # fmt: skip
+    assert done.exit_code == 0 and "'by_keys' needs keys, which this model cannot give at the input site" in done.stdout
+    assert done.stderr.splitlines()[-1] == (
+        "next: give the strategy what the note above says that it lacks, and run the same command"
     )
 
 

@@ -103,8 +103,11 @@ def test_a_model_without_class_token_has_received_attention_only(scripted, prefi
 )
 def test_a_field_that_a_site_cannot_give_is_unsupported(scripted, site, field):
     network = DeepViT(vit())
-    with pytest.raises(UnsupportedError, match=f"needs {field}, which this model cannot give at the {site} site"):
+    with pytest.raises(
+        UnsupportedError, match=f"needs {field}, which this model cannot give at the {site} site"
+    ) as error:
         network(images(network), begin(network, scripted(any_tokens, site=site, needs=(field,))))
+    assert ("site = 'attention' gives what attention makes" in str(error.value)) == (site == "input")
 
 
 @torch.no_grad()
