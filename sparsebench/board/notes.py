@@ -56,14 +56,24 @@ def detectable(rankings: Iterable[Ranking]) -> list[str]:
 
 
 def failures(records: Flats) -> list[str]:
-    """Return one line for each strategy, task and reason of the cells that have no result."""
+    """Return the cells that have no result, a line for those of one task that have none for the same reason."""
     frame = frame_of(records)
     bad = frame[frame["status"] != "ok"]
     counted = bad.groupby(["strategy", "task", "status", "reason"], observed=True).size()
-    return [
-        f"{strategy} on {task}: {n} cell{'s' if n > 1 else ''} {status}: {reason}"
-        for (strategy, task, status, reason), n in sorted(counted.items())
-    ]
+    alike: dict[tuple[str, str, str, int], list[str]] = {}
+    for (strategy, task, status, reason), n in sorted(counted.items()):
+        alike.setdefault((task, status, _without_name(reason, strategy), n), []).append(strategy)
+    lines = []
+    for (task, status, reason, n), strategies in alike.items():
+        cells = f"{n} cell{'s' if n > 1 else ''}{' each' if len(strategies) > 1 else ''}"
+        lines.append(f"{', '.join(strategies)} on {task}: {cells} {status}: {reason}")
+    return lines
+
+
+def _without_name(reason: str, strategy: str) -> str:
+    """Return a reason without the name of the strategy that it may begin with."""
+    name = strategy.partition("(")[0]
+    return reason.removeprefix(f"'{name}' ").removeprefix(f"{name}: ")
 
 
 def inactive(records: Flats) -> list[str]:

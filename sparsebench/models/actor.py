@@ -69,7 +69,7 @@ class Actor:
         if (strategy.trained or strategy.adaptive or strategy.ramps) and cost.alike:
             raise UnsupportedError(
                 f"'{strategy.name}' is learned, keeps another number of tokens of each sample, or changes the number "
-                "while training: this model's training takes steps in which none of these has a place"
+                "while training: this model is trained by steps in closed form, which can do none of these"
             )
         if cost.alike and (strategy.rests or strategy.fits()):
             why = "lets tokens rest for a block and return: this model has one, and nothing after it"

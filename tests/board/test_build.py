@@ -211,6 +211,26 @@ def test_failures_are_counted_by_their_reason() -> None:
     ]
 
 
+def test_strategies_that_lack_the_same_have_one_line_a_task() -> None:
+    lacking = [
+        flat(name, seed, task, status="unsupported", reason=f"'{name.partition('(')[0]}' must be trained")
+        for name, task, n in (
+            ("sit", "spatial", 2),
+            ("a_vit(b=1)", "spatial", 2),
+            ("a_vit", "spatial", 1),
+            ("sit", "theory", 2),
+        )
+        for seed in range(n)
+    ]
+    other = [flat("far", seed, "spatial", status="unsupported", reason="far: no grid") for seed in range(2)]
+    assert failures([*lacking, *other]) == [
+        "a_vit on spatial: 1 cell unsupported: must be trained",
+        "a_vit(b=1), sit on spatial: 2 cells each unsupported: must be trained",
+        "far on spatial: 2 cells unsupported: no grid",
+        "sit on theory: 2 cells unsupported: must be trained",
+    ]
+
+
 def test_pretraining_is_on_no_board_over_all_tasks() -> None:
     plain = flat("dense", 0, "plain", accuracy=1.0, n_train=4000, started="2027")
     assert build([*WHOLE, plain]) == build(WHOLE)
