@@ -79,11 +79,11 @@ def test_a_strategy_that_keeps_all_rules_passes_everything():
 
 
 def caller(kind):
-    """Return the object of that kind of which a method is running."""
+    """Return an object of that kind that a running function has."""
     frame = sys._getframe()
     while frame:
-        if isinstance(frame.f_locals.get("self"), kind):
-            return frame.f_locals["self"]
+        if held := [value for value in frame.f_locals.values() if isinstance(value, kind)]:
+            return held[0]
         frame = frame.f_back
     return None
 
