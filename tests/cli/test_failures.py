@@ -68,7 +68,9 @@ def test_a_strategy_that_no_model_here_fits_is_told_what_it_lacks_and_not_to_try
     file.write_text(BY_KEYS)
     done = call("run", file, "--suite", "quick-scratch", "--task", COMPOSITE, "--model", VIT, "--n-train", 20,
                 "--seeds", 1, "--out", tmp_path / "out", "--jobs", 0)  # fmt: skip
-    assert done.exit_code == 0 and "unsupported: needs keys, which this model cannot give at the input site" in done.stdout
+    assert (
+        done.exit_code == 0 and "unsupported: needs keys, which this model cannot give at the input site" in done.stdout
+    )
     assert done.stderr.splitlines()[-1] == (
         "next: give the strategy what the note above says that it lacks, and run the same command"
     )
