@@ -50,10 +50,9 @@ def worst_group(one: Contender, groups: Groups) -> float | None:
 def _moments(values: Sequence[np.ndarray], groups: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (S, G) how many items groups have in each seed, and the sums of their values and of the squares."""
     G = max(len(SIGNS), 1 + max(int(one.max(initial=0)) for one in groups))
-    seeds = []
-    for value, group in zip((one.astype(float) for one in values), groups, strict=True):
-        seeds.append([np.bincount(group, weights, minlength=G) for weights in (None, value, value**2)])
-    n, sums, squares = (np.array(each) for each in zip(*seeds, strict=True))
+    each = zip((one.astype(float) for one in values), groups, strict=True)  # a seed at a time, which is less memory
+    seeds = [[np.bincount(group, x, minlength=G) for x in (None, value, value**2)] for value, group in each]
+    n, sums, squares = (np.array(moment) for moment in zip(*seeds, strict=True))
     return n, sums, squares
 
 

@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 from sparsebench.planning.job import Job
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.result import COLOURS, Panel, Result, draw_dashed, legend, points
-from sparsebench.reproduce.trials import ENOUGH, Fit, Trial, compete, differences, group_by, mean, values_of
+from sparsebench.reproduce.trials import ENOUGH, Fit, Trial, compete, differences, errors_of, group_by, mean, values_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 from sparsebench.stats.intervals import Interval, bootstrap_means
 from sparsebench.stats.lines import crossing
@@ -73,16 +73,10 @@ def _strengths(trials: Sequence[Trial]) -> dict[int, list[float]]:
     """Return the strength needed by the number of tokens, one a repetition; NaN where it is outside those tried."""
     needed: dict[int, list[float]] = {}
     for (L, _), group in group_by(trials, lambda t: (t.task.tokens, t.repetition)).items():
-        errors = {t.task.theta: error_of(t) for t in sorted(group, key=lambda t: t.task.theta)}
+        errors = {t.task.theta: (errors_of([t]) or [math.nan])[0] for t in sorted(group, key=lambda t: t.task.theta)}
         place = crossing(np.array(list(errors)), np.array(list(errors.values())), group[0].task.error)
         needed.setdefault(L, []).append(place if min(errors) < place < np.inf else float("nan"))
     return needed
-
-
-def error_of(trial: Trial) -> float:
-    """Return the share of the test that is wrong; NaN where training diverged."""
-    accuracy = None if trial.diverged else trial.values["accuracy"]
-    return float("nan") if accuracy is None else 1 - accuracy
 
 
 def _mean_inside(values: Sequence[float]) -> Interval:
@@ -263,7 +257,7 @@ def _removal_row(
     name: str, strategy: str, L: int, group: Sequence[Trial], beside: Sequence[Trial]
 ) -> dict[str, Any]:  # fmt: skip
     task, M = group[0].task, left_of(group[0])
-    value, low, high = mean([error_of(t) for t in group if not t.diverged])
+    value, low, high = mean(errors_of(group))
     change = (0.0, None, None) if strategy == "dense" else _change(group, beside)
     closed = least_error(task.theta, task.relevant, M) if name == KINDS["frozen"] else float("nan")
     return {
@@ -278,7 +272,7 @@ def _shifts(name: str, strategy: str, group: Sequence[Trial], beside: Sequence[T
     L, M = group[0].task.tokens, left_of(group[0])
     change = _change(group, beside)
     low, high = (-np.inf if change[1] is None else change[1], np.inf if change[2] is None else change[2])
-    errors, dense = (mean([error_of(t) for t in part if not t.diverged]) for part in (group, beside))
+    errors, dense = (mean(errors_of(part)) for part in (group, beside))
     shown = f"error {interval(*errors)}, of {M} tokens {interval(*dense)}; difference {interval(*change)}"
     if strategy == "random":
         claim, word = (

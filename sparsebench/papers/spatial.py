@@ -13,7 +13,7 @@ from sparsebench.papers.positional import put_right
 from sparsebench.planning.job import Job
 from sparsebench.reproduce.paper import Paper
 from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
-from sparsebench.reproduce.trials import Trial, differences, group_by, mean, series_of, values_of
+from sparsebench.reproduce.trials import Trial, differences, errors_of, group_by, mean, series_of, values_of
 from sparsebench.reproduce.verdicts import Verdict, Word, interval, judge
 from sparsebench.stats.intervals import Interval
 from sparsebench.tasks.spatial import Spatial
@@ -77,14 +77,10 @@ def _draw_watched(axis: Any, runs: Mapping[str, Sequence[Trial]], what: str) -> 
     legend(axis, "attention at")
 
 
-def _error(trials: Sequence[Trial]) -> list[float]:
-    return [1 - accuracy for accuracy in values_of(trials, "accuracy")]
-
-
 def _outcome(trials: Sequence[Trial], name: str) -> list[Verdict]:
     """Return what came out in the end: association, alignment, error, and where the attention grew."""
     share, cosine = values_of(trials, "association"), values_of(trials, "alignment")
-    lead, error = values_of(trials, "in_group_lead"), _error(trials)
+    lead, error = values_of(trials, "in_group_lead"), errors_of(trials)
     reached = f"{interval(*mean(share))}; 1 in {sum(s == 1 for s in share)} of {len(trials)} trials"
     return [
         Verdict(
@@ -191,7 +187,7 @@ def transfer(trials: Sequence[Trial]) -> Result:
     """Test error on a new feature against samples, with the attention learned on another, and without."""
     modes = {mode: [t for t in trials if _mode(t) == mode] for mode in MODES}
     errors = {
-        mode: {n: _error(group) for n, group in group_by(ts, lambda t: t.n).items()} for mode, ts in modes.items()
+        mode: {n: errors_of(group) for n, group in group_by(ts, lambda t: t.n).items()} for mode, ts in modes.items()
     }
     rows = [
         {"attention": mode, "N": n, "trials": len(values), "test error": mean(values)[0], "low": mean(values)[1],

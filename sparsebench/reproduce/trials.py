@@ -225,6 +225,11 @@ def values_of(trials: Iterable[Trial], metric: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
+def errors_of(trials: Iterable[Trial]) -> list[float]:
+    """Return the share of the test that is wrong, of the trials that did not diverge."""
+    return [1 - accuracy for accuracy in values_of(trials, "accuracy")]
+
+
 def mean(values: Sequence[float] | np.ndarray) -> Interval:
     """Return the mean with its interval; NaN of no values."""
     return mean_interval(list(values)) if len(values) else (float("nan"), None, None)

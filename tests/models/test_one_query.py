@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fusing import FUSING
 from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.feature_norm import FeatureNorm
 from sparsebench_plugins.oracle import Oracle
@@ -16,7 +17,6 @@ from sparsebench.measure.cost import Step
 from sparsebench.models.actor import Actor
 from sparsebench.models.shipped import OneQuery
 from sparsebench.models.shown import SplitPass
-from sparsebench.plans import Keep, Merge, Mix
 from sparsebench.strategy import Traits
 from sparsebench.tasks.sparse_tokens import SparseTokens
 from sparsebench.tasks.theory import Theory
@@ -121,19 +121,11 @@ def test_what_it_does_not_have_is_unsupported(scripted, need):
         net(look().inputs, begin(net, scripted(lambda view, keep: None, needs=(need,))))
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        lambda keep: Merge(torch.arange(L).expand(N, L) % keep),
-        lambda keep: Mix(torch.rand(N, keep, L)),
-        lambda keep: Keep(torch.arange(keep - 1).expand(N, keep - 1), fuse=torch.rand(N, L)),
-    ],
-    ids=["merge", "mix", "fuse"],
-)
+@pytest.mark.parametrize("plan", FUSING.values(), ids=FUSING)
 def test_tokens_cannot_be_fused_merged_or_mixed(scripted, plan):
     net = network()
     with pytest.raises(UnsupportedError, match=r"theory of plain tokens.*kept or removed"):
-        net(look().inputs, begin(net, scripted(lambda view, keep: plan(keep))))
+        net(look().inputs, begin(net, scripted(plan)))
 
 
 # ---- training

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fusing import FUSING
 from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.random import Random
@@ -15,7 +16,7 @@ from sparsebench.models.actor import Actor
 from sparsebench.models.positional import association
 from sparsebench.models.shipped import Positional
 from sparsebench.models.shown import SplitPass
-from sparsebench.plans import Keep, Merge, Mix
+from sparsebench.plans import Keep
 from sparsebench.strategy import Traits
 from sparsebench.tasks.spatial import Spatial
 from sparsebench.tasks.theory import Theory
@@ -157,19 +158,11 @@ def test_what_it_does_not_have_a_strategy_cannot_see(scripted, need):
         net(look(DATA.train).inputs, begin(net, scripted(lambda view, keep: None, needs=(need,))))
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        lambda keep: Merge(torch.arange(D).expand(N, D) % keep),
-        lambda keep: Mix(torch.rand(N, keep, D)),
-        lambda keep: Keep(torch.arange(keep - 1).expand(N, keep - 1), fuse=torch.rand(N, D)),
-    ],
-    ids=["merge", "mix", "fuse"],
-)
+@pytest.mark.parametrize("plan", FUSING.values(), ids=FUSING)
 def test_tokens_cannot_be_fused_merged_or_mixed(scripted, plan):
     net = network(precision=torch.float32)
     with pytest.raises(UnsupportedError, match=r"pair of positions.*kept or removed"):
-        net(look(DATA.train).inputs, begin(net, scripted(lambda view, keep: plan(keep))))
+        net(look(DATA.train).inputs, begin(net, scripted(plan)))
 
 
 # ---- first weights, and what training moves

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fusing import FUSING
 
 from sparsebench.budget import Budget
 from sparsebench.errors import UnsupportedError, UserError
@@ -11,7 +12,7 @@ from sparsebench.measure.cost import Step
 from sparsebench.models.actor import Actor
 from sparsebench.models.shallow import FirstWeights, ShallowViT, complete
 from sparsebench.models.shipped import Shallow
-from sparsebench.plans import Keep, Merge, Mix
+from sparsebench.plans import Keep
 from sparsebench.tasks.base import Data, Split
 from sparsebench.tasks.theory import Theory
 from sparsebench.training.loop import steps_for, train
@@ -142,19 +143,11 @@ def test_the_gradient_is_that_of_the_kept_tokens(scripted):
     assert {name for name, _ in net.named_parameters()} == {"W_Q", "W_K", "W_V", "W_O"}
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        lambda keep: Merge(torch.arange(L).expand(B, L) % keep),
-        lambda keep: Mix(torch.rand(B, keep, L)),
-        lambda keep: Keep(torch.arange(keep - 1).expand(B, keep - 1), fuse=torch.rand(B, L)),
-    ],
-    ids=["merge", "mix", "fuse"],
-)
+@pytest.mark.parametrize("plan", FUSING.values(), ids=FUSING)
 def test_tokens_with_read_outs_of_their_own_cannot_be_fused_merged_or_mixed(scripted, plan):
     net = network()
     with pytest.raises(UnsupportedError, match="kept or removed"):
-        net(samples().float(), begin(net, scripted(lambda view, keep: plan(keep))))
+        net(samples().float(), begin(net, scripted(plan)))
 
 
 @pytest.mark.parametrize("heads", [1, 3])

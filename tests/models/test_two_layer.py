@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from fusing import FUSING
 from sparsebench_plugins.attn_topk import AttnTopK
 from sparsebench_plugins.oracle import Oracle
 from sparsebench_plugins.random import Random
@@ -15,7 +16,7 @@ from sparsebench.measure.cost import Step
 from sparsebench.models.actor import Actor
 from sparsebench.models.shipped import TwoLayer
 from sparsebench.models.shown import SplitPass
-from sparsebench.plans import Keep, Merge, Mix
+from sparsebench.plans import Keep
 from sparsebench.strategy import Traits
 from sparsebench.tasks.overfitting import Overfitting
 from sparsebench.training.loop import train
@@ -145,19 +146,11 @@ def test_there_is_no_class_attention(scripted):
         net(look().inputs, begin(net, scripted(lambda view, keep: None, needs=("class_attention",))))
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        lambda keep: Merge(torch.arange(L).expand(N, L) % keep),
-        lambda keep: Mix(torch.rand(N, keep, L)),
-        lambda keep: Keep(torch.arange(keep - 1).expand(N, keep - 1), fuse=torch.rand(N, L)),
-    ],
-    ids=["merge", "mix", "fuse"],
-)
+@pytest.mark.parametrize("plan", FUSING.values(), ids=FUSING)
 def test_tokens_cannot_be_fused_merged_or_mixed(scripted, plan):
     net = network()
     with pytest.raises(UnsupportedError, match=r"theory of plain tokens.*kept or removed"):
-        net(look().inputs, begin(net, scripted(lambda view, keep: plan(keep))))
+        net(look().inputs, begin(net, scripted(plan)))
 
 
 # ---- first weights
