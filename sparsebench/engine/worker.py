@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from sparsebench.collector import without_collector
 from sparsebench.contain.exclusive import turn
 from sparsebench.contain.keeper import end_with_parent
 from sparsebench.contain.messages import Line
@@ -56,11 +57,12 @@ def main(setting: Setting, *, strangers: bool) -> None:
     faulthandler.enable()  # a crash says in the log where it was
     line = Line()
 
-    from sparsebench.cells.changed import mark
-    from sparsebench.cells.prepare import Context
-    from sparsebench.cells.run_cell import run_cells
-    from sparsebench.contain.health import Health, device_is_lost
-    from sparsebench.contain.memory import forget_peak, peak
+    with without_collector():
+        from sparsebench.cells.changed import mark
+        from sparsebench.cells.prepare import Context
+        from sparsebench.cells.run_cell import run_cells
+        from sparsebench.contain.health import Health, device_is_lost
+        from sparsebench.contain.memory import forget_peak, peak
 
     registry, stack = Registry(rehearses=False), ExitStack()
     context = Context(
@@ -79,9 +81,10 @@ def main(setting: Setting, *, strangers: bool) -> None:
         environment.describe()  # as it is before strangers' code is here
         health = Health(line.descriptors, context.device, os.getppid())
         if strangers:
-            import sparsebench.training.kernels  # noqa: F401  # what is watched must be there
+            with without_collector():
+                import sparsebench.training.kernels  # noqa: F401  # what is watched must be there
 
-            health.watch_functions()
+                health.watch_functions()
         line.say(Message())
 
         def turns() -> Iterator[list[Job]]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pluggy
 from pydantic import PydanticUserError
 
+from sparsebench.collector import without_collector
 from sparsebench.contain.rehearse import harm
 from sparsebench.contract import complaint
 from sparsebench.errors import UserError, one_line, unknown
@@ -207,7 +208,7 @@ class Registry:
         try:
             if (content := content_of(entry)) is not None:
                 content.admit()
-            with redirect_stdout(sys.stderr):
+            with redirect_stdout(sys.stderr), without_collector():
                 module = entry.load()
         except KeyboardInterrupt:
             raise
@@ -276,7 +277,7 @@ class Registry:
         assert module.__spec__ is not None and module.__spec__.loader is not None
         sys.modules[module_name] = module  # dataclasses and pydantic look the module up while it is executed
         try:
-            with redirect_stdout(sys.stderr):  # the command line's own output must stay what it is
+            with redirect_stdout(sys.stderr), without_collector():  # the command line's own output must stay what it is
                 module.__spec__.loader.exec_module(module)
         except KeyboardInterrupt:
             raise

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from sparsebench.collector import without_collector
 from sparsebench.errors import UserError, unknown
 from sparsebench.publish.folder import MANIFEST, RECORDS, Answered, Manifest, version_of
 from sparsebench.publish.verify import Verdict, verify
@@ -62,7 +63,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
         UserError: the folder has no such strategy, or several; the records are not all of one source; they lack
             settings of the suite; what would be published contradicts itself; or it is there already.
     """
-    with store.without_collector():
+    with without_collector():
         known = list(store.newest((stored.claim, _entry(stored)) for stored in store.scan_all(out, Record)).values())
     if not known:
         raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")

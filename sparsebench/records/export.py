@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from sparsebench.collector import without_collector
 from sparsebench.errors import UserError
 from sparsebench.records import flat, merge, parquet, store
 from sparsebench.records.record import Record
@@ -43,7 +44,7 @@ def _csv(out: Path, file: BinaryIO) -> None:
 
 
 def _jsonl(out: Path, file: BinaryIO) -> None:
-    with store.without_collector():
+    with without_collector():
         places = ((each.claim, merge.Place(*each[1:4])) for each in store.scan_all(out, Record))
         newest = store.newest(places)
     if not newest:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from sparsebench.collector import without_collector
 from sparsebench.errors import UserError
 from sparsebench.records import checks, parquet, store
 from sparsebench.records.badges import Badges
@@ -65,7 +66,7 @@ def _from_records(out: Path, metrics: Collection[str] | None) -> Iterator[Row]:
         (stored.claim, _slim(row_of(stored.item), stored.item, metrics, shared))
         for stored in store.scan_all(out, Record)
     )
-    with store.without_collector():
+    with without_collector():
         newest = store.newest(stored)
     empty = dict.fromkeys(checked_names(name for _, values in newest.values() for name in values))
     for _, (about, values) in sorted(newest.items()):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from sparsebench.collector import without_collector
 from sparsebench.errors import UserError
 from sparsebench.records import environment, files, manifests, store
 from sparsebench.records.cell import canonical
@@ -43,7 +44,7 @@ def merge(stores: Sequence[Path], out: Path) -> int:
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"{out} is there and is not written over", next_step="give another -o")
-    with store.without_collector():
+    with without_collector():
         claims = ((stored.claim, Place(*stored[1:4])) for each in stores for stored in _records(each))
         best = store.of_each_source(claims)
     part = out.with_name(f".{out.name}.{secrets.token_hex(4)}.part")

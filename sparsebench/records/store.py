@@ -11,7 +11,6 @@ OUT/underway/<host>-<pid>.json                      how far a run is, until it i
 from __future__ import annotations
 
 import errno
-import gc
 import hashlib
 import json
 import logging
@@ -21,11 +20,12 @@ import socket
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+from sparsebench.collector import without_collector
 from sparsebench.errors import UserError
 from sparsebench.records import files, place
 from sparsebench.records.cell import canonical, digest
@@ -257,18 +257,6 @@ def heads(out: Path) -> dict[str, Head]:
     """Return what a resumed run must know of the same records; several times as fast, and in far less memory."""
     with without_collector():
         return newest((stored.claim, stored.item) for stored in scan_all(out, Head))
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Hold off the garbage collector, which would look through all that was read again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def segments(out: Path) -> list[Path]:

@@ -8,6 +8,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from sparsebench.collector import without_collector
 from sparsebench.contain.keeper import descendants, end_with_parent
 from sparsebench.contain.messages import Line
 from sparsebench.errors import UserError, text_of
@@ -25,8 +26,9 @@ def main() -> None:
     end_with_parent()
     line = Line()
 
-    from sparsebench.testing import audit, informative, networks, run
-    from sparsebench.testing.parametrize import PluginError, resolve
+    with without_collector():
+        from sparsebench.testing import audit, informative, networks, run
+        from sparsebench.testing.parametrize import PluginError, resolve
 
     for name in networks.NAMES:
         networks.cached(name)
