@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparsebench.collector import without_collector
 from sparsebench.contain.exclusive import turn
@@ -20,6 +21,9 @@ from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import environment
 from sparsebench.records.place import hold
+
+if TYPE_CHECKING:
+    from sparsebench.contain.health import Health
 
 LONGEST = 1e8
 """Seconds; timers take no more than some hundred years."""
@@ -81,10 +85,7 @@ def main(setting: Setting, *, strangers: bool) -> None:
         environment.describe()  # as it is before strangers' code is here
         health = Health(line.descriptors, context.device, os.getppid())
         if strangers:
-            with without_collector():
-                import sparsebench.training.kernels  # noqa: F401  # what is watched must be there
-
-                health.watch_functions()
+            _watch_functions(health)
         line.say(Message())
 
         def turns() -> Iterator[list[Job]]:
@@ -108,6 +109,13 @@ def main(setting: Setting, *, strangers: bool) -> None:
                 if now:
                     os._exit(0)
     os._exit(0)
+
+
+def _watch_functions(health: Health) -> None:
+    with without_collector():
+        import sparsebench.training.kernels  # noqa: F401  # what is watched must be there
+
+        health.watch_functions()
 
 
 def _end_before_others() -> None:
