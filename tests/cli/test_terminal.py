@@ -40,7 +40,7 @@ def lines_in_a_terminal(columns: int, *arguments: object, folder: Path | None = 
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("columns", [80, 100, 160])
+@pytest.mark.parametrize("columns", [80, pytest.param(100, marks=pytest.mark.slow), 160])
 @pytest.mark.parametrize(
     "arguments",
     [["leaderboard", BOARD], ["leaderboard", BOARD, "--view", "pairs"], ["leaderboard", BOARD, "--by", "task"],

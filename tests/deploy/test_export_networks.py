@@ -19,6 +19,8 @@ from sparsebench.errors import UserError
 from sparsebench.plugin.registry import Registry
 
 ONNX = {"tome", "pitome", "evit", "attn_topk", "tps"}
+PROGRAMS = {"atc", "diffrate", "divprune", "dpc_knn", "idle_vit", "mctf", "patch_merger", "random"}
+"""Of those that are no ONNX files in the fast tests: one of each kind of plan and of arithmetic."""
 NAMES = [cls.name for cls in FIXED]
 needs_onnx = pytest.mark.skipif(importlib.util.find_spec("onnxruntime") is None, reason="needs the extra export")
 
@@ -52,7 +54,7 @@ def test_the_network_compiles_whole(name):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "perturbation" else []) for name in NAMES]
+    "name", [pytest.param(name, marks=[] if name in PROGRAMS else pytest.mark.slow) for name in NAMES]
 )
 @torch.no_grad()
 def test_a_program_of_torch_export_gives_the_same(name, tmp_path):
@@ -84,7 +86,10 @@ def test_rotary_and_attention_pooled_networks_are_written_too(name, kind, tmp_pa
 
 @needs_onnx
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["DINOv3", "EVA-02", "PE", "SigLIP"])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("DINOv3", marks=pytest.mark.slow), "EVA-02", pytest.param("PE", marks=pytest.mark.slow), "SigLIP"],
+)
 @torch.no_grad()
 def test_rotary_and_attention_pooled_networks_run_elsewhere(kind, tmp_path):
     sparse = sparsebench.apply(KINDS[kind](depth=2), "tome", macs=0.6).eval()
