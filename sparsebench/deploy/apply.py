@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from sparsebench.training.fit import modules_of
 
 RANDOM = "random"
 """In place of a file: what the strategy learns begins with random numbers, and is to be trained."""
+FAR = 0.05
+"""Share of the dense MACs by which a budget may be missed without a word."""
 TAKES = "a timm VisionTransformer, as timm.create_model('deit_small_patch16_224', pretrained=True) gives it"
 
 
@@ -61,7 +64,14 @@ def apply(
         _load(actor, asked, learned)
     if images is not None:
         fit_on_images(network, actor, images, labels, seed)
-    return SparseModel(network, actor, words(asked))
+    sparse = SparseModel(network, actor, words(asked))
+    macs = None if asked.strategy.trains_only or asked.strategy.adaptive else budget.macs
+    if macs is not None and abs(sparse.macs_ratio - macs) > FAR:
+        warnings.warn(
+            f"'{sparse.spec}' spends {sparse.macs_ratio:.3f} of the dense MACs on this network, the nearest it can",
+            stacklevel=3,
+        )
+    return sparse
 
 
 def _check_model(model: Any) -> None:

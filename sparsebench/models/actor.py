@@ -373,7 +373,8 @@ class Pass:
             mask = self.relevance
             fields["relevance"] = lambda: of_index(mask, self.index)
         if missing := sorted(self.requires - set(fields)):
-            at = "; site = 'attention' gives what attention makes" if self.site == "input" else ""
+            deep = self.site == "input" and self.actor.cost.depth > 1
+            at = "; site = 'attention' gives what attention makes" if deep else ""
             raise UnsupportedError(
                 f"'{self.actor.strategy.name}' needs {', '.join(missing)}, which this model cannot give at the "
                 f"{self.site} site (it gives {', '.join(sorted(fields))}){at}"

@@ -56,6 +56,7 @@ def test_all_macs_give_the_outputs_of_the_model_to_the_bit(name, kind):
     assert sparse.macs_ratio == 1 and set(sparse.tokens) == {16}
 
 
+@pytest.mark.filterwarnings("ignore:'perturbation")  # which spends more than the dense network
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cls", STRATEGIES, ids=NAMES)
 @torch.no_grad()
@@ -357,3 +358,9 @@ def test_a_plan_that_breaks_the_contract_is_said_and_the_model_is_whole():
     with pytest.raises(StrategyError, match="names a token twice"):
         sparse(pixels())
     assert parts_of(model) == before
+
+
+def test_a_budget_that_is_out_of_reach_is_told():
+    with pytest.warns(UserWarning, match=r"'attn_topk:macs=0\.02' spends 0\.\d+ of the dense MACs .*, the nearest"):
+        sparse = sparsebench.apply(vit(), "attn_topk", macs=0.02)
+    assert sparse.macs_ratio > 0.07

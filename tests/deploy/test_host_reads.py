@@ -31,6 +31,7 @@ def reads(call):
     return counted.count
 
 
+@pytest.mark.filterwarnings("ignore:'perturbation")  # which spends more than the dense network
 @pytest.mark.parametrize("training", [False, True], ids=["test", "training"])
 @pytest.mark.parametrize("kind", ["plain", "average pool without class token"])
 @pytest.mark.parametrize("cls", FIXED, ids=lambda cls: cls.name)

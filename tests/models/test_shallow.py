@@ -347,3 +347,11 @@ def test_in_double_precision_it_starts_from_the_same_weights_and_trains_on_the_s
     assert torch.equal(one.double(), other) and G.dtype == torch.float64
     torch.testing.assert_close(F.double(), G, rtol=1e-3, atol=1e-5)
     assert not torch.equal(F.double(), G)
+
+
+def test_a_network_of_one_layer_hints_at_no_other_site(scripted):
+    net, X = network(), samples().float()
+    with pytest.raises(
+        UnsupportedError, match=r"needs class_attention, which this model cannot give .*\(it gives [a-z_, ]*\)$"
+    ):
+        net.choose(begin(net, scripted(lambda view, keep: None, needs=("class_attention",))), X)
