@@ -90,7 +90,13 @@ def plan_of(
     narrow: Narrow | None = None,
     prior: Prior | None = None,
 ) -> Plan:
-    """Return what `run` would do; nothing is run and nothing written."""
+    """Return what `run` would do; nothing is run and nothing written.
+
+    Raises:
+        UserError: as `run` does before its first cell.
+    """
+    choice = Choice.of(how)
+    engine.Limits.parse(how.timeout, how.memory_limit, choice.in_processes, how.exclusive)
     shard = None if how.shard is None else Shard.parse(how.shard)
     plan = planner.plan(request, files, registry, out, how.rerun, shard, prior)
     return plan if narrow is None else narrow(plan)
