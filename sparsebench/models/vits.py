@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from sparsebench import seeds
+from sparsebench.collector import without_collector
 from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.layers.widths import stem_widths
 from sparsebench.measure.cost import BlockCost, CostModel, VitCost
@@ -45,7 +46,7 @@ class _Deep(Model):
         import torch
 
         law = self.model_dump_json(exclude=set(self.later) | unused_parameters(self))
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), without_collector():  # timm is loaded with the first
             torch.default_generator.manual_seed(seeds.seed_of("init", self.name, law, repetition))
             return self._network(self._vit(data.train.inputs.shape[-1], len(data.classes)), data)
 
