@@ -366,20 +366,18 @@ class Pass:
         return plan
 
     def _view(self, block: int, given: Given) -> TokenView:
-        fields = dict(given)
+        fields, count, cost = dict(given), self.index.shape[1], self.actor.cost
         if "relevance" in self.requires:
             if self.relevance is None:
                 raise UnsupportedError("the data of this cell has no relevance mask")
             mask = self.relevance
             fields["relevance"] = lambda: of_index(mask, self.index)
         if missing := sorted(self.requires - set(fields)):
-            deep = self.site == "input" and self.actor.cost.depth > 1
-            at = "; site = 'attention' gives what attention makes" if deep else ""
+            at = "; site = 'attention' gives what attention makes" if self.site == "input" and cost.depth > 1 else ""
             raise UnsupportedError(
                 f"'{self.actor.strategy.name}' needs {', '.join(missing)}, which this model cannot give at the "
                 f"{self.site} site (it gives {', '.join(sorted(fields))}){at}"
             )
-        count = self.index.shape[1]
 
         def random(draw: int, width: int | None) -> Tensor:
             # Most strategies want none, and a draw of few numbers takes as long as of many.
@@ -392,7 +390,7 @@ class Pass:
             index=self.index,
             sizes=self.sizes,
             weights=self.weights,
-            place=self.actor.cost.place(block, count, count),
+            place=cost.place(block, count, count),
             training=self.training,
             grid=self.actor.grid,
             random=random,
