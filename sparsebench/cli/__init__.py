@@ -107,7 +107,7 @@ def run_cli() -> None:
         main()
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else int(left.code is not None)
-        if (line := flush_output()) is not None and code != 1:
+        if (line := flush_output()) is not None and code == 0:  # else it has said what is wrong
             click.echo(f"Error: standard output: {line}", err=True)
             code = 2
         leave_in_time(code)

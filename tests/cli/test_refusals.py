@@ -33,8 +33,22 @@ def test_a_path_that_is_too_long_is_one_line(words: list[str]) -> None:
     assert done.stderr.startswith("Error: the system refuses: File name too long, 'a") and len(done.stderr) < 400
 
 
-def test_a_full_standard_output_is_one_line() -> None:
-    done = shell(LIST, ">/dev/full")
+REFUSES_EACH_TIME = """
+import io, os, sys
+from sparsebench.cli import run_cli
+
+class Full(io.StringIO):
+    def flush(self):
+        os.write(1, b"what was written before")
+
+sys.stdout, sys.argv = Full(), ["sparsebench", "list", "suites"]
+run_cli()
+"""
+
+
+@pytest.mark.parametrize("words", [LIST, [sys.executable, "-c", REFUSES_EACH_TIME]], ids=["once", "each time"])
+def test_a_full_standard_output_is_one_line(words: list[str]) -> None:
+    done = shell(words, ">/dev/full")
     assert done.returncode == 2
     assert done.stderr in {
         f"Error: {where}the system refuses: No space left on device\n" for where in ("", "standard output: ")
