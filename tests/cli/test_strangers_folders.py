@@ -24,6 +24,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     logging.getLogger().handlers = before
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of numbers that no cell has come to
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
@@ -39,6 +40,7 @@ def test_the_fuzzer_sees_what_acts() -> None:
     assert fuzz_folders.acts("output.text", "a\x1b[31m") and fuzz_folders.acts("output.text", "a\rb")
 
 
+@pytest.mark.slow
 def test_a_case_is_the_same_whenever_it_is_drawn(sound: Path) -> None:
     draw = [hostile_folders.Stranger(sound).case(random.Random(5))[:2] for _ in range(2)]
     for kind, files in draw:

@@ -87,7 +87,8 @@ def test_workers_of_one_run_take_turns_and_measure_the_same(tmp_path: Path) -> N
     assert found == expected
 
 
-@pytest.mark.parametrize(("waits", "timeout"), [(5.0, 600.0), pytest.param(35.0, 30.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("waits", "timeout"), [(5.0, 600.0), (35.0, 30.0)])
 def test_waiting_is_none_of_a_cells_seconds(tmp_path: Path, waits: float, timeout: float) -> None:
     jobs = jobs_of("theory:steps=10,test=10,tokens=20")
     limits = engine.Limits(timeout=timeout, exclusive=True)

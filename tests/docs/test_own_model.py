@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 PAGE = "docs/how-to/own-model.md"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's own parts to each other, in an export
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

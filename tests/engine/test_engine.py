@@ -208,6 +208,7 @@ def test_a_strategy_that_ends_its_process_costs_its_cell_and_no_other(
     assert {status[name] for name in ("dense", "random", "oracle", "anti_oracle", "prints")} == {"ok"}
 
 
+@pytest.mark.slow
 def test_one_worker_gives_what_this_process_gives_whatever_ran_before(
     ended: tuple[dict[str, list[Record]], Path], alone: dict[str, dict[str, Any]]
 ) -> None:
@@ -216,18 +217,21 @@ def test_one_worker_gives_what_this_process_gives_whatever_ran_before(
         assert what_was_measured(record) == alone[record.cell_id]
 
 
+@pytest.mark.slow
 def test_the_record_of_a_crash_names_the_signal(ended: tuple[dict[str, list[Record]], Path]) -> None:
     (record,) = ended[0]["segfaults"]
     assert record.failure is not None and "SIGSEGV" in record.failure.reason
     assert record.metrics == {} and record.seconds > 0
 
 
+@pytest.mark.slow
 def test_a_strategy_that_leaves_the_process_is_recorded_as_such(ended: tuple[dict[str, list[Record]], Path]) -> None:
     (record,) = ended[0]["leaves"]
     assert record.status in ("failed", "crashed")
     assert record.failure is not None and "3" in record.failure.reason and "SIG" not in record.failure.reason
 
 
+@pytest.mark.slow
 def test_what_a_strategy_prints_goes_to_the_log(ended: tuple[dict[str, list[Record]], Path]) -> None:
     log = (ended[1] / "logs" / "worker-0.log").read_text()
     assert "a line\nand another\n" in log and '{"not": "a record"}\n' in log
@@ -246,6 +250,7 @@ def test_a_cell_that_ends_its_process_costs_no_cell_that_went_with_it(
         assert what_was_measured(record) == what_was_measured(ended[0][name][0])
 
 
+@pytest.mark.slow
 def test_workers_are_gone_when_the_last_record_is_there(ended: tuple[dict[str, list[Record]], Path]) -> None:
     assert workers_of(ended[1]) == []
 

@@ -221,6 +221,7 @@ def command(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(line, capture_output=True, text=True, timeout=300, env=env)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_fetched_is_one_error_with_the_next_step(pictures: Path, tmp_path: Path) -> None:
     ask = ["--suite", "folder", "--task", TASK, "--model", f"timm:{ARCH}", "--images", f"folder:{pictures}"]
     done = command(*ask, "--pretrained", "--out", tmp_path / "out", cache=tmp_path)

@@ -74,6 +74,7 @@ def row_of(printed: str) -> dict[str, str]:
     return rows.get("other", {})
 
 
+@pytest.mark.slow
 def test_a_list_loads_others_plugins_once_until_they_change(site: Path) -> None:
     first, loaded = run(site, "list", "--json")
     assert loaded and row_of(first) | {"needs": ""} == {

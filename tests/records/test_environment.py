@@ -20,6 +20,7 @@ def described(**variables: str) -> dict[str, str]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_the_environment_names_what_libraries_compute_with_and_no_numbers_of_threads() -> None:
     usual = described()
     assert usual["capability"] == torch.backends.cpu.get_cpu_capability()

@@ -27,7 +27,14 @@ def named(sample, limit=60.0):
             "segfaults", 60.0, "acts_without_error", "crashed", "it was ended by SIGSEGV", marks=pytest.mark.slow
         ),
         ("exits", 60.0, "acts_without_error", "crashed", "it left the process with 0"),
-        ("sleeps", 3.0, "acts_without_error", "timeout", "it took more than 3 s and was ended"),
+        pytest.param(
+            "sleeps",
+            3.0,
+            "acts_without_error",
+            "timeout",
+            "it took more than 3 s and was ended",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("allocates", 20.0, "acts_without_error", "failed", "ran out of memory", marks=pytest.mark.slow),
         ("import_error", 60.0, "loads", "failed", "a_module_that_is_nowhere"),
     ],
