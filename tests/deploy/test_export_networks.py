@@ -67,6 +67,7 @@ def test_a_program_of_torch_export_gives_the_same(name, tmp_path):
 def test_what_is_listed_of_files_is_what_is_tested_here():
     answers = {cls.name: exportable(cls) for cls in FIXED}
     assert set(answers.values()) == {"yes"}
+    assert answers.keys() >= ONNX | PROGRAMS
     assert {exportable(Registry().strategy(name).cls) for name in ("ats", "oracle")} == {"no"}
     assert exportable(type("Mine", (FIXED[0],), {"__module__": "mine"})) == "?"
 

@@ -35,8 +35,9 @@ def test_a_model_of_a_folder_has_its_weights_its_size_and_its_normalisation(fold
     model, x = named_model(f"timm:local-dir:{path}", None), torch.randn(2, 3, 64, 64)
     assert torch.equal(model(x), saved(x))
     assert model.pretrained_cfg["mean"] == (0.1, 0.2, 0.3) or model.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
-    sparse = sparsebench.apply(model, "tome", macs=0.8)
-    assert sparse(x).shape == (2, 7) and sparse.macs_ratio < 0.9
+    with pytest.warns(UserWarning, match="the nearest it can"):  # half of the tokens at most leave a block
+        sparse = sparsebench.apply(model, "tome", macs=0.7)
+    assert sparse(x).shape == (2, 7) and sparse.macs_ratio < 0.8
 
 
 @torch.no_grad()
