@@ -3,8 +3,8 @@
     pip install '.[test]' cosmic-ray
     python benchmarks/mutants.py --out mutants.jsonl --write benchmarks/mutants.md
 
-cosmic-ray makes the mutants. A place in the code is drawn first and one of its mutants next, so that operators with many
-replacements do not count more. Annotations are left out, as changing one changes nothing. The file --out has a line a
+cosmic-ray makes the mutants. A place in the code is drawn first and one of its mutants next, so that operators with
+many replacements do not count more. Annotations are left out, as changing one changes nothing. The file --out has a line a
 mutant; the same command goes on where it was stopped.
 """
 
