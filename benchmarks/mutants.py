@@ -4,8 +4,8 @@
     python benchmarks/mutants.py --out mutants.jsonl --write benchmarks/mutants.md
 
 cosmic-ray makes the mutants. A place in the code is drawn first and one of its mutants next, so that operators with
-many replacements do not count more. Annotations are left out, as changing one changes nothing. The file --out has a line a
-mutant; the same command goes on where it was stopped.
+many replacements do not count more. Annotations are left out, as changing one changes nothing. The file of --out has a
+line for each mutant; the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
