@@ -162,7 +162,8 @@ def apply(
 
     The weights are the model's own, by the same names; training the sparse network trains the model. The model is not
     changed. Plans are checked in full at the first call with inputs of a shape. An adaptive strategy takes the budget's
-    counts as they are: they are not calibrated on pictures, as a run's are.
+    counts as they are: they are not calibrated on pictures, as a run's are. One whose published words name no budget,
+    as `a_vit:beta=-75`, needs none: any number of tokens may stay.
 
     Args:
         model: a timm VisionTransformer, with weights of 32 or 64 bits.

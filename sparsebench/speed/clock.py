@@ -65,9 +65,9 @@ def measure(
 
 
 def _sparse(model: nn.Module, words: str) -> SparseModel:
-    """Return a copy of the network with a strategy; what it would learn from images does not change its time."""
-    fits = understand(words, {}).strategy.fits()
-    return apply(copy.deepcopy(model), words, learned=RANDOM if fits else None)
+    """Return a copy of the network with a strategy; what that learns is random, and the tokens that stay count."""
+    strategy = understand(words, {}).strategy
+    return apply(copy.deepcopy(model), words, learned=RANDOM if strategy.trained or strategy.fits() else None)
 
 
 def _check(batches: Sequence[int], modes: Sequence[str], precisions: Sequence[str], rounds: int) -> None:
