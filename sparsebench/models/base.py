@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -97,6 +97,10 @@ class Model(BaseModel):
 
     def check(self, task: Task) -> None:
         """Raise UserError if the model cannot be built for that task."""
+
+    def with_weights(self, locations: Locations) -> Self:
+        """Return the model with what the trained weights that it starts from say of it, if they are at a location."""
+        return self
 
     def cut(self) -> Mapping[str, Any]:
         """Return how its trained weights want pictures: canvas, crop, resize, filter; less where it does not say."""
