@@ -126,8 +126,13 @@ class Model(BaseModel):
         """Return the network for that data with the initial weights of that repetition."""
         raise NotImplementedError(f"model '{self.name}' must define build(data, repetition)")
 
-    def check_weights(self, task: Task, locations: Locations) -> None:
-        """Raise UserError if trained weights that it starts from are not to be had, or do not fit it and the task."""
+    def check_weights(self, task: Task, locations: Locations) -> str:
+        """Return a line on what trained weights that it starts from become for the task, or "".
+
+        Raises:
+            UserError: they are not to be had, or do not fit it and the task.
+        """
+        return ""
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """Put the trained weights that it starts from into the built network, and say which they are.

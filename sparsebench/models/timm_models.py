@@ -94,6 +94,12 @@ def classes_of(name: str) -> int:
     return 1000 if cfg is None else cfg.num_classes
 
 
+def size_of(name: str) -> tuple[int, int]:
+    """Return (height, width) in pixels of the images that timm has a name for; 224 where it does not say."""
+    cfg = _cfg(name)
+    return (224, 224) if cfg is None else tuple(cfg.input_size[1:])
+
+
 def cut_of(name: str) -> dict[str, Any]:
     """Return how timm cuts test pictures for the weights it has under a name: canvas, crop, resize and filter.
 
@@ -162,10 +168,11 @@ def made_for(name: str, path: Path, key: str = "") -> MadeFor:
         path, key: the file, see `read_weights`.
 
     Raises:
+        UserError: it is not known how the position embeddings are arranged.
         UserError, UnsupportedError: as `named_vit` and `read_weights`.
     """
     with torch.device("meta"):
-        vit = named_vit(name, cut_of(name).get("canvas", 224), 1)
+        vit = named_vit(name, size_of(name), 1)
     expected, embed = vit.state_dict(), vit.patch_embed
     vit.pos_embed = None  # else timm resamples what the file has
     state = _by_names_of(vit, read_weights(path, key).state, expected)
@@ -181,7 +188,10 @@ def made_for(name: str, path: Path, key: str = "") -> MadeFor:
     if grid[0] * grid[1] != tokens:
         grid = (isqrt(max(tokens, 0)),) * 2
     if not grid[0] * grid[1] == tokens > 0:
-        return made
+        raise UserError(
+            f"{path.name} has {tokens} position embeddings, which make no square and are not as many as '{name}' has",
+            next_step="name the model they were made with",
+        )
     return made._replace(size=(grid[0] * embed.patch_size[0], grid[1] * embed.patch_size[1]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -22,8 +21,6 @@ from sparsebench.tasks.base import Data, Inputs, Locations, Task
 
 if TYPE_CHECKING:
     from sparsebench.models.timm_models import MadeFor
-
-log = logging.getLogger(__name__)
 
 MLP_RATIO = 4
 """Neurons of a block's MLP over its width, in timm's VisionTransformer unless told otherwise."""
@@ -201,7 +198,7 @@ class Timm(_Deep):
         canvas = None if self._made is None else self._made.canvas
         return cut_of(self.arch) | ({} if canvas is None else {"canvas": canvas})
 
-    def check_weights(self, task: Task, locations: Locations) -> None:
+    def check_weights(self, task: Task, locations: Locations) -> str:
         """See `Model.check_weights`. What timm has to fetch is fetched here, once for all cells."""
         from sparsebench.models.timm_models import check_head, cut_of, match_weights, named_vit
 
@@ -216,11 +213,10 @@ class Timm(_Deep):
             if not task.trains:
                 check_head(vit, whose)
             named_vit(self.arch, canvas, vit.num_classes, channels=self.in_chans, pretrained=True)
-        if (self.weights or self.pretrained) and size != (canvas, canvas) and vit.pos_embed is not None:
-            log.warning(
-                "%s is made for %d x %d pixels, and the task has %d x %d: its position embeddings are resampled",
-                whose, *size, canvas, canvas,
-            )  # fmt: skip
+        if not (self.weights or self.pretrained) or size == (canvas, canvas) or vit.pos_embed is None:
+            return ""
+        made = f"{whose} is made for {size[0]} x {size[1]} pixels, and task '{task.name}' has {canvas} x {canvas}"
+        return f"{made}: its position embeddings are resampled"
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """See `Model.start`. What timm fetches is in the built network already."""

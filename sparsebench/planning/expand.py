@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,8 @@ from sparsebench.records.cell import Cell, Part, Track, Where
 from sparsebench.spec import fill, label, parse
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Locations, Task, check_items
+
+log = logging.getLogger(__name__)
 
 WEIGHTS_SEED = 0
 NOWHERE: Locations = {}
@@ -55,9 +58,12 @@ def expand(request: Request, registry: Registry, locations: Locations = NOWHERE)
     suite = load(request.suite)
     settings = list(_settings(suite, request, registry, locations))
     _check_pictures(suite, request, [setting.task for setting in settings])
+    said: dict[str, None] = {}
     for setting in {repr((s.task, s.model)): s for s in settings}.values():
-        setting.model.check_weights(setting.task, locations)
+        said[setting.model.check_weights(setting.task, locations)] = None
         check_items(setting.task, getattr(setting.task, "test", 0))
+    for line in filter(None, said):
+        log.warning("%s", line)
     jobs: dict[str, Job] = {}
     for repetition in range(max(setting.seeds for setting in settings)):
         for setting in settings:
