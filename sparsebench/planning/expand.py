@@ -58,12 +58,7 @@ def expand(request: Request, registry: Registry, locations: Locations = NOWHERE)
     suite = load(request.suite)
     settings = list(_settings(suite, request, registry, locations))
     _check_pictures(suite, request, [setting.task for setting in settings])
-    said: dict[str, None] = {}
-    for setting in {repr((s.task, s.model)): s for s in settings}.values():
-        said[setting.model.check_weights(setting.task, locations)] = None
-        check_items(setting.task, getattr(setting.task, "test", 0))
-    for line in filter(None, said):
-        log.warning("%s", line)
+    _check_weights({repr((one.task, one.model)): one for one in settings}.values(), locations)
     jobs: dict[str, Job] = {}
     for repetition in range(max(setting.seeds for setting in settings)):
         for setting in settings:
@@ -74,6 +69,16 @@ def expand(request: Request, registry: Registry, locations: Locations = NOWHERE)
                     for job in _jobs(setting, contender, n_train, repetition, registry):
                         jobs[job.cell.id] = _both(jobs.get(job.cell.id, job), job)
     return sorted(jobs.values(), key=lambda job: job.order)
+
+
+def _check_weights(settings: Iterable[_Setting], locations: Locations) -> None:
+    """Raise UserError if trained weights do not fit, or there are too many items; say what becomes of weights."""
+    said: dict[str, None] = {}
+    for setting in settings:
+        said[setting.model.check_weights(setting.task, locations)] = None
+        check_items(setting.task, getattr(setting.task, "test", 0))
+    for line in filter(None, said):
+        log.warning("%s", line)
 
 
 def _check_pictures(suite: Suite, request: Request, tasks: Iterable[Task]) -> None:
