@@ -198,6 +198,14 @@ class Timm(_Deep):
         canvas = None if self._made is None else self._made.canvas
         return cut_of(self.arch) | ({} if canvas is None else {"canvas": canvas})
 
+    def classes(self, locations: Locations) -> int | None:
+        """See `Model.classes`; of a file's weights only after `with_weights`."""
+        from sparsebench.models.timm_models import classes_of
+
+        if self.weights:
+            return None if self._made is None else self._made.classes
+        return (classes_of(self.arch) or None) if self.pretrained else None
+
     def check_weights(self, task: Task, locations: Locations) -> str:
         """See `Model.check_weights`. What timm has to fetch is fetched here, once for all cells."""
         from sparsebench.models.timm_models import check_head, cut_of, match_weights, named_vit

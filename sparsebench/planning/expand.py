@@ -388,15 +388,16 @@ def _starts(task: Task, request: Request) -> Iterator[dict[str, Any]]:
 
 
 def _check_alike(task: Task, models: list[Model], locations: Locations) -> None:
-    """Raise UserError if trained weights, which are networks of one board, are made for different pictures."""
+    """Raise UserError if trained weights, which are networks of one board, are made for different data."""
     about: dict[str, str] = {}
     for model in models:
         if (name := getattr(model, "weights", "")) in locations:
             side, channels = getattr(task.with_cut(model.cut()), "canvas", "?"), getattr(model, "in_chans", "?")
-            about.setdefault(f"{side} x {side} pixels of {channels} channels", locations[name].name)
+            made = f"{side} x {side} pixels of {channels} channels, {model.classes(locations) or 'no'} classes"
+            about.setdefault(made, locations[name].name)
     if len(about) > 1:
         raise UserError(
-            "networks that are compared take the same pictures",
+            "networks of one board take the same pictures and know the same classes",
             got="; ".join(f"{file} is made for {pixels}" for pixels, file in about.items()),
             next_step=f"give each a run of its own, or say one size for all with --task {task.name}:canvas=SIDE",
         )
