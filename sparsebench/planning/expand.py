@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -58,7 +59,7 @@ def expand(request: Request, registry: Registry, locations: Locations = NOWHERE)
     suite = load(request.suite)
     settings = list(_settings(suite, request, registry, locations))
     _check_pictures(suite, request, [setting.task for setting in settings])
-    _check_weights({repr((one.task, one.model)): one for one in settings}.values(), locations)
+    _check_weights(list({repr((one.task, one.model)): one for one in settings}.values()), locations)
     jobs: dict[str, Job] = {}
     for repetition in range(max(setting.seeds for setting in settings)):
         for setting in settings:
@@ -71,14 +72,30 @@ def expand(request: Request, registry: Registry, locations: Locations = NOWHERE)
     return sorted(jobs.values(), key=lambda job: job.order)
 
 
-def _check_weights(settings: Iterable[_Setting], locations: Locations) -> None:
-    """Raise UserError if trained weights do not fit, or there are too many items; say what becomes of weights."""
+def _check_weights(settings: Collection[_Setting], locations: Locations) -> None:
+    """Say what becomes of trained weights for the tasks.
+
+    Raises:
+        UserError: weights do not fit, or are made for other data than others beside them, or there are too many items.
+    """
     said: dict[str, None] = {}
     for setting in settings:
         said[setting.model.check_weights(setting.task, locations)] = None
         check_items(setting.task, getattr(setting.task, "test", 0))
     for line in filter(None, said):
         log.warning("%s", line)
+    made: defaultdict[str, set[str]] = defaultdict(set)
+    for task, model in ((setting.task, setting.model) for setting in settings):
+        if (name := getattr(model, "weights", "")) in locations:
+            side, channels = getattr(task, "canvas", "?"), getattr(model, "in_chans", "?")
+            made[name].add(f"{side} x {side} pixels of {channels} channels and {model.classes(locations)} classes")
+    for name, wanted in made.items():
+        if wanted != (usual := next(iter(made.values()))):
+            raise UserError(
+                "networks of one board take the same pictures and know the same classes",
+                got=f"{locations[next(iter(made))].name} for {min(usual)}, {locations[name].name} for {min(wanted)}",
+                next_step="give each a run of its own, or say one size for all with canvas=SIDE of the task",
+            )
 
 
 def _check_pictures(suite: Suite, request: Request, tasks: Iterable[Task]) -> None:
@@ -232,9 +249,8 @@ def _settings(suite: Suite, request: Request, registry: Registry, locations: Loc
             known = {} if trained is None else trained.params
             _check_changed(entry, varied | params, registry)
             task = _task(entry.name, known | varied | params, request, registry)
-            models = [one.with_weights(locations) for one in _models(task, trained or entry, request, registry)]
-            _check_alike(task, models, locations)
-            for model in models:
+            for one in _models(task, trained or entry, request, registry):
+                model = one.with_weights(locations)
                 fitted = task.with_cut(model.cut())
                 model.check(fitted)
                 seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
@@ -385,22 +401,6 @@ def _starts(task: Task, request: Request) -> Iterator[dict[str, Any]]:
         )  # fmt: skip
     key = {"weights_key": request.weights_key} if request.weights_key else {}
     yield from (fetched | {"weights": name} | key for name in request.weights)
-
-
-def _check_alike(task: Task, models: list[Model], locations: Locations) -> None:
-    """Raise UserError if trained weights, which are networks of one board, are made for different data."""
-    about: dict[str, str] = {}
-    for model in models:
-        if (name := getattr(model, "weights", "")) in locations:
-            side, channels = getattr(task.with_cut(model.cut()), "canvas", "?"), getattr(model, "in_chans", "?")
-            made = f"{side} x {side} pixels of {channels} channels, {model.classes(locations) or 'no'} classes"
-            about.setdefault(made, locations[name].name)
-    if len(about) > 1:
-        raise UserError(
-            "networks of one board take the same pictures and know the same classes",
-            got="; ".join(f"{file} is made for {pixels}" for pixels, file in about.items()),
-            next_step=f"give each a run of its own, or say one size for all with --task {task.name}:canvas=SIDE",
-        )
 
 
 def _model(cls: type[Model], params: dict[str, Any]) -> Model:
