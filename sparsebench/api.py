@@ -170,12 +170,12 @@ def apply(
         strategy: the words of `--plugin`, or a strategy of one's own, the class or an instance.
         learned: what the strategy learned, of one that must be trained or looks at images first: a .safetensors file
             with weights named `strategy.*`, as `sparse.state_dict()` has them; "random" to begin a training.
-        images: (n, 3, height, width) training pictures, normalised as for the model, for a strategy that looks at some
-            before it acts.
+        images: (n, channels, height, width) training pictures, normalised as for the model, for a strategy that looks
+            at some before it acts.
         labels: (n,) int64 class numbers of these, for one that needs them.
         seed: of its random numbers, which belong to the place of a picture in its batch.
-        mean: what its pixels are normalised with, for strategies that look at them; by default what
-            `model.pretrained_cfg` says, else 0.5.
+        mean: what its pixels are normalised with, for strategies that look at them, one number or one a channel; by
+            default what `model.pretrained_cfg` says, the mean of that for a network of other channels, else 0.5.
         std: as `mean`.
         options: its budget and parameters by name, such as macs=0.5, disposal="merge".
 

@@ -56,6 +56,7 @@ def apply(
             mean=cfg.get("mean", 0.5) if mean is None else mean,
             std=cfg.get("std", 0.5) if std is None else std,
         )
+        _check_pixels(network.channels, mean=mean, std=std)
         _check_strategy(asked.strategy, learned, images, labels)
         _check_needs(asked.strategy, network)
         if asked.budget is None:
@@ -104,6 +105,16 @@ def _check_model(model: Any) -> None:
             got=wrong[0].removeprefix("torch."), allowed="float32 or float64",
             next_step="call model.float(), and torch.autocast around what you compute",
         )  # fmt: skip
+
+
+def _check_pixels(channels: int, **given: float | Sequence[float] | None) -> None:
+    """Raise UserError unless the mean and std that a user gives are one number, or one a channel."""
+    for name, values in given.items():
+        if isinstance(values, Sequence) and len(values) not in (1, channels):
+            raise UserError(
+                f"{name}, which pixels are normalised with", got=f"{len(values)} numbers",
+                allowed=" or ".join(map(str, sorted({1, channels}))) + ", one a channel",
+            )  # fmt: skip
 
 
 def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsebench import sources
+from sparsebench.errors import UserError
 from sparsebench.planning import weights
 from sparsebench.planning.expand import ImageUse
 from sparsebench.planning.job import Job
@@ -35,12 +36,14 @@ def locate(files: Files, uses: Sequence[ImageUse] = ("images",)) -> tuple[dict[s
     specs: dict[str, str | None] = dict.fromkeys(uses, files.images)
     specs |= {"backgrounds": files.backgrounds, "pretrain_images": files.pretrain_images}
     places = {use: _once(files, use, spec) for use, spec in specs.items() if spec is not None}
-    if files.weights is not None:
-        if "weights" not in files.located:
-            files.located["weights"] = weights.locate(files.weights)
-        places["weights"] = files.located["weights"]
-    names = {parameter: name for parameter, (name, _) in places.items()}
-    return names, {name: place for name, place in places.values() if place is not None}
+    if files.weights_key and not files.weights:
+        raise UserError("--weights-key is of a file of weights", next_step="give --weights, or leave it out")
+    if files.weights and not files.networks_located:
+        files.networks_located.update(weights.locate_all(files.weights, files.weights_key or ""))
+    names: dict[str, Any] = {parameter: name for parameter, (name, _) in places.items()}
+    if files.weights:
+        names |= {"weights": tuple(files.networks_located), "weights_key": files.weights_key or ""}
+    return names, {name: place for name, place in places.values() if place is not None} | files.networks_located
 
 
 def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:

@@ -18,9 +18,10 @@ from sparsebench.planning.networks import Networks
 from sparsebench.planning.request import Files, Request, Rerun
 from sparsebench.planning.shard import Shard
 from sparsebench.planning.suite import Suite, load
+from sparsebench.planning.weights import file_names
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
-from sparsebench.records.manifests import Asked, Described, how_of, setting_of
+from sparsebench.records.manifests import Asked, Described, Given, how_of, setting_of
 from sparsebench.records.record import ANSWERS, Head, Past
 
 HISTORY = 10_000
@@ -145,6 +146,12 @@ def keep_metrics(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
         with suppress(UserError):  # in a file that the workers load
             for kind in registry.task(name).metrics:
                 store.keep(out / manifests.METRICS, asdict(kind))
+
+
+def keep_files(out: Path, locations: Mapping[str, Path]) -> None:
+    """Write what the files of trained weights are called, unless it is there."""
+    for name, file in file_names(locations).items():
+        store.keep(out / manifests.FILES, Given(name=name, file=file).model_dump(mode="json"))
 
 
 def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
