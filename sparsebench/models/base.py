@@ -122,6 +122,10 @@ class Model(BaseModel):
         """Return the network for that data with the initial weights of that repetition."""
         raise NotImplementedError(f"model '{self.name}' must define build(data, repetition)")
 
+    def classes(self, locations: Locations) -> int | None:
+        """Return how many classes the head of its trained weights has, or None where there is none or nothing says."""
+        return None
+
     def check_weights(self, task: Task, locations: Locations) -> None:
         """Raise UserError if trained weights that it starts from are not to be had, or do not fit it and the task."""
 

@@ -85,6 +85,12 @@ def classes_of(name: str) -> int:
     return 1000 if cfg is None else cfg.num_classes
 
 
+def classes_in(path: Path) -> int | None:
+    """Return how many classes the head has of a file of weights, or None where it has none; see `read_weights`."""
+    given = read_weights(path)
+    return next((len(given[f"{head}weight"]) for head in HEADS if f"{head}weight" in given), None)
+
+
 def cut_of(name: str) -> dict[str, Any]:
     """Return how timm cuts test pictures for the weights it has under a name: canvas, crop, resize and filter.
 

@@ -165,6 +165,14 @@ class Timm(_Deep):
 
         return cut_of(self.arch)
 
+    def classes(self, locations: Locations) -> int | None:
+        """See `Model.classes`."""
+        from sparsebench.models.timm_models import classes_in, classes_of
+
+        if self.weights:
+            return classes_in(self._file(locations))
+        return (classes_of(self.arch) or None) if self.pretrained else None
+
     def check_weights(self, task: Task, locations: Locations) -> None:
         """See `Model.check_weights`. What timm has to fetch is fetched here, once for all cells."""
         from sparsebench.models.timm_models import check_head, match_weights, named_vit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sparsebench.budget import FULL
@@ -20,10 +21,9 @@ from sparsebench.plugin.registry import Found, Registry
 from sparsebench.records.cell import Cell, Part, Track, Where
 from sparsebench.spec import fill, label, parse
 from sparsebench.strategy import Strategy
-from sparsebench.tasks.base import Locations, Task, check_items
+from sparsebench.tasks.base import Task, check_items
 
 WEIGHTS_SEED = 0
-NOWHERE: Locations = {}
 ImageUse = Literal["images", "tested_images"]
 """The field of a request with the images of tasks that train, and of those that do not."""
 
@@ -41,18 +41,20 @@ def _image_use(task: type[Task]) -> ImageUse:
     return "images" if task.trains else "tested_images"
 
 
-def expand(request: Request, registry: Registry, locations: Locations = NOWHERE) -> list[Job]:
+def expand(request: Request, registry: Registry, locations: dict[str, Path] | None = None) -> list[Job]:
     """Return the jobs of a request: initial models first, then repetition by repetition.
 
     In that order the work left is always like the work done, and every strategy has a number after the first
-    repetition. What lies at the locations is looked at only to say whether trained weights fit.
+    repetition. What lies at the locations is looked at only to say whether trained weights fit, and which class of
+    their head is which; the files that tasks name are added to them.
     """
+    locations = {} if locations is None else locations
     if request.where not in get_args(Where):
         raise UserError("where", got=f"'{request.where}'", allowed=get_args(Where))
     if request.seeds is not None and request.seeds < 1:
         raise UserError("--seeds", got=request.seeds, allowed="1 or more")
     suite = load(request.suite)
-    settings = list(_settings(suite, request, registry))
+    settings = list(_settings(suite, request, registry, locations))
     _check_pictures(suite, request, [setting.task for setting in settings])
     for setting in {repr((s.task, s.model)): s for s in settings}.values():
         setting.model.check_weights(setting.task, locations)
@@ -208,7 +210,7 @@ class _Setting:
         return Part.of(self.task), Part.of(self.model)
 
 
-def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_Setting]:
+def _settings(suite: Suite, request: Request, registry: Registry, locations: dict[str, Path]) -> Iterator[_Setting]:
     """Yield every task with its model and strategies: the suite's, or those of the request."""
     if any(n < 1 for n in request.n_train):
         raise UserError("--n-train", got=list(request.n_train), allowed="1 or more")
@@ -219,10 +221,13 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
         for varied in entry.task_params():
             known = {} if trained is None else trained.params
             _check_changed(entry, varied | params, registry)
-            task = _task(entry.name, known | varied | params, request, registry)
+            task, places = _task(entry.name, known | varied | params, request, registry).located()
+            locations |= places
             for model in _models(task, trained or entry, request, registry):
                 fitted = task.with_cut(model.cut())
                 model.check(fitted)
+                if not task.trains:
+                    fitted = fitted.with_classes(model.classes(locations), locations)
                 seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
                 cost = known_cost(fitted, model)
                 placed = tuple(
