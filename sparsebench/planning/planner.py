@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import get_args
@@ -12,7 +12,7 @@ from typing import get_args
 from sparsebench.errors import UserError
 from sparsebench.planning.expand import expand, image_uses
 from sparsebench.planning.expected import Expected
-from sparsebench.planning.files import locate, places_of
+from sparsebench.planning.files import left_out, locate, places_of
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
 from sparsebench.planning.request import Files, Request, Rerun
@@ -39,6 +39,7 @@ class Plan:
         expected: what the cells are expected to take.
         suite: the request's; None where the jobs are only some of what it asks for.
         anew: whether trainings that were cut short start again from their beginning.
+        left_out: what was left out of folders of pictures, in one line by their names.
     """
 
     jobs: list[Job]
@@ -49,6 +50,7 @@ class Plan:
     expected: Expected
     suite: Suite | None
     anew: bool = False
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def apart(self) -> str:
@@ -91,7 +93,7 @@ def plan(
     jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo, locations) | networks.places({job.after for job in todo} - {""})
     ordered, suite = expected.longest_first(todo), load(request.suite)
-    return Plan(jobs, ordered, places, whole, known, expected, suite, anew=rerun == "always")
+    return Plan(jobs, ordered, places, whole, known, expected, suite, rerun == "always", left_out(files))
 
 
 def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
@@ -152,6 +154,12 @@ def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
     settings = {setting_of(job.cell) for job in jobs if job.asked}
     asked = Asked(name=suite.name, version=suite.version, settings=tuple(sorted(settings)))
     store.keep(out / manifests.SUITES, asked.model_dump(mode="json"))
+
+
+def keep_left_out(out: Path, left: Mapping[str, str]) -> None:
+    """Write what was left out of folders of pictures, unless it is there."""
+    for name, line in left.items():
+        store.keep(out / manifests.PICTURES, manifests.Folder(name=name, left_out=line).model_dump(mode="json"))
 
 
 def apart(cells: int, tests: int) -> str:

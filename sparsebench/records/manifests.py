@@ -3,6 +3,7 @@
 OUT/strategies/<hash>.json      one for each source of a strategy
 OUT/suites/<hash>.json          one for each suite, as it was asked for
 OUT/metrics/<hash>.json         one for each metric that a task declares, see `MetricKind`
+OUT/pictures/<hash>.json        one for each folder of pictures of which something was left out
 
 Each file is named after what it says, and no record hangs on it.
 """
@@ -20,7 +21,7 @@ from sparsebench.records import files
 from sparsebench.records.cell import Cell, digest
 from sparsebench.strategy import Kind, Site, Strategy
 
-STRATEGIES, SUITES, METRICS = "strategies", "suites", "metrics"
+STRATEGIES, SUITES, METRICS, PICTURES = "strategies", "suites", "metrics", "pictures"
 DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
 """How tokens are disposed of, by the disposals."""
 _DISPOSAL = re.compile(rf"[(\s]disposal=({'|'.join(DISPOSED)})[,)]")
@@ -66,7 +67,14 @@ class Asked(_Model):
         return digest(self.model_dump(mode="json"))
 
 
-T = TypeVar("T", Described, Asked)
+class Folder(_Model):
+    """A folder of pictures, by the name that cells have for it, and what was left out of it, in one line."""
+
+    name: str
+    left_out: str
+
+
+T = TypeVar("T", Described, Asked, Folder)
 
 
 def setting_of(cell: Cell) -> str:
@@ -98,6 +106,11 @@ def strategies(out: Path) -> dict[tuple[str, str], Described]:
 def suites(out: Path) -> list[Asked]:
     """Return the suites that a run's folder answers, by name and version."""
     return sorted(_read(out / SUITES, Asked), key=lambda asked: (asked.name, asked.version, asked.settings))
+
+
+def folders(out: Path) -> list[Folder]:
+    """Return the folders of pictures of which something was left out, by name and what that was."""
+    return sorted(_read(out / PICTURES, Folder), key=lambda one: (one.name, one.left_out))
 
 
 def _read(folder: Path, kind: type[T]) -> Iterator[T]:

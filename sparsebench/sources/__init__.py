@@ -5,7 +5,7 @@ from sparsebench.sources.files import contents_of, fingerprint, read_rgb, read_s
 from sparsebench.sources.known import CIFAR10, CLASSES, DIGITS, OWN_TASK, PHOTOS
 from sparsebench.sources.labelled import Labelled, labelled_pictures, squares_of
 from sparsebench.sources.listing import classes_in, left_out, listing, pictures_in
-from sparsebench.sources.locate import locate_backgrounds, locate_images
+from sparsebench.sources.locate import left_out_of, locate_backgrounds, locate_images
 from sparsebench.sources.scenes import Backgrounds, Photos, Pictures, backgrounds
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "foregrounds",
     "labelled_pictures",
     "left_out",
+    "left_out_of",
     "listing",
     "locate_backgrounds",
     "locate_images",

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from sparsebench.errors import UserError
 from sparsebench.sources import official
-from sparsebench.sources.classes import FOLDER
+from sparsebench.sources.classes import FOLDER, in_a_class
 from sparsebench.sources.files import fingerprint, fingerprint_of
 from sparsebench.sources.known import DIGITS, KNOWN, PHOTOS, names_for
 from sparsebench.sources.labelled import DEFAULTS, layout_of, read, tables
-from sparsebench.sources.listing import classes_in
+from sparsebench.sources.listing import classes_in, left_out
 from sparsebench.sources.scenes import ARRAY, read_array
 from sparsebench.sources.scenes import FOLDER as SCENES
 
@@ -70,6 +70,14 @@ def locate_backgrounds(spec: str, data_root: Path | None = None, download: bool 
         allowed = f"{', '.join(names_for('backgrounds'))}, a folder of pictures or an .npz file"
         raise UserError(f"--backgrounds: {path} is not a folder", allowed=allowed)
     return f"{SCENES}-{fingerprint(path)}", path
+
+
+def left_out_of(name: str, root: Path) -> str:
+    """Return in one line what was left out of located pictures, or ""; of others than own folders nothing is."""
+    kind = name.partition("-")[0]
+    if kind not in (FOLDER, SCENES) or not root.is_dir():
+        return ""
+    return left_out(root, in_a_class if kind == FOLDER else lambda name: True)
 
 
 def _locate_labelled(root: Path, kind: str) -> tuple[str, Path]:
