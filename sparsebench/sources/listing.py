@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ SYSTEM = frozenset(
 SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
 MOST_LINKS = 100
 """Ways in which links may lead to one folder of pictures."""
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 UNSAID = "hidden files that are no pictures"
 SHOWN = 3
 """Names that are said of many."""
@@ -116,14 +118,26 @@ def _is_picture(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in suffixes()
 
 
+def is_folder(path: Path) -> bool:
+    """Say whether there is a folder; UserError where that cannot be seen."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return False
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str | Path, error: OSError) -> UserError:
+    return UserError(f"{path} cannot be read: {error.strerror}", next_step="mend its permissions, or remove it")
+
+
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
     except OSError as error:
-        raise UserError(
-            f"{folder} cannot be read: {error.strerror}", next_step="mend its permissions, or remove it"
-        ) from error
+        raise _unreadable(folder, error) from error
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
@@ -133,11 +147,9 @@ def _kind(entry: os.DirEntry[str]) -> str:
             entry.stat()
         return "folder" if entry.is_dir() else "file" if entry.is_file() else "other"
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
+        if error.errno in NOT_THERE:
             return "nothing"
-        raise UserError(
-            f"{entry.path} cannot be read: {error.strerror}", next_step="mend its permissions, or remove it"
-        ) from error
+        raise _unreadable(entry.path, error) from error
 
 
 def names_in(root: Path) -> list[str]:
@@ -150,54 +162,27 @@ def pictures_in(root: Path) -> list[Path]:
     return [root / name for name in names_in(root)]
 
 
-def classes_in(root: Path, least: str) -> dict[str, list[str]]:
-    """Return the pictures in each class folder of a folder, as paths in that; classes are sorted by their names.
-
-    Pictures in folders of a class folder are of the class.
+def class_folders(root: Path, wanted: str) -> list[str]:
+    """Return the names of the class folders of a folder, sorted.
 
     Args:
         root: the folder.
-        least: the layout that is wanted, for an error.
+        wanted: the layout that it should have, for an error.
 
     Raises:
-        UserError: there are fewer than two classes, one has no pictures, the same one is there twice by links, two
-            names look the same; the folder holds splits and no classes, or cannot be read.
+        UserError: there are fewer than two, two look the same, or the folder holds splits and no classes.
     """
-    found = listing(root)
-    classes: dict[str, list[str]] = {
-        entry.name: []
-        for entry in sorted(_entries(root), key=lambda entry: entry.name)
-        if _kind(entry) == "folder" and not entry.name.startswith(".") and entry.name.lower() not in SYSTEM
-    }
-    if classes and SPLITS.issuperset(map(str.lower, classes)):
+    entries = [entry for entry in _entries(root) if not entry.name.startswith(".") and entry.name.lower() not in SYSTEM]
+    names = sorted(entry.name for entry in entries if _kind(entry) == "folder")
+    if names and SPLITS.issuperset(map(str.lower, names)):
         raise UserError(
-            f"{root} holds splits and no classes", got=list(classes), allowed=least,
-            next_step=f"name the folder of the classes, as in {root / next(iter(classes))}",
+            f"{root} holds splits and no classes", got=names, allowed=wanted,
+            next_step=f"name the folder of the classes, as in {root / names[0]}",
         )  # fmt: skip
-    if len(classes) < 2:
-        loose = sum("/" not in name for name in found.names)
+    if len(names) < 2:
+        loose = sum(_kind(entry) == "file" and _is_picture(entry.name) for entry in entries)
         beside = f" and {loose} pictures in no class folder" if loose else ""
-        raise UserError(f"{root}: too few classes", got=f"{list(classes)}{beside}", allowed=f"2 or more: {least}")
-    for name in found.names:
-        if "/" in name and (label := name.partition("/")[0]) in classes:
-            classes[label].append(name)
-    if empty := [name for name, pictures in classes.items() if not pictures]:
-        more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
-        raise UserError(
-            f"{root / empty[0]} holds no pictures{more}", allowed=f"at least one in each class: {_endings()}",
-            next_step="remove it if it is no class",
-        )  # fmt: skip
-    _check_names(root, list(classes))
-    _check_links(root, found)
-    return classes
-
-
-def _endings() -> str:
-    return ", ".join(sorted(suffixes()))
-
-
-def _check_names(root: Path, names: Sequence[str]) -> None:
-    """Raise UserError for two names that differ in nothing that can be seen."""
+        raise UserError(f"{root}: too few classes", got=f"{names}{beside}", allowed=f"2 or more: {wanted}")
     alike: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         alike[unicodedata.normalize("NFC", name)].append(name)
@@ -206,6 +191,33 @@ def _check_names(root: Path, names: Sequence[str]) -> None:
             f"{root}: class folders whose names differ in their Unicode normalisation alone",
             got=[ascii(name) for name in twice[0]], next_step="put their pictures into one",
         )  # fmt: skip
+    return names
+
+
+def classes_in(root: Path, wanted: str) -> dict[str, list[str]]:
+    """Return the pictures in each class folder of a folder, as paths in that; classes are sorted by their names.
+
+    Pictures in folders of a class folder are of the class. For `root` and `wanted` see `class_folders`.
+
+    Raises:
+        UserError: as `class_folders`; a class has no pictures, or a picture is there twice by links; a folder cannot be
+            read.
+    """
+    classes: dict[str, list[str]] = {name: [] for name in class_folders(root, wanted)}
+    found = listing(root)
+    for name in found.names:
+        label, inside, _ = name.partition("/")
+        if inside and label in classes:
+            classes[label].append(name)
+    if empty := [name for name, pictures in classes.items() if not pictures]:
+        more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
+        raise UserError(
+            f"{root / empty[0]} holds no pictures{more}",
+            allowed=f"at least one in each class: {', '.join(sorted(suffixes()))}",
+            next_step="remove it if it is no class",
+        )  # fmt: skip
+    _check_links(root, found)
+    return classes
 
 
 def _check_links(root: Path, found: Listing) -> None:

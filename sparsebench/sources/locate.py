@@ -11,7 +11,7 @@ from sparsebench.sources.classes import FOLDER, in_a_class
 from sparsebench.sources.files import fingerprint, fingerprint_of
 from sparsebench.sources.known import DIGITS, KNOWN, PHOTOS, names_for
 from sparsebench.sources.labelled import DEFAULTS, layout_of, read, tables
-from sparsebench.sources.listing import classes_in, left_out
+from sparsebench.sources.listing import classes_in, is_folder, left_out
 from sparsebench.sources.scenes import ARRAY, read_array
 from sparsebench.sources.scenes import FOLDER as SCENES
 
@@ -93,7 +93,7 @@ def _locate_labelled(root: Path, kind: str) -> tuple[str, Path]:
 
 def _locate_classes(root: Path) -> tuple[str, Path]:
     for split in ("train", "test"):
-        if not (root / split).is_dir():
+        if not is_folder(root / split):
             raise UserError(
                 f"--images folder: {root / split} is not a folder",
                 allowed=LAYOUT,

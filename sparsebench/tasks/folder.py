@@ -15,6 +15,7 @@ from sparsebench import seeds, sources
 from sparsebench.errors import UserError
 from sparsebench.sources import cache
 from sparsebench.sources.labels import BY_FILE, IMAGENET, MOST_CLASSES, Numbered, locate_file, number, read_file
+from sparsebench.sources.listing import class_folders, is_folder
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 
 Resize = Literal["short", "squash"]
@@ -48,9 +49,9 @@ def test_folder_of(root: Path) -> Path:
     Raises:
         UserError: it is no folder, or val and test are there and hold none.
     """
-    if not root.is_dir():
+    if not is_folder(root):
         raise UserError(f"--images folder: {root} is not a folder", allowed=LAYOUT)
-    splits = [root / split for split in SPLITS if (root / split).is_dir()]
+    splits = [root / split for split in SPLITS if is_folder(root / split)]
     for split in splits:
         if sources.listing(split).names:
             return split
@@ -62,7 +63,7 @@ def test_folder_of(root: Path) -> Path:
 def left_out(root: Path) -> str:
     """Return in one line what was left out of the folder of the classes, or ""."""
     said, val = sources.left_out(root, lambda name: "/" in name), root.parent / SPLITS[0]
-    empty = [f"{SPLITS[0]}, which holds no pictures"] if root.name == SPLITS[1] and val.is_dir() and not (
+    empty = [f"{SPLITS[0]}, which holds no pictures"] if root.name == SPLITS[1] and is_folder(val) and not (
         sources.listing(val).names
     ) else []  # fmt: skip
     return "; ".join([*empty, *([said] if said else [])])
@@ -191,7 +192,7 @@ class Folder(Task):
         """See `Task.with_classes`."""
         if self.head and head not in (None, self.head):
             raise UserError(f"task 'folder': head={self.head}, and the weights' has {head}", next_step="leave head out")
-        found = self._number(sources.classes_in(self._root(locations), LAYOUT), head, locations)
+        found = self._number(class_folders(self._root(locations), LAYOUT), head, locations)
         return self.model_copy(update={"labels": found.labels, "head": len(found.classes)})
 
     def recipe(self) -> Recipe:
@@ -200,7 +201,7 @@ class Folder(Task):
 
     def known_classes(self, locations: Locations) -> tuple[str, ...]:
         """See `Task.known_classes`."""
-        return self._number(sources.classes_in(self._root(locations), LAYOUT), None, locations).classes
+        return self._number(class_folders(self._root(locations), LAYOUT), None, locations).classes
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
