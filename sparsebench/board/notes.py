@@ -46,7 +46,7 @@ def notes_on(
         f"{task}: {n} other setting{'s' if n > 1 else ''} ({tracks}) not shown; see them with --by task"
         for task, n in other_settings(frame).items()
     ]
-    more += below_chance(frame) + class_orders(frame) + pictures_left_out(frame, folder)
+    more += below_chance(frame) + class_orders(frame) + strays(frame, folder)
     if technical:
         more += detectable(rankings) + cautions(frame) + inactive(frame)
     return more + machines(frame, folder) + failures(frame) + remarks(frame)
@@ -87,9 +87,9 @@ def _with_class_folders(records: Flats) -> list[Setting]:
     return [one for one in add_titles(settings_of(of_folders)) if described(one.params[0])] if len(of_folders) else []
 
 
-def pictures_left_out(records: Flats, folder: Path | None) -> list[str]:
+def strays(records: Flats, folder: Path | None) -> list[str]:
     """Return what was left out of the folders of pictures that were used, a line each."""
-    listed = [] if folder is None else manifests.folders(folder)
+    listed = [] if folder is None else manifests.strays(folder)
     used = " ".join(frame_of(records)["setting"].astype(str).unique()) if listed else ""
     return [f"{plain(one.name)}: left out: {plain(one.left_out, 1000)}" for one in listed if f'"{one.name}"' in used]
 

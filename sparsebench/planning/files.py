@@ -55,8 +55,8 @@ def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:
     return files.located[use]
 
 
-def left_out(files: Files) -> dict[str, str]:
-    """Return what was left out of the folders of pictures, in one line by the name of the pictures; warn of it."""
+def strays_of(files: Files) -> dict[str, str]:
+    """Return what is left out of the folders of pictures, in one line by the name of the pictures; warn of it."""
     said = {}
     for use, (name, place) in files.located.items():
         if place is None:

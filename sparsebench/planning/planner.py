@@ -12,7 +12,7 @@ from typing import get_args
 from sparsebench.errors import UserError
 from sparsebench.planning.expand import expand, image_uses
 from sparsebench.planning.expected import Expected
-from sparsebench.planning.files import left_out, locate, places_of
+from sparsebench.planning.files import locate, places_of, strays_of
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
 from sparsebench.planning.request import Files, Request, Rerun
@@ -39,7 +39,7 @@ class Plan:
         expected: what the cells are expected to take.
         suite: the request's; None where the jobs are only some of what it asks for.
         anew: whether trainings that were cut short start again from their beginning.
-        left_out: what was left out of folders of pictures, in one line by their names.
+        strays: what lies in folders of pictures and is left out, in one line by their names.
     """
 
     jobs: list[Job]
@@ -50,7 +50,7 @@ class Plan:
     expected: Expected
     suite: Suite | None
     anew: bool = False
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    strays: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def apart(self) -> str:
@@ -93,7 +93,7 @@ def plan(
     jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo, locations) | networks.places({job.after for job in todo} - {""})
     ordered, suite = expected.longest_first(todo), load(request.suite)
-    return Plan(jobs, ordered, places, whole, known, expected, suite, rerun == "always", left_out(files))
+    return Plan(jobs, ordered, places, whole, known, expected, suite, rerun == "always", strays_of(files))
 
 
 def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
@@ -156,10 +156,10 @@ def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
     store.keep(out / manifests.SUITES, asked.model_dump(mode="json"))
 
 
-def keep_left_out(out: Path, left: Mapping[str, str]) -> None:
+def keep_strays(out: Path, strays: Mapping[str, str]) -> None:
     """Write what was left out of folders of pictures, unless it is there."""
-    for name, line in left.items():
-        store.keep(out / manifests.PICTURES, manifests.Folder(name=name, left_out=line).model_dump(mode="json"))
+    for name, line in strays.items():
+        store.keep(out / manifests.STRAYS, manifests.Strays(name=name, left_out=line).model_dump(mode="json"))
 
 
 def apart(cells: int, tests: int) -> str:

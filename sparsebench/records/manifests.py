@@ -3,7 +3,7 @@
 OUT/strategies/<hash>.json      one for each source of a strategy
 OUT/suites/<hash>.json          one for each suite, as it was asked for
 OUT/metrics/<hash>.json         one for each metric that a task declares, see `MetricKind`
-OUT/pictures/<hash>.json        one for each folder of pictures of which something was left out
+OUT/strays/<hash>.json          one for each folder of pictures in which lies what is none of them
 
 Each file is named after what it says, and no record hangs on it.
 """
@@ -21,7 +21,7 @@ from sparsebench.records import files
 from sparsebench.records.cell import Cell, digest
 from sparsebench.strategy import Kind, Site, Strategy
 
-STRATEGIES, SUITES, METRICS, PICTURES = "strategies", "suites", "metrics", "pictures"
+STRATEGIES, SUITES, METRICS, STRAYS = "strategies", "suites", "metrics", "strays"
 DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
 """How tokens are disposed of, by the disposals."""
 _DISPOSAL = re.compile(rf"[(\s]disposal=({'|'.join(DISPOSED)})[,)]")
@@ -67,14 +67,14 @@ class Asked(_Model):
         return digest(self.model_dump(mode="json"))
 
 
-class Folder(_Model):
-    """A folder of pictures, by the name that cells have for it, and what was left out of it, in one line."""
+class Strays(_Model):
+    """What lies in a folder of pictures, by the name that cells have for them, and is left out; in one line."""
 
     name: str
     left_out: str
 
 
-T = TypeVar("T", Described, Asked, Folder)
+T = TypeVar("T", Described, Asked, Strays)
 
 
 def setting_of(cell: Cell) -> str:
@@ -108,9 +108,9 @@ def suites(out: Path) -> list[Asked]:
     return sorted(_read(out / SUITES, Asked), key=lambda asked: (asked.name, asked.version, asked.settings))
 
 
-def folders(out: Path) -> list[Folder]:
-    """Return the folders of pictures of which something was left out, by name and what that was."""
-    return sorted(_read(out / PICTURES, Folder), key=lambda one: (one.name, one.left_out))
+def strays(out: Path) -> list[Strays]:
+    """Return what was left out of folders of pictures, by their names."""
+    return sorted(_read(out / STRAYS, Strays), key=lambda one: (one.name, one.left_out))
 
 
 def _read(folder: Path, kind: type[T]) -> Iterator[T]:

@@ -74,6 +74,8 @@ class Listing:
 def listing(root: Path) -> Listing:
     """Return the pictures below a folder. Links are followed, but for those to a folder that they lie in.
 
+    A folder that is called as a picture is among them, as one that cannot be read.
+
     Raises:
         UserError: a folder cannot be read, or links lead to the same one again and again.
     """
@@ -94,7 +96,7 @@ def listing(root: Path) -> Listing:
             real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(chain[-1], entry.name)
             if reason := _reason(entry.name, kind, real in chain):
                 left[reason].append(path)
-            elif kind == "folder":
+            elif kind == "folder" and not _is_picture(entry.name):
                 todo.append((f"{path}/", (*chain, real), by_link))
             else:
                 names.append(path)
@@ -109,9 +111,9 @@ def _reason(name: str, kind: str, again: bool) -> str:
         return "hidden" if kind == "folder" or _is_picture(name) else UNSAID
     if kind == "nothing":
         return "links to nothing"
-    if kind == "folder":
+    if kind == "folder" and not _is_picture(name):
         return "a system's folders" if name.lower() in SYSTEM else "links to a folder that they lie in" if again else ""
-    return "" if kind == "file" and _is_picture(name) else "files of another kind"
+    return "files of another kind" if kind == "other" or not _is_picture(name) else ""
 
 
 def _is_picture(name: str) -> bool:
