@@ -68,14 +68,15 @@ def below_chance(records: Flats) -> list[str]:
     for one in _with_class_folders(records):
         for key, entry in one.entries.items():
             outcomes = zip(*map(entry.column, OUTCOMES), strict=True) if key[0] == DENSE else ()
-            for n, labels, predictions in {each for each in outcomes if each[2]}:
+            for n, labels, predictions in {each for each in outcomes if each[0] and each[2]}:
                 answers, truth = unpack(predictions, n), unpack(labels, n)
                 shares = np.bincount(answers, minlength=MOST_CLASSES) * np.bincount(truth, minlength=MOST_CLASSES)
                 chance, right = float(shares.sum()) / n**2, int((answers == truth).sum())
                 if binom.cdf(right, n, chance) < SURPRISING:
                     lines.append(
                         f"{one.task}, {one.model}: dense is right in {right} of {n} pictures, and chance would be "
-                        f"{chance * n:.0f}: the class folders are probably in another order than the head's classes"
+                        f"{chance * n:.0f}: the class folders are probably in another order than the head's classes; "
+                        "say it with --task folder:classes=FILE"
                     )
     return sorted(set(lines))
 

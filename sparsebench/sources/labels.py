@@ -30,7 +30,7 @@ BY_FILE = "--task folder:classes=FILE (a name a line, or JSON: a list, or an obj
 Labels = Literal["imagenet", "numbers", "names", "file"]
 SAID: Mapping[str, str] = {
     "imagenet": "by WordNet ids or class names, as a head of ImageNet-1k has them",
-    "numbers": "by their names, which are the numbers of the head's classes",
+    "numbers": "by their names, which are numbers of the head's classes",
     "names": "in the order of their names, as Python sorts them",
     "file": "by the file {}",
     "auto": "as ImageNet-1k has them where all are named so, else in the order of their names",
@@ -41,7 +41,7 @@ SAID: Mapping[str, str] = {
 def described(params: Mapping[str, Any]) -> str:
     """Return how class folders are numbered by the parameters of a task, or "" where it has none."""
     said = SAID.get("names" if params.get("labels") == "folders" else str(params.get("labels", "")), "")
-    head = f", of {params['head']} classes" if said and params.get("head") else ""
+    head = f" (a head of {params['head']} classes)" if said and params.get("head") else ""
     return said.format(params.get("classes", "")) + head
 
 

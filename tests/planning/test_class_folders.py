@@ -100,7 +100,7 @@ def test_folders_by_number_are_the_classes_and_every_board_says_so(tmp_path: Pat
     write_pictures(tmp_path / "val", {str(k): k for k in range(12)}, each=2)
     out = tmp_path / "out"
     done = command(tmp_path, weights, out)
-    says = "class folders are numbered by their names, which are the numbers of the head's classes, of 12 classes"
+    says = "class folders are numbered by their names, which are numbers of the head's classes (a head of 12 classes)"
     assert done.exit_code == 0 and says in done.output and "warning" not in done.stderr
     (record,) = store.read(out).values()
     assert record.metrics["accuracy"].value == 1
@@ -132,7 +132,7 @@ def test_another_order_than_the_head_s_is_a_warning_and_a_file_says_the_right_on
     says = (
         "folder, timm: dense is right in 0 of 40 pictures, and chance would be 10: the class folders are probably in "
     )
-    says += "another order than the head's classes"
+    says += "another order than the head's classes; say it with --task folder:classes=FILE"
     assert done.exit_code == 0 and f"warning: {says}" in done.stderr.splitlines()[-4:]
     assert says in (tmp_path / "out" / "leaderboard.md").read_text()
     with caplog.at_level(logging.WARNING):
