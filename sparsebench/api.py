@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sparsebench.records.record import Record
     from sparsebench.strategy import Strategy
 
+log = logging.getLogger(__name__)
 OUT = "sparsebench-out"
 Plugins: TypeAlias = "Sequence[str | os.PathLike[str] | Strategy | type[Strategy]] | str | Strategy | type[Strategy]"
 
@@ -47,11 +49,15 @@ def run(
         KeyboardInterrupt: Ctrl-C; the first waits for the cells under way, the second ends them. What is done is kept.
     """
     from sparsebench.board.build import columns_of, judge
+    from sparsebench.board.notes import below_chance
     from sparsebench.frame import frame
 
     folder = _folder_of(out)
     with _callbacks(folder, progress, on_record) as callbacks:
-        judged = judge(execute(*values_of({"plugins": _words_of(plugins, folder), **options}), folder, callbacks))
+        records = execute(*values_of({"plugins": _words_of(plugins, folder), **options}), folder, callbacks)
+    for line in below_chance(records):
+        log.warning("%s", line)
+    judged = judge(records)
     return frame(judged.rows, columns_of(judged.rows, judged.columns))
 
 

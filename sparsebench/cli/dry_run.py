@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 
 def forecast(plan: Plan) -> str:
-    """Return the cells to run by task and strategy, and what is expected of them."""
+    """Return the cells to run by task and strategy, what is expected of them, and how class folders are numbered."""
     from tabulate import tabulate
+
+    from sparsebench.sources.labels import described
 
     groups: defaultdict[tuple[str, str], list[Job]] = defaultdict(list)
     for job in plan.todo:
@@ -28,7 +30,9 @@ def forecast(plan: Plan) -> str:
     ]
     total = [{"task": "all", "strategy": "", "cells": len(plan.todo), **_totals(plan.todo, plan.expected)}]
     table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
-    return f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}\n{_networks(plan)}{table}"
+    said = {(job.cell.task.name, line) for job in plan.jobs if (line := described(job.cell.task.params))}
+    orders = "".join(f"\n{task}: class folders are numbered {line}" for task, line in sorted(said))
+    return f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}\n{_networks(plan)}{table}{orders}"
 
 
 def _networks(plan: Plan) -> str:

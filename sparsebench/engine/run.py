@@ -110,6 +110,7 @@ def carry_out(
     store.check_writable(out)
     if plan.suite is not None:
         planner.keep_suite(out, plan.suite, plan.whole)
+    planner.keep_strays(out, plan.strays)
     observers = Observers(registry)
     observers.attach(how.observe, out)
     seconds, device = plan.expected.seconds, choice.device

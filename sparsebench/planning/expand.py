@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sparsebench.budget import FULL
@@ -27,7 +28,6 @@ from sparsebench.tasks.base import Locations, Task, check_items
 log = logging.getLogger(__name__)
 
 WEIGHTS_SEED = 0
-NOWHERE: Locations = {}
 ImageUse = Literal["images", "tested_images"]
 """The field of a request with the images of tasks that train, and of those that do not."""
 
@@ -45,13 +45,14 @@ def _image_use(task: type[Task]) -> ImageUse:
     return "images" if task.trains else "tested_images"
 
 
-def expand(request: Request, registry: Registry, locations: Locations = NOWHERE) -> list[Job]:
+def expand(request: Request, registry: Registry, locations: dict[str, Path] | None = None) -> list[Job]:
     """Return the jobs of a request: initial models first, then repetition by repetition.
 
     In that order the work left is always like the work done, and every strategy has a number after the first
-    repetition. What lies at the locations is looked at only to say what trained weights are made for, and whether they
-    fit.
+    repetition. What lies at the locations is looked at only to say what trained weights are made for, whether they
+    fit, and which class of their head is which; the files that tasks name are added to them.
     """
+    locations = {} if locations is None else locations
     if request.where not in get_args(Where):
         raise UserError("where", got=f"'{request.where}'", allowed=get_args(Where))
     if request.seeds is not None and request.seeds < 1:
@@ -237,7 +238,7 @@ class _Setting:
         return Part.of(self.task), Part.of(self.model)
 
 
-def _settings(suite: Suite, request: Request, registry: Registry, locations: Locations) -> Iterator[_Setting]:
+def _settings(suite: Suite, request: Request, registry: Registry, locations: dict[str, Path]) -> Iterator[_Setting]:
     """Yield every task with its model and strategies: the suite's, or those of the request."""
     if any(n < 1 for n in request.n_train):
         raise UserError("--n-train", got=list(request.n_train), allowed="1 or more")
@@ -248,11 +249,14 @@ def _settings(suite: Suite, request: Request, registry: Registry, locations: Loc
         for varied in entry.task_params():
             known = {} if trained is None else trained.params
             _check_changed(entry, varied | params, registry)
-            task = _task(entry.name, known | varied | params, request, registry)
+            task, places = _task(entry.name, known | varied | params, request, registry).located()
+            locations |= places
             for one in _models(task, trained or entry, request, registry):
                 model = one.with_weights(locations)
                 fitted = task.with_cut(model.cut())
                 model.check(fitted)
+                if not task.trains:
+                    fitted = _with_classes(fitted, model, request, locations)
                 seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
                 cost = known_cost(fitted, model)
                 placed = tuple(
@@ -267,6 +271,16 @@ def _settings(suite: Suite, request: Request, registry: Registry, locations: Loc
                     fitted, model, placed, _sizes(task, entry, request), seeds, _asked_where(task, entry, request),
                     entry.track, training, suite.keep_weights,
                 )  # fmt: skip
+
+
+def _with_classes(task: Task, model: Model, request: Request, locations: Locations) -> Task:
+    """Return the task with the classes of the model's head; of several files of weights an error names the one."""
+    try:
+        return task.with_classes(model.classes(locations), locations)
+    except UserError as error:
+        if len(request.weights) < 2:
+            raise
+        raise UserError(f"{locations[model.model_dump()['weights']].name}: {error}") from error
 
 
 def _check_changed(entry: SuiteTask, params: dict[str, Any], registry: Registry) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from sparsebench.planning.request import Files
 from sparsebench.sources import cache
 from sparsebench.sources.known import OFFICIAL
 from sparsebench.tasks import folder
+from sparsebench.text import plain
+
+log = logging.getLogger(__name__)
 
 LOCATED = {
     "images": sources.locate_images,
@@ -52,6 +56,19 @@ def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:
         tested = use == "tested_images"
         files.located[use] = folder.locate(spec) if tested else LOCATED[use](spec, files.data_root, files.download)
     return files.located[use]
+
+
+def strays_of(files: Files) -> dict[str, str]:
+    """Return what is left out of the folders of pictures, in one line by the name of the pictures; warn of it."""
+    said = {}
+    for use, (name, place) in files.located.items():
+        if place is None:
+            continue
+        line = folder.left_out(place) if use == "tested_images" else sources.left_out_of(name, place)
+        if line:
+            log.warning("%s: left out: %s", plain(place, None), line)
+            said[name] = line
+    return said
 
 
 def places_of(files: Files, jobs: Sequence[Job], named: Mapping[str, Path]) -> dict[str, Path]:
