@@ -107,7 +107,8 @@ def _lines(verdict: Verdict) -> str:
     within = "" if verdict.points is None else f", agrees within {verdict.points:g} points"
     lines = [f"{verdict.folder}: {verdict.badge}{within}"]
     if verdict.strategy:
-        lines.append(f"{verdict.strategy} {verdict.version}, suite {verdict.suite}, {verdict.records} records")
+        of = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
+        lines.append(f"{verdict.strategy} {verdict.version}, {of}, {verdict.records} records")
     lines += [f"not the next badge: {why}" for why in verdict.why] + verdict.notes
     if verdict.as_reported:
         lines.append(f"as reported: {', '.join(verdict.as_reported)}")

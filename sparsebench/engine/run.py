@@ -108,8 +108,8 @@ def carry_out(
     """Run what is to do of a plan; see `run`."""
     limits = engine.Limits.parse(how.timeout, how.memory_limit, choice.in_processes, how.exclusive)
     store.check_writable(out)
-    if plan.suite is not None:
-        planner.keep_suite(out, plan.suite, plan.whole)
+    if plan.request is not None:
+        planner.keep_suite(out, plan.request, registry, plan.whole)
     observers = Observers(registry)
     observers.attach(how.observe, out)
     seconds, device = plan.expected.seconds, choice.device

@@ -204,7 +204,7 @@ def _run(records: Sequence[Record], manifest: Manifest, registry: Registry, here
         }
         places = places_of(here.files, ordered, locate(here.files, sorted(uses))[1])
         places |= networks.places({job.after for job in ordered} - {""})
-        plan = Plan(ordered, ordered, places, ordered, known={}, expected=Expected(()), suite=None)
+        plan = Plan(ordered, ordered, places, ordered, known={}, expected=Expected(()), request=None)
         runs.carry_out(plan, how, choice, registry, Path(out), Callbacks(on_stop=here.on_stop))
         return dict(store.read(Path(out)))
 

@@ -21,6 +21,8 @@ from sparsebench.records.cell import Cell, digest
 from sparsebench.strategy import Kind, Site, Strategy
 
 STRATEGIES, SUITES, METRICS = "strategies", "suites", "metrics"
+OWN = "no-suite"
+"""In place of a suite's name: other cells than those of any suite."""
 DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
 """How tokens are disposed of, by the disposals."""
 _DISPOSAL = re.compile(rf"[(\s]disposal=({'|'.join(DISPOSED)})[,)]")
@@ -52,7 +54,7 @@ class Asked(_Model):
     """A suite as it was asked for.
 
     Attributes:
-        name, version: the suite's.
+        name, version: the suite's, if all its cells were asked for; else `OWN`, 1.
         settings: the hashes of what every strategy of it is measured on, see `setting_of`, sorted.
     """
 
