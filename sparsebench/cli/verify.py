@@ -60,7 +60,7 @@ def verify(
     replayed   cells that were run again here agree to the bit
     A submission without any is rejected.
 
-    Only --replay runs the strategy's code, and needs the pictures that the suite was run on.
+    Only --replay runs the strategy's code, and needs the pictures, weights and networks that the run was given.
 
     Exits with 0 if nothing contradicts itself, 1 if something does, 2 if the command is wrong.
     """
@@ -115,4 +115,4 @@ def _lines(verdict: Verdict) -> str:
     return "\n  ".join(lines)
 
 
-options(*PICTURES)(verify)
+options("weights", "networks", *PICTURES)(verify)
