@@ -31,6 +31,7 @@ from sparsebench.plugin.installed import content_of, distribution, entries, is_s
 from sparsebench.records.origin import Origin
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Task
+from sparsebench.text import as_utf8
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class Registry:
         if name.endswith(".py"):
             path = Path(name)
             self.load_file(path)
-            plugin, observers = f"file:{path.name}", self._observers_in.get(path.resolve(), [])
+            plugin, observers = as_utf8(f"file:{path.name}"), self._observers_in.get(path.resolve(), [])
         else:
             if name not in self._observers:
                 self._look_for(name, self._observers)
@@ -237,7 +238,7 @@ class Registry:
         path = path.resolve()
         if path not in self._files:
             content = Content.of_file(path)
-            origin = Origin(plugin=f"file:{path.name}", sha256=content.sha256)
+            origin = Origin(plugin=as_utf8(f"file:{path.name}"), sha256=content.sha256)
             known, observers = self._size(), set(self._observers)
             failure = self._load_rehearsed(partial(self._load_module, path, content, origin))
             if failure is None and known == self._size():
@@ -247,7 +248,7 @@ class Registry:
                 )
             if failure is not None:
                 self.broken[origin.plugin] = failure
-                stem = self._free_name(re.sub(r"\W", "_", path.stem))
+                stem = self._free_name(re.sub(r"\W", "_", as_utf8(path.stem)))
                 self._strategies[stem] = _stand_in(stem, origin, path, failure)
             self._observers_in[path] = [cls for name, cls in self._observers.items() if name not in observers]
             self._files[path] = [name for name, registered in self._strategies.items() if registered.file == path]
@@ -271,7 +272,7 @@ class Registry:
 
     def _load_module(self, path: Path, content: Content, origin: Origin) -> str | None:
         """Execute a plugin file and take what its hooks return; return why that failed, or None."""
-        module_name = f"sparsebench_local_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+        module_name = f"sparsebench_local_{as_utf8(path.stem)}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
         content.admit()
         module = content.module(module_name, path)
         assert module.__spec__ is not None and module.__spec__.loader is not None
