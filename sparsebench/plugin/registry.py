@@ -27,7 +27,7 @@ from sparsebench.measure import metrics
 from sparsebench.models.base import Model
 from sparsebench.observer import Observer
 from sparsebench.plugin.content import Content
-from sparsebench.plugin.installed import content_of, distribution, entries, is_shipped
+from sparsebench.plugin.installed import content_of, distribution, entries, is_shipped, module_of
 from sparsebench.records.origin import Origin
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Task
@@ -206,6 +206,8 @@ class Registry:
 
     def _load_entry(self, name: str, entry: metadata.EntryPoint) -> str | None:
         """Import an installed plugin and take what its hooks return; return why that failed, or None."""
+        if not module_of(entry):
+            return f"its entry point names no module: '{entry.value}'"
         try:
             if (content := content_of(entry)) is not None:
                 content.admit()
@@ -231,7 +233,7 @@ class Registry:
         A file that fails to load stands for one strategy, named as the file, whose cells will have failed.
 
         Raises:
-            UserError: there is no such file, it cannot be read, or it brings nothing.
+            UserError: there is no such file, it cannot be read, it brings nothing, or something whose name is taken.
         """
         if not path.is_file():
             raise UserError(f"plugin file {path} does not exist")
@@ -304,6 +306,8 @@ class Registry:
             self._strategies, self._tasks, self._models, self._observers = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
+            if isinstance(error, _TakenError) and file is not None:
+                raise UserError(f"plugin file {file}: {error}") from error
             return one_line(error)
         for cls in (*self._tasks.values(), *self._models.values()):
             self._owners.setdefault(cls, Owner(origin, file))
@@ -335,12 +339,11 @@ class Registry:
             raise UserError(problem)
         owner = self.entries.get(cls.name)
         if owner is not None and origin.plugin != cls.name:
-            raise UserError(f"its strategy '{cls.name}' has the name of installed plugin '{owner.name}'; rename it")
+            raise _TakenError(f"its strategy '{cls.name}' has the name of installed plugin '{owner.name}'; rename it")
         taken = self._strategies.get(cls.name)
         if taken is not None and (taken.cls, taken.origin) != (cls, origin):
-            raise UserError(
-                f"its strategy '{cls.name}' has the name of one of plugin '{taken.origin.plugin}'; rename it"
-            )
+            other = taken.file or taken.origin.plugin
+            raise _TakenError(f"its strategy '{cls.name}' has the name of one of plugin '{other}'; rename it")
         self._strategies[cls.name] = Found(cls, origin, file)
 
     def _add_task(self, cls: type[Task]) -> None:
@@ -349,13 +352,17 @@ class Registry:
         metrics.check(cls.metrics)
         for kind in cls.metrics:
             if known.get(kind.name, kind) != kind:
-                raise UserError(
+                raise _TakenError(
                     f"another task has a metric '{kind.name}', which is not the same", next_step="rename it"
                 )
 
     def record_hooks(self) -> list[pluggy.HookImpl]:
         """Return what looks at records without being named: each with a `plugin_name` and a `function`."""
         return self.manager.hook.sparsebench_record_finished.get_hookimpls()
+
+
+class _TakenError(UserError):
+    """Something of a plugin has the name of something else."""
 
 
 def _reason(error: BaseException) -> str:
@@ -388,7 +395,7 @@ def _add(cls: Any, base: type, classes: dict[str, Any]) -> None:
     if not isinstance(name, str):
         raise UserError(f"{cls.__name__} has no name")
     if classes.get(name, cls) is not cls:
-        raise UserError(f"there is a {base.__name__.lower()} '{name}' already")
+        raise _TakenError(f"there is a {base.__name__.lower()} '{name}' already")
     classes[name] = cls
 
 
