@@ -9,11 +9,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from sparsebench import engine
-from sparsebench.engine import devices
+from sparsebench.engine import devices, underway
 from sparsebench.engine.options import Choice
 from sparsebench.engine.setting import Engine, Setting
 from sparsebench.engine.stop import Stop
-from sparsebench.engine.underway import Beat
 from sparsebench.errors import UserError
 from sparsebench.observe.observers import Observers
 from sparsebench.planning import planner
@@ -176,11 +175,12 @@ def collect(
     keep_metrics(out, observers.registry, plan.jobs)
     _clear_checkpoints(plan, out)
     if not plan.todo:
+        underway.clear(out)
         return
     writer = store.Writer(out)
     store.keep(out / environment.FOLDER, environment.describe())
     stop, first_weights = Stop(callbacks.on_stop), FirstWeights(plan, setting.locations)
-    beat, home = Beat(out, plan.todo, workers, plan.expected), place.identity(out)
+    beat, home = underway.Beat(out, plan.todo, workers, plan.expected), place.identity(out)
     records = engine.records(plan.todo, setting.model_copy(update={"home": home}), stop, beat.begin)
     try:
         with stop.on_interrupt(), beat, _closing(records):
