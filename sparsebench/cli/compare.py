@@ -60,7 +60,7 @@ def compare(
         from sparsebench.cli.dry_run import forecast
 
         trainer = Trainer(replace(files, download=False), how, out)
-        click.echo(forecast(comparing.plan_of((a, b), request, trainer, drawn)))
+        forecast(comparing.plan_of((a, b), request, trainer, drawn))
         return
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, callbacks_of(progress))

@@ -60,7 +60,7 @@ def run(
         from sparsebench.engine.run import plan_of
         from sparsebench.plugin.registry import Registry
 
-        click.echo(forecast(plan_of(request, replace(files, download=False), how, Registry(), out)))
+        forecast(plan_of(request, replace(files, download=False), how, Registry(), out))
         return
     with Progress(out) as progress:
         finished = execute(request, files, how, out, callbacks_of(progress))

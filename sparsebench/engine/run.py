@@ -9,11 +9,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from sparsebench import engine
-from sparsebench.engine import devices
+from sparsebench.engine import devices, underway
 from sparsebench.engine.options import Choice
 from sparsebench.engine.setting import Engine, Setting
 from sparsebench.engine.stop import Stop
-from sparsebench.engine.underway import Beat
 from sparsebench.errors import UserError
 from sparsebench.observe.observers import Observers
 from sparsebench.planning import planner
@@ -108,8 +107,8 @@ def carry_out(
     """Run what is to do of a plan; see `run`."""
     limits = engine.Limits.parse(how.timeout, how.memory_limit, choice.in_processes, how.exclusive)
     store.check_writable(out)
-    if plan.suite is not None:
-        planner.keep_suite(out, plan.suite, plan.whole)
+    if plan.request is not None:
+        planner.keep_suite(out, plan.request, registry, plan.whole)
     planner.keep_strays(out, plan.strays)
     observers = Observers(registry)
     observers.attach(how.observe, out)
@@ -178,11 +177,12 @@ def collect(
     keep_files(out, plan.locations)
     _clear_checkpoints(plan, out)
     if not plan.todo:
+        underway.clear(out)
         return
     writer = store.Writer(out)
     store.keep(out / environment.FOLDER, environment.describe())
     stop, first_weights = Stop(callbacks.on_stop), FirstWeights(plan, setting.locations)
-    beat, home = Beat(out, plan.todo, workers, plan.expected), place.identity(out)
+    beat, home = underway.Beat(out, plan.todo, workers, plan.expected), place.identity(out)
     records = engine.records(plan.todo, setting.model_copy(update={"home": home}), stop, beat.begin)
     try:
         with stop.on_interrupt(), beat, _closing(records):

@@ -74,8 +74,9 @@ class Manifest(_Model):
 
 
 def version_of(suite: Answered, plugin: Origin) -> str:
-    """Return the name of one version of a strategy that answers one version of a suite."""
-    return f"{suite.name}-{suite.version}-{plugin.sha256[:12]}"
+    """Return the name of one version of a strategy that answers one version of a suite, or has cells of its own."""
+    which = suite.sha256[:12] if suite.name == manifests.OWN else suite.version
+    return f"{suite.name}-{which}-{plugin.sha256[:12]}"
 
 
 def files_of(folder: Path) -> set[str]:

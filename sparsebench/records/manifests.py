@@ -25,6 +25,8 @@ from sparsebench.strategy import Kind, Site, Strategy
 from sparsebench.text import plain
 
 STRATEGIES, SUITES, METRICS, FILES, STRAYS = "strategies", "suites", "metrics", "files", "strays"
+OWN = "no-suite"
+"""In place of a suite's name: other cells than those of any suite."""
 DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
 """How tokens are disposed of, by the disposals."""
 _DISPOSAL = re.compile(rf"[(\s]disposal=({'|'.join(DISPOSED)})[,)]")
@@ -56,7 +58,7 @@ class Asked(_Model):
     """A suite as it was asked for.
 
     Attributes:
-        name, version: the suite's.
+        name, version: the suite's, if all its cells were asked for; else `OWN`, 1.
         settings: the hashes of what every strategy of it is measured on, see `setting_of`, sorted.
     """
 

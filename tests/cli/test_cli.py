@@ -348,6 +348,21 @@ def test_a_plugin_that_does_not_load_leaves_1_with_its_reason_and_a_board(tmp_pa
     assert set(board_in(tmp_path)) == {"dense", "random", "oracle", "anti_oracle"}
 
 
+def test_a_dry_run_says_what_does_not_load_and_plans_nothing_of_it(tmp_path: Path) -> None:
+    result = call("run", *THEORY, "--plugin", SAMPLES / "import_error.py", "--out", tmp_path, "--dry-run")
+    assert result.exit_code == 1 and "import_error" not in result.stdout
+    assert "import_error does not load, and its cells would fail: " in result.stderr
+    assert "No module named 'a_module_that_is_nowhere'" in result.stderr
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_file_that_takes_a_name_is_refused_before_anything_is_run(tmp_path: Path, dry: list[str]) -> None:
+    result = call("run", *THEORY, SAMPLES / "takes_random.py", "--out", tmp_path / "out", "--jobs", 0, *dry)
+    assert result.exit_code == 2 and not (tmp_path / "out").exists()
+    assert "has the name of installed plugin 'random'; rename it" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_all_tasks_on_pictures_of_ones_own_make_a_whole_row(tmp_path: Path) -> None:
     pictures(tmp_path / "pictures")
     (tmp_path / "own.toml").write_text("""
