@@ -38,7 +38,7 @@ class Split:
         order: for images of permuted patches (N,): the place in plain order of the patch that each position shows.
         mask: the rule that says which tokens matter, see `relevant`.
         foregrounds: (n,) the number of the picture that each sample shows, the same in every repetition and task of a
-            source; each is of one class, and training and test are numbered apart. None where nothing is pasted.
+            source; each is of one class, and training and test are numbered apart. None where each shows its own.
     """
 
     inputs: np.ndarray

@@ -173,12 +173,14 @@ class Folder(Task):
             for folder, number in zip(folders, numbers, strict=True)
             for path in sources.pictures_in(folder)
         ]
-        chosen = [every[i] for i in self._choose(len(every), repetition)]
+        pictures = self._choose(len(every), repetition)
+        chosen = [every[i] for i in pictures]
         content = self.images.partition("-")[2]
         cut = self.with_cut({}).model_dump(include=set(USUAL))
         images = decode(content, root, [path for path, _ in chosen], **cut)
         labels = np.array([number for _, number in chosen], dtype=np.int64)
-        test = Split(images, labels, np.zeros_like(labels))
+        shown = pictures if self.test else None  # another repetition may draw the same again
+        test = Split(images, labels, np.zeros_like(labels), foregrounds=shown)
         return Data(Split(images[:0], labels[:0], labels[:0]), test, classes)
 
     def _root(self, locations: Locations) -> Path:
