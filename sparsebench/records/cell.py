@@ -25,8 +25,8 @@ from sparsebench.spec import unused_parameters
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 LARGEST = 2**63
 PRETRAINED = "pretrained"
-NETWORK = ("weights", PRETRAINED)
-"""Parameters of a model that say which trained weights it starts from: a file's, or those of its name."""
+NETWORK = ("weights", "weights_key", PRETRAINED)
+"""Parameters of a model that say which trained weights it starts from: a file's, or some of it, or its name's."""
 Whole = Annotated[int, Field(gt=-LARGEST, lt=LARGEST)]
 """A number that files with columns of 64 bits can hold."""
 Where = Literal["both", "train", "test"]
@@ -106,8 +106,8 @@ class Cell(BaseModel):
         """
         if self.n_train or self.init is not None:
             return ""
-        weights, pretrained = (self.model.params.get(name) for name in NETWORK)
-        return str(weights or (PRETRAINED if pretrained else ""))
+        weights, key, pretrained = (self.model.params.get(name) or "" for name in NETWORK)
+        return f"{weights} {key}".strip() or (PRETRAINED if pretrained else "")
 
     @property
     def inits(self) -> tuple[Cell, ...]:

@@ -1,8 +1,9 @@
-"""What lies beside records: what their strategies and metrics are, and which suites they answer.
+"""What lies beside records: what their strategies, metrics and files are, and which suites they answer.
 
 OUT/strategies/<hash>.json      one for each source of a strategy
 OUT/suites/<hash>.json          one for each suite, as it was asked for
 OUT/metrics/<hash>.json         one for each metric that a task declares, see `MetricKind`
+OUT/files/<hash>.json           one for each file of a user's that cells name by its content
 
 Each file is named after what it says, and no record hangs on it.
 """
@@ -10,6 +11,7 @@ Each file is named after what it says, and no record hangs on it.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -19,8 +21,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sparsebench.records import files
 from sparsebench.records.cell import Cell, digest
 from sparsebench.strategy import Kind, Site, Strategy
+from sparsebench.text import plain
 
-STRATEGIES, SUITES, METRICS = "strategies", "suites", "metrics"
+STRATEGIES, SUITES, METRICS, FILES = "strategies", "suites", "metrics", "files"
 DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
 """How tokens are disposed of, by the disposals."""
 _DISPOSAL = re.compile(rf"[(\s]disposal=({'|'.join(DISPOSED)})[,)]")
@@ -66,7 +69,19 @@ class Asked(_Model):
         return digest(self.model_dump(mode="json"))
 
 
-T = TypeVar("T", Described, Asked)
+class Given(_Model):
+    """A file of a user's.
+
+    Attributes:
+        name: what cells call it, as weights-0123456789ab, from its content.
+        file: what the user calls it: its name, with those of folders where that tells it from another.
+    """
+
+    name: str
+    file: str
+
+
+T = TypeVar("T", Described, Asked, Given)
 
 
 def setting_of(cell: Cell) -> str:
@@ -98,6 +113,18 @@ def strategies(out: Path) -> dict[tuple[str, str], Described]:
 def suites(out: Path) -> list[Asked]:
     """Return the suites that a run's folder answers, by name and version."""
     return sorted(_read(out / SUITES, Asked), key=lambda asked: (asked.name, asked.version, asked.settings))
+
+
+def file_names(out: Path) -> dict[str, str]:
+    """Return what users call the files of a run's folder, by the names that cells have for them.
+
+    Of several names of one file the longest is taken; where two files have one name, what cells call them is added.
+    """
+    shown: dict[str, str] = {}
+    for one in sorted(_read(out / FILES, Given), key=lambda one: (len(one.file), one.file)):
+        shown[plain(one.name)] = plain(one.file)
+    count = Counter(shown.values())
+    return {name: f"{file} ({name})" if count[file] > 1 else file for name, file in shown.items()}
 
 
 def _read(folder: Path, kind: type[T]) -> Iterator[T]:
