@@ -35,7 +35,7 @@ DECLARED = "metrics of tasks"
 """Under which a table of records says what the metrics are that its tasks declare."""
 ABOUT = (
     "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
-    "inactive",
+    "inactive", "plugin",
 )  # fmt: skip
 TRACK = "scratch"
 """The track of records that say none."""
@@ -64,7 +64,9 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
     tested = frame[NETWORK].astype(str)
     number = {name: i for i, name in enumerate(sorted(set(tested) - {""}))}
-    frame[SEED] = frame["repetition"].where(tested == "", tested.map(number)).astype(int) if number else frame["repetition"]
+    frame[SEED] = (
+        frame["repetition"].where(tested == "", tested.map(number)).astype(int) if number else frame["repetition"]
+    )
     if not frame["cell_id"].is_monotonic_increasing:
         frame = frame.sort_values("cell_id", kind="stable")
     frame = frame.iloc[np.lexsort((frame["repetition"], frame["n_train"]))]
@@ -211,7 +213,7 @@ class Entry:
         return {seed: dict(sorted(of_seed.items())) for seed, of_seed in tests.items()}
 
     def _hits(self, tests: Iterable[Sequence[int]]) -> np.ndarray:
-        """Return (I,) which items of some tests are right, booleans; the share of draws in which each is if they differ."""
+        """Return (I,) which items of tests are right, booleans; the share of draws in which each is, if they differ."""
         n, labels, predictions = (self.column(name) for name in OUTCOMES)
         parts = []
         for places in tests:
@@ -296,7 +298,9 @@ class Setting:
     @cached_property
     def networks(self) -> dict[int, str]:
         """By seed the networks that are tested as they are, see `Cell.network`; none where repetitions are trained."""
-        pairs = (zip(entry.seeds.tolist(), entry.column(NETWORK).tolist(), strict=True) for entry in self.entries.values())
+        pairs = (
+            zip(entry.seeds.tolist(), entry.column(NETWORK).tolist(), strict=True) for entry in self.entries.values()
+        )
         return {seed: name for each in pairs for seed, name in each if name}
 
     @cached_property
@@ -312,6 +316,22 @@ class Setting:
     def has_trials(self) -> bool:
         """Whether the task has a success criterion."""
         return any(entry.trials is not None for entry in self.entries.values())
+
+
+def asked_of(entry: Entry) -> float:
+    """Return the share of dense MACs that an entry was asked for; NaN of another budget."""
+    return float(entry.column("macs_ratio_asked")[0])
+
+
+def line_of(key: Key, entry: Entry) -> tuple[str, str, str] | None:
+    """Return of which curve over budgets an entry is a point: strategy, kind, and what its budget says besides a share.
+
+    None of dense, and of a budget that is no share of the dense MACs.
+    """
+    asked = asked_of(entry)
+    if key[0] == DENSE or not asked < 1:
+        return None
+    return key[0], key[1], key[2].removeprefix(f"macs {asked:g}").lstrip(", ")
 
 
 def settings_of(frame: pd.DataFrame) -> list[Setting]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
+from sparsebench.board import missing
 from sparsebench.board.build import Flats, Ranking
-from sparsebench.board.entries import PRETRAINING, frame_of, settings_of
-from sparsebench.records import environment
+from sparsebench.board.entries import PRETRAINING, Setting, add_titles, frame_of, settings_of
+from sparsebench.records import environment, manifests
 from sparsebench.records.badges import REMARK
 from sparsebench.stats import paired
+from sparsebench.stats.paired import Contender
 
 TOLERANCE = 0.02
 """How far realised MACs may be from those asked for, and from planned ones, before the board says so."""
@@ -22,9 +25,10 @@ SHOWN = 5
 def notes_on(
     records: Flats, rankings: Sequence[Ranking] = (), folder: Path | None = None, *, technical: bool = True
 ) -> list[str]:
-    """Return what is left out, what differences can be significant, what failed, and what checks found, a line each.
+    """Return what was tested, what is missing or left out, what differences can be significant, what failed, and what
+    checks found, a line each.
 
-    Without the technical ones: what is left out, several machines, failures and checks.
+    Without the technical ones: what was tested, what is missing or left out, several machines, failures and checks.
 
     Args:
         records: of a board.
@@ -34,13 +38,52 @@ def notes_on(
     """
     frame = frame_of(records)
     tracks = "data, model, size or track" if frame["track"].nunique() > 1 else "data, model or size"
-    more = [
+    settings = [one for one in settings_of(frame) if one.task != PRETRAINING]
+    more = networks(settings, folder) + missing.notes(settings, folder)
+    more += [
         f"{task}: {n} other setting{'s' if n > 1 else ''} ({tracks}) not shown; see them with --by task"
         for task, n in other_settings(frame).items()
     ]
     if technical:
         more += detectable(rankings) + cautions(frame) + inactive(frame)
     return more + machines(frame, folder) + failures(frame) + remarks(frame)
+
+
+def networks(settings: Sequence[Setting], folder: Path | None = None) -> list[str]:
+    """Return of each setting that is of one network, or of some that are tested as they are, which, and on how much.
+
+    Args:
+        settings: of a board.
+        folder: the run's, which says how files of networks are called.
+    """
+    files = {} if folder is None else manifests.file_names(folder)
+    lines = []
+    for one, titled in zip(settings, add_titles(settings), strict=True):
+        if one.has_trials or not (one.lone or one.networks):
+            continue
+        contenders = [entry.contender for entry in one.largest_entries.values()]
+        items = max((_items(each) for each in contenders), default=0)
+        names = ", ".join(missing.file_of(one.networks[seed], files) for seed in sorted(one.networks))
+        n = len(one.networks) or 1
+        what = f"{n} network{'s' if n > 1 else ''}{f' ({names})' if names else ''}, {items} test items"
+        said = "intervals and tests are over networks and items, of this kind of network"
+        if one.lone:
+            said = "intervals and tests are over the items, and say nothing of other networks"
+        tested = list(one.largest_entries.values())
+        draws = max(len(set(entry.repetitions.tolist())) for entry in tested)
+        if any(len(tests) > 1 for entry in tested for tests in entry.tests.values()):
+            what += f" that were drawn in {draws} tests"
+        elif one.networks and draws > 1:
+            said += f"; what draws at random was tested {draws} times, and counts with its mean"
+        lines.append(f"{titled.task}: {what}: {said}")
+    return lines
+
+
+def _items(one: Contender) -> int:
+    """Return how many different test items a contender was tested on, in the seed with the most."""
+    if one.clusters is not None:
+        return max(len(np.unique(numbers)) for numbers in one.clusters.values())
+    return max((len(hits) for _, hits in one.hits.values()), default=0)
 
 
 def other_settings(records: Flats) -> dict[str, int]:

@@ -87,8 +87,8 @@ def least_macs(points: Sequence[Contender], spent: Sequence[float], lone: bool =
 
     It is where the mean curve, followed down from 1, first falls below; infinity where that is so at the largest point
     already, and the smallest point where it never is. The interval draws seeds and clusters of test items again
-    (percentile bootstrap, expanded for few seeds as that of N50 is); of a single seed there is none, unless it is a lone
-    one, whose items alone are drawn.
+    (percentile bootstrap, expanded for few seeds as that of N50 is); of a single seed there is none, unless it is the
+    only one there is: then items alone are drawn.
 
     Args:
         points: at K budgets, and then dense.

@@ -233,7 +233,7 @@ def compare(contenders: Sequence[Contender], apart: Collection[int] = ()) -> Pai
                 block = getattr(result, each.name)
                 getattr(every, each.name)[np.ix_(rows, columns)] = block
                 getattr(every, each.name)[np.ix_(columns, rows)] = -block.T if each.name == "mean" else block.T
-    lone, accuracy = bool(R) and every.n_seeds.max() == 1, np.full((R, 2), np.nan)
+    lone, accuracy = len({s for one in contenders for s in one.means}) == 1, np.full((R, 2), np.nan)
     for rows, left in blocks:
         accuracy[rows] = _accuracy(_differences(left, [_nothing(left[0])]), lone)
     judged = _judge(every, accuracy, lone)
@@ -348,8 +348,8 @@ def _judge(result: _Differences, accuracy: np.ndarray, lone: bool) -> Pairs:
 def _half_of_items(result: _Differences) -> np.ndarray:
     """Return (a, b) half the widths of the intervals of differences on one network, over its items.
 
-    As if one more cluster told for either side (Agresti and Min 2005, "Simple improved confidence intervals for comparing
-    matched proportions"): where two differ on few, their spread alone says too little.
+    As if one more cluster told for either side (Agresti and Min 2005, "Simple improved confidence intervals for
+    comparing matched proportions"): where two differ on few, their spread alone says too little.
     """
     half = student_half(result.together + 2 / result.clusters**2, result.clusters - 1)
     np.fill_diagonal(half, np.where(np.isnan(np.diag(half)), np.nan, 0.0))  # of each to itself
