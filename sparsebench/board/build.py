@@ -43,7 +43,11 @@ ALWAYS = [column for column in EVERY if column in (*columns.COLUMNS, columns.BY_
 
 @dataclass(frozen=True)
 class Ranking:
-    """The ranked rows of one task, and how they compare pair by pair; the rest as in `Setting`."""
+    """The ranked rows of one task, and how they compare pair by pair; the rest as in `Setting`.
+
+    Attributes:
+        of: what is compared one by one, seeds or networks.
+    """
 
     task: str
     rows: list[Row]
@@ -51,6 +55,7 @@ class Ranking:
     model: str = ""
     n_train: int = 0
     track: str = TRACK
+    of: str = "seeds"
 
 
 @dataclass(frozen=True)
@@ -335,7 +340,7 @@ def _rank(rows: list[Row], main: Setting, missing: Missing, unranked: Collection
     def order(row: Row) -> tuple[Any, ...]:
         return row["kind"] == "oracle", row["rank"] == NOT_RANKED, -(row["accuracy"] or 0), *_key(row)
 
-    ranking = Ranking(main.task, ranked, pairs, main.model, main.largest, main.track)
+    ranking = Ranking(main.task, ranked, pairs, main.model, main.largest, main.track, main.of)
     return Leaderboard(sorted(rows, key=order), [ranking])
 
 

@@ -303,6 +303,11 @@ class Setting:
         )
         return {seed: name for each in pairs for seed, name in each if name}
 
+    @property
+    def of(self) -> str:
+        """What is compared one by one: seeds, or networks that are tested as they are."""
+        return "networks" if self.networks else "seeds"
+
     @cached_property
     def lone(self) -> bool:
         """Whether all is of one network, so that intervals and tests are over its test items."""

@@ -241,7 +241,7 @@ def _command(
         amounts[word].append(found.replace(",", "+") if word == "counts" else found)
     own = [f"{word}={','.join(values)}" for word, values in amounts.items() if word and word not in OPTIONS]
     words = [_words(strategy, setting, own) for strategy in strategies]
-    words += ["--suite", suite.name if suite.name in suites.names() else f"{suite.name}.toml", "--task", setting.task]
+    words += ["--suite", suite.name if suite.name in suites.names() else f"{suite.name}.toml", "--task", _task(setting)]
     for word in OPTIONS:
         words += [f"--{word}", ",".join(amounts[word])] if amounts[word] else []
     words += ["--seeds", str(1 + max(cell.draw if setting.networks else cell.seed for cell in wanted))]
@@ -262,6 +262,13 @@ def _words(label: str, setting: Setting, budget: Sequence[str]) -> str:
     name = plugin.removeprefix("file:") if plugin.startswith("file:") else name
     given = [*([params.replace(", ", ",")] if params else []), *budget]
     return name + (f":{','.join(given)}" if given else "")
+
+
+def _task(setting: Setting) -> str:
+    """Return how a task is named in a command: with its parameters where no suite says them, as users cut pictures."""
+    params = setting.params[0] if setting.networks else {}
+    said = [f"{name}={value}" for name, value in params.items() if value and name != "images"]
+    return setting.task + (f":{','.join(said)}" if said else "")
 
 
 def _asks(suite: Asked, setting: Setting, wanted: Collection[Cell]) -> bool:

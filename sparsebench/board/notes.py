@@ -63,10 +63,10 @@ def networks(settings: Sequence[Setting], folder: Path | None = None) -> list[st
             continue
         contenders = [entry.contender for entry in one.largest_entries.values()]
         items = max((_items(each) for each in contenders), default=0)
-        names = ", ".join(missing.file_of(one.networks[seed], files) for seed in sorted(one.networks))
+        names = ", ".join(sorted(missing.file_of(network, files) for network in one.networks.values()))
         n = len(one.networks) or 1
         what = f"{n} network{'s' if n > 1 else ''}{f' ({names})' if names else ''}, {items} test items"
-        said = "intervals and tests are over networks and items, of this kind of network"
+        said = "intervals and tests are over networks and items"
         if one.lone:
             said = "intervals and tests are over the items, and say nothing of other networks"
         tested = list(one.largest_entries.values())
@@ -94,7 +94,7 @@ def other_settings(records: Flats) -> dict[str, int]:
 
 def detectable(rankings: Iterable[Ranking]) -> list[str]:
     """Return the difference in accuracy that each task's ranks would tell in 4 of 5 pairs."""
-    clauses = [(one.task, paired.detectable(one.pairs)) for one in rankings]
+    clauses = [(one.task, paired.detectable(one.pairs, of=one.of)) for one in rankings]
     return [f"{task}: {clause}" for task, clause in clauses if clause is not None]
 
 

@@ -95,7 +95,7 @@ def board(
         f"{_significant(area)} pairs of ranked strategies differ significantly on the area, "
         f"{_significant(at_middle)} at {short(middle)}"
     ]
-    notes += [] if (clause := paired.detectable(area, "the area")) is None else [clause]
+    notes += [] if (clause := paired.detectable(area, "the area", main.of)) is None else [clause]
     if high := sorted(line.strategy for line, of_all in zip(lines, whole, strict=True)
                       if of_all and common[-1] not in line.rows):  # fmt: skip
         notes.append(f"not ranked, as they have no result at the lowest budget: {', '.join(high)}")

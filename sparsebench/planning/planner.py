@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -148,8 +149,18 @@ def keep_metrics(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
 
 
 def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
-    """Write which suite was asked for, unless it is there."""
-    settings = {setting_of(job.cell) for job in jobs if job.asked}
+    """Write which suite was asked for, unless it is there.
+
+    A repetition in which some strategies are not tested again, as they draw nothing, is asked of none.
+    """
+    of_strategy: dict[str, set[str]] = defaultdict(set)
+    again = set()
+    for job in jobs:
+        if job.asked:
+            of_strategy[job.cell.strategy.name].add(setting := setting_of(job.cell))
+            again |= {setting} if job.cell.network and job.cell.repetition else set()
+    every = set[str]().union(*of_strategy.values())
+    settings = every - again | again.intersection(*of_strategy.values())
     asked = Asked(name=suite.name, version=suite.version, settings=tuple(sorted(settings)))
     store.keep(out / manifests.SUITES, asked.model_dump(mode="json"))
 

@@ -137,15 +137,16 @@ class Pairs:
         return high
 
 
-def detectable(pairs: Pairs, what: str = "accuracy") -> str | None:
+def detectable(pairs: Pairs, what: str = "accuracy", of: str = "seeds") -> str | None:
     """Return the difference that would be significant in 4 of 5 pairs, as a clause; None where it is not known.
 
-    What is compared are shares, which differ by 1 at most.
+    What is compared are shares, which differ by 1 at most; `of` says what the seeds are.
     """
     if np.isnan(least := pairs.least()):
         return None
     upper = np.triu_indices(len(pairs.mean), 1)
-    board = f"{int(np.median(pairs.n_seeds[upper]))} seeds each, among the {len(upper[0])} pairs of this board"
+    n = int(np.median(pairs.n_seeds[upper]))
+    board = f"{f'{n} {of} each' if n > 1 else 'on one network'}, among the {len(upper[0])} pairs of this board"
     if least > 1:
         return f"no difference in {what} is large enough to be significant in 4 of 5 pairs of strategies, {board}"
     return (

@@ -244,6 +244,10 @@ class Task(BaseModel):
         """Return the names of its classes, or None where only the data that are drawn have them."""
         return None
 
+    def draws_test(self) -> bool:
+        """Say whether each repetition tests on other data; asked of a task that trains nothing. By default it may."""
+        return True
+
     def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
         """Return how many classes its data can have, which is the size of the network's head.
 

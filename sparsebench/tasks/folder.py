@@ -139,6 +139,10 @@ class Folder(Task):
         seen = int(labels.max()) + 1
         return (seen,) if self.labels == "folders" else (seen, IMAGENET)
 
+    def draws_test(self) -> bool:
+        """See `Task.draws_test`: all pictures are the same ones."""
+        return self.test > 0
+
     def check(self) -> None:
         """See `Task.check`."""
         if not self.images.startswith("folder-"):
