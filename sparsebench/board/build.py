@@ -323,7 +323,7 @@ def _rank(rows: list[Row], main: Setting, missing: Missing, unranked: Collection
     left of it is no fair sample. Nor has it a say in how much others vary.
     """
     able = [row for row in rows if row["accuracy"] is not None]
-    apart = [i for i, row in enumerate(able) if _key(row) in missing.lacks]
+    apart = [i for i, row in enumerate(able) if _key(row) in missing.apart]
     every = paired.compare([main.largest_entries[_key(row)].contender for row in able], apart)
     judged = {i for i, row in enumerate(able) if _key(row) not in unranked}
     places = [i for i in sorted(judged) if able[i]["kind"] != "oracle"]

@@ -57,17 +57,17 @@ class Missing:
         wanted: the cells that most strategies have.
         budgets: falling shares of dense MACs that most strategies were run at, where some were run at several.
         lacks: by strategy, kind and budget, of those that lack something.
+        apart: these, and the other points of their curves: a strategy is ranked at all of its budgets or at none.
     """
 
     dense: bool
     wanted: frozenset[Cell]
     budgets: tuple[float, ...]
     lacks: Mapping[Key, Lack]
+    apart: frozenset[Key]
 
     def unranked(self, setting: Setting, failed: Collection[tuple[str, str]]) -> set[Key]:
-        """Return the entries that are not ranked: those that lack something, and those of which cells failed.
-
-        Over several budgets a strategy is ranked at all of them or at none.
+        """Return the entries that are not ranked: those that stand apart, and those of which cells failed.
 
         Args:
             setting: whose missing cells these are.
@@ -75,12 +75,8 @@ class Missing:
         """
         if self.dense:
             return set(setting.entries)
-        if not self.budgets:
-            return {key for key in setting.entries if key in self.lacks or (key[0], key[2]) in failed}
-        lines = {line_of(key, setting.entries[key]) for key in self.lacks} - {None}
-        broken = {strategy for strategy, _ in failed}
-        entries = setting.entries.items()
-        return {key for key, one in entries if key in self.lacks or key[0] in broken or line_of(key, one) in lines}
+        broken = {strategy for strategy, _ in failed} if self.budgets else set()
+        return set(self.apart) | {key for key in setting.entries if key[0] in broken or (key[0], key[2]) in failed}
 
 
 def missing_of(setting: Setting) -> Missing:
@@ -101,7 +97,10 @@ def missing_of(setting: Setting) -> Missing:
         cells = tuple(sorted(cell for cell in wanted - every[key] if key in drawing or not cell.draw))
         has = run.get(line_of(key, entry), budgets)
         lacks[key] = Lack(cells, tuple(budget for budget in budgets if budget not in has))
-    return Missing(dense, wanted, budgets, {key: one for key, one in lacks.items() if one.cells or one.budgets})
+    lacks = {key: one for key, one in lacks.items() if one.cells or one.budgets}
+    lines = {line_of(key, setting.entries[key]) for key in lacks if budgets} - {None}
+    apart = frozenset(key for key, entry in setting.entries.items() if key in lacks or line_of(key, entry) in lines)
+    return Missing(dense, wanted, budgets, lacks, apart)
 
 
 def _cells(setting: Setting, key: Key) -> set[Cell]:

@@ -87,7 +87,7 @@ def board(
     of_lines = [{_key(row) for row in line.rows.values()} for line in lines]
     whole = [not keys & set(unranked) for keys in of_lines]
     fair = [of_all and line.kind != "oracle" for of_all, line in zip(whole, lines, strict=True)]
-    lack = [bool(keys & missing.lacks.keys()) for keys in of_lines]
+    lack = [bool(keys & missing.apart) for keys in of_lines]
     area = _rank(table, heights, fair, lack)
     at_middle = _beside_random(main.largest_entries, table, [line.rows.get(middle) for line in lines], whole, lack)
     notes = [_measure(main, dense)]
