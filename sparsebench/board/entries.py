@@ -150,7 +150,7 @@ class Entry:
 
     def by_seed(self, metric: str) -> dict[int, float]:
         """Return a metric by seed, where it was measured; the mean over draws on one network."""
-        values = self.column(metric)
+        values = self.column(metric).astype(float)
         known = ~np.isnan(values)
         seeds, values = self.seeds[known], values[known]
         if self.draws:

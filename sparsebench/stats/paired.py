@@ -349,10 +349,10 @@ def _judge(result: _Differences, accuracy: np.ndarray, lone: bool) -> Pairs:
 def _half_of_items(result: _Differences) -> np.ndarray:
     """Return (a, b) half the widths of the intervals of differences on one network, over its items.
 
-    As if one more cluster told for either side (Agresti and Min 2005, "Simple improved confidence intervals for
+    As if half a cluster more told for either side (Agresti and Min 2005, "Simple improved confidence intervals for
     comparing matched proportions"): where two differ on few, their spread alone says too little.
     """
-    half = student_half(result.together + 2 / result.clusters**2, result.clusters - 1)
+    half = student_half(result.together + 1 / result.clusters**2, result.clusters - 1)
     np.fill_diagonal(half, np.where(np.isnan(np.diag(half)), np.nan, 0.0))  # of each to itself
     return half
 
