@@ -88,7 +88,7 @@ COLUMNS = (
     Column("device", "device", "text", "cpu or the name of the GPU, where images/s were measured", False, "accuracy"),
     Column("pareto_speed", "Pareto, speed", "text",
            "no: a ranked row that is no slower on this device is significantly more accurate", False, "accuracy"),
-    Column("n_seeds", "seeds", "count", "repetitions, or networks that are tested as they are"),
+    Column("n_seeds", "seeds", "count", "repetitions"),
 )  # fmt: skip
 BY_KEY = {column.key: column for column in COLUMNS}
 CHECKS = Column("checks", "checks", "text", "what `sparsebench check` found of this source, in this version")

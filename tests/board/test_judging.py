@@ -17,7 +17,7 @@ WORLDS = 200
 MOST = stats.binom.ppf(0.995, WORLDS, 0.05) / WORLDS
 """Of the worlds, in each of ten settings: what 5 % leaves open."""
 SEED_NOISE = judging.KINDS[1:]
-SETS = 300
+SETS = 200
 """Of pictures that checkpoints are tested on; intervals of one set are as good as one."""
 FEWEST = stats.binom.ppf(0.0005, SETS, 0.95) / SETS
 
@@ -28,9 +28,8 @@ def test_intervals_over_the_items_of_one_network_hold(accuracy: float) -> None:
     assert min(shares) >= FEWEST and max(shares[:2]) < 0.98  # wider ones would hold more often
 
 
-@pytest.mark.parametrize("unsteady", [0.1, 0.4])
-def test_intervals_over_three_networks_and_their_items_hold(unsteady: float) -> None:
-    assert min(checkpoints.holding(Checkpoints(S=3, unsteady=unsteady), SETS)) >= FEWEST
+def test_intervals_over_three_networks_and_their_items_hold() -> None:
+    assert min(checkpoints.holding(Checkpoints(S=3, unsteady=0.4), SETS)) >= FEWEST
 
 
 @pytest.mark.parametrize("S", [1, 3])
