@@ -168,7 +168,7 @@ def _notes(setting: Setting, title: str, asked: Sequence[Asked], files: Mapping[
         alike[_join(what), budgets, missing.wanted if shares else cells].append(strategy)
     for (text, budgets, cells), strategies in alike.items():
         command = _command(setting, strategies, budgets, cells, missing.wanted, asked, files)
-        yield f"{_join(strategies)} on {title}: not ranked, without {text}; {command}"
+        yield f"{_join(strategies)} on {title}: not ranked there, without {text}; {command}"
 
 
 def _join(texts: Iterable[str]) -> str:

@@ -135,7 +135,8 @@ def test_a_seed_of_dense_that_is_missing_leaves_out_that_seed_for_all() -> None:
         assert now[name]["rank"] == then[name]["rank"]
         assert now[name]["kept_accuracy"] == pytest.approx(then[name]["kept_accuracy"])
     assert any(
-        line.startswith("dense on composite: not ranked, without 1 of 3 repetitions (2)") for line in notes_on(some)
+        line.startswith("dense on composite: not ranked there, without 1 of 3 repetitions (2)")
+        for line in notes_on(some)
     )
 
 
@@ -144,9 +145,9 @@ def test_a_note_says_what_each_lacks() -> None:
     some = without(without(some, strategy="good", macs_ratio_asked=0.3), strategy="poor", macs_ratio_asked=0.5)
     lines = [line for line in notes_on(some, technical=False) if "not ranked" in line]
     assert [line.partition(";")[0] for line in lines] == [
-        "fair on composite: not ranked, without 1 of 3 repetitions (1)",
-        "good on composite: not ranked, without macs 0.3",
-        "poor on composite: not ranked, without macs 0.5, 1 of 3 repetitions (1)",
+        "fair on composite: not ranked there, without 1 of 3 repetitions (1)",
+        "good on composite: not ranked there, without macs 0.3",
+        "poor on composite: not ranked there, without macs 0.5, 1 of 3 repetitions (1)",
     ]
 
 
@@ -154,5 +155,5 @@ def test_trials_that_are_missing_are_counted() -> None:
     sizes = [record | {"n_train": n, "success": 1.0, "cell_id": f"{record['cell_id']} {n}"}
              for record in SINGLE for n in (4, 8)]  # fmt: skip
     some = without(sizes, strategy="fair", n_train=4, repetition=0)
-    assert any(line.startswith("fair on composite: not ranked, without 1 of 6 trials") for line in notes_on(some))
+    assert any(line.startswith("fair on composite: not ranked there, without 1 of 6 trials") for line in notes_on(some))
     assert {row["rank"] for row in build(some) if row["strategy"] == "fair"} == {"not ranked"}

@@ -187,7 +187,7 @@ def test_what_lacks_a_network_or_a_draw_is_not_ranked_and_the_command_of_the_not
     result = CliRunner().invoke(main, ["leaderboard", str(some), "--format", "csv"])
     ranks = {row["strategy"]: row["rank"] for row in csv.DictReader(io.StringIO(result.stdout))}
     assert ranks["attn_topk"] == ranks["random_inside"] == "not ranked" != ranks["random"]
-    lines = {line.split(" ")[0]: line for line in result.stderr.splitlines() if "not ranked, without" in line}
+    lines = {line.split(" ")[0]: line for line in result.stderr.splitlines() if "not ranked there, without" in line}
     assert "1 of 3 networks (two.safetensors);" in lines["attn_topk"]
     assert "1 of 6 draws;" in lines["random_inside"]
     for strategy, line in lines.items():

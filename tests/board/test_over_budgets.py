@@ -299,7 +299,9 @@ def test_who_was_not_asked_for_the_lowest_budget_has_no_area() -> None:
     board = over(judge(some))
     easy = row_of(board, "easy")
     assert (easy["rank"], easy["kept_accuracy"]) == ("not ranked", None)
-    assert any(line.startswith("easy on composite: not ranked, without macs 0.5, macs 0.3;") for line in notes_on(some))
+    assert any(
+        line.startswith("easy on composite: not ranked there, without macs 0.5, macs 0.3;") for line in notes_on(some)
+    )
     hard = [r | {"status": "unsupported"} for r in records("easy", dict.fromkeys(BUDGETS[1:], 0.9))]
     board = over(judge([*some, *hard]))
     assert row_of(board, "easy")["rank"] == "not ranked"
