@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sparsebench.records.record import Record
     from sparsebench.strategy import Strategy
 
+log = logging.getLogger(__name__)
 OUT = "sparsebench-out"
 Plugins: TypeAlias = "Sequence[str | os.PathLike[str] | Strategy | type[Strategy]] | str | Strategy | type[Strategy]"
 
@@ -47,11 +49,15 @@ def run(
         KeyboardInterrupt: Ctrl-C; the first waits for the cells under way, the second ends them. What is done is kept.
     """
     from sparsebench.board.build import columns_of, judge
+    from sparsebench.board.notes import below_chance
     from sparsebench.frame import frame
 
     folder = _folder_of(out)
     with _callbacks(folder, progress, on_record) as callbacks:
-        judged = judge(execute(*values_of({"plugins": _words_of(plugins, folder), **options}), folder, callbacks))
+        records = execute(*values_of({"plugins": _words_of(plugins, folder), **options}), folder, callbacks)
+    for line in below_chance(records):
+        log.warning("%s", line)
+    judged = judge(records)
     return frame(judged.rows, columns_of(judged.rows, judged.columns))
 
 
@@ -162,19 +168,20 @@ def apply(
 
     The weights are the model's own, by the same names; training the sparse network trains the model. The model is not
     changed. Plans are checked in full at the first call with inputs of a shape. An adaptive strategy takes the budget's
-    counts as they are: they are not calibrated on pictures, as a run's are.
+    counts as they are: they are not calibrated on pictures, as a run's are. One whose published words name no budget,
+    as `a_vit:beta=-75`, needs none: any number of tokens may stay.
 
     Args:
         model: a timm VisionTransformer, with weights of 32 or 64 bits.
         strategy: the words of `--plugin`, or a strategy of one's own, the class or an instance.
         learned: what the strategy learned, of one that must be trained or looks at images first: a .safetensors file
             with weights named `strategy.*`, as `sparse.state_dict()` has them; "random" to begin a training.
-        images: (n, 3, height, width) training pictures, normalised as for the model, for a strategy that looks at some
-            before it acts.
+        images: (n, channels, height, width) training pictures, normalised as for the model, for a strategy that looks
+            at some before it acts.
         labels: (n,) int64 class numbers of these, for one that needs them.
         seed: of its random numbers, which belong to the place of a picture in its batch.
-        mean: what its pixels are normalised with, for strategies that look at them; by default what
-            `model.pretrained_cfg` says, else 0.5.
+        mean: what its pixels are normalised with, for strategies that look at them, one number or one a channel; by
+            default what `model.pretrained_cfg` says, the mean of that for a network of other channels, else 0.5.
         std: as `mean`.
         options: its budget and parameters by name, such as macs=0.5, disposal="merge".
 

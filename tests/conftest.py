@@ -1,6 +1,10 @@
+import os
+
+# A core for each of the tests that run side by side: else libraries start as many threads in each as there are cores.
+os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+
 import functools
 import gc
-import os
 import posixpath
 import tarfile
 from collections import Counter

@@ -18,8 +18,10 @@ class ATS(Strategy):
     the value, all heads concatenated; c_j is the sum of S up to token j, from the smallest S up. Each of M points takes
     the token whose sum is nearest; tokens taken several times stay once. As released, sums are c' = (c - min c) /
     (max c - min c), and the points s + m (1 - s) / (M - 1), m = 0..M-1, s the smallest c' that is not 0; a single point
-    is s. As in the paper, sums are c and the points (2m - 1) / (2M), m = 1..M. So M bounds the number that stays, and
-    of an image whose attention is on few tokens few do. Only they are queries. No gradient goes through the choice.
+    is s. Tokens that left an image before have the score 0 and stand first: from then on min c is 0, and the points
+    begin at the smallest score that is there, where at first they begin at the second smallest. As in the paper, sums
+    are c and the points (2m - 1) / (2M), m = 1..M. So M bounds the number that stays, and of an image whose attention
+    is on few tokens few do. Only they are queries. No gradient goes through the choice.
 
     M is the count that the budget gives; with a fraction of MACs it is raised, up to all tokens, until the mean cost is
     what was asked for. It acts in blocks 3 to 11 of 12, as published, and in as large a part of other depths, unless
@@ -62,7 +64,9 @@ class ATS(Strategy):
         order = place.masked_fill(~view.there, torch.inf).sort(dim=1, stable=True).indices
         c = S.gather(1, order).double().cumsum(dim=1)  # in which a small score is not lost beside a large sum
         if self.points == "released":
-            c = (c - c[:, :1]) / (c[:, -1:] - c[:, :1]).clamp(min=1e-30)  # all 0 where all are equal
+            some_left = view.there.sum(dim=1, keepdim=True) < view.memory.setdefault("tokens", c.shape[1])
+            least = c[:, :1].masked_fill(some_left, 0.0)
+            c = (c - least) / (c[:, -1:] - least).clamp(min=1e-30)  # all 0 where none has a score
         points = self._points(c, keep)
         c = c.masked_fill(~view.there.gather(1, order), torch.inf)
         right = torch.searchsorted(c, points).clamp(max=c.shape[1] - 1)

@@ -1,7 +1,7 @@
-"""Similar tokens leave: dropped in the first blocks, merged without loss of length in the others."""
+"""Similar tokens leave: dropped in the first blocks, merged in the others, with the length of the longest."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,13 +16,14 @@ class ToFu(Strategy):
     A has the even places and B the odd; each patch of A is paired with the patch of B whose key is most similar
     (cosine, mean over heads), and the r closest pairs are taken. The others of A go on, then B: in their order, but
     where there are no class and register tokens those of A most similar first. In the blocks before `merge_from` the
-    tokens of A in the pairs are dropped. From there on each group becomes the direction of its plain mean times the
-    length of its longest member (MLERP), as a mean of unlike tokens is shorter than they are. Sizes do not weigh the
-    mean; they add up for attention after it, which weighs tokens by them unless `proportional` is off.
+    tokens of A in the pairs are dropped. From there on each group becomes one token (MLERP): its plain mean, times the
+    length of its longest member, divided, as released, by the length of its member in B, or, as in the paper, by the
+    length of the mean, which is shorter than its members where they are unlike. Sizes weigh neither the mean nor,
+    unless `proportional` is on, attention after it.
 
-    Tokens are dropped in the first round(`merge_from` depth) blocks: 7 of 12, where the known implementation merges
-    from block 7 on, counted from 0. That is a re-implementation by the authors of PiToMe (Tran et al. 2024); the paper
-    sets the block by how linear the network is. A network of one block drops.
+    Tokens are dropped in the first round(`merge_from` depth) blocks: 7 of 12, where the one known implementation merges
+    from block 7 on, counted from 0. That is a re-implementation by the authors of PiToMe (Tran et al. 2024), and is
+    what "released" means here; the paper sets the block by how linear the network is. A network of one block drops.
     """
 
     name: ClassVar[str] = "tofu"
@@ -38,8 +39,8 @@ class ToFu(Strategy):
 }"""
     published: ClassVar[tuple[Published, ...]] = (Published("tofu:ratio=0.9", "DeiT-S"),)
     differs: ClassVar[str] = (
-        "follows the one implementation that is known, by the authors of PiToMe; the paper sets the block from which "
-        "tokens merge by how linear the network is"
+        "follows the one implementation that is known, by the authors of PiToMe; the paper divides a mean by its own "
+        "length (length=paper), and sets the block from which tokens merge by how linear the network is"
     )
     expected_failures: ClassVar[Mapping[str, str]] = {
         "order_of_tokens_does_not_matter": "pairs are made of tokens at even and at odd places"
@@ -48,7 +49,10 @@ class ToFu(Strategy):
     most: ClassVar[float] = 0.5
 
     merge_from: float = Field(7 / 12, ge=0, le=1, description="share of the blocks after which tokens are merged")
-    proportional: bool = Field(True, description="attention after it weighs tokens by their sizes")
+    length: Literal["released", "paper"] = Field(
+        "released", description="what the mean is divided by: the length of the member in B, or its own"
+    )
+    proportional: bool = Field(False, description="attention after it weighs tokens by their sizes")
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the similarities of A to B."""
@@ -64,11 +68,16 @@ class ToFu(Strategy):
         target, leaves = bipartite(view.keys, keep, view.prefix_count)
         if view.block < round(self.merge_from * view.depth):
             return Keep(target.masked_fill(leaves, target.shape[1]).argsort(dim=1)[:, :keep], ordered=True)
-        ones, lengths = torch.ones_like(view.sizes), view.tokens.norm(dim=2)
-        longest = torch.zeros_like(lengths[:, :keep]).scatter_reduce(1, target, lengths, "amax")
-        groups = Grouped.of(Merge(target, weight=ones), keep)
-        total = apply(groups, view.tokens, view.sizes).norm(dim=2).clamp(min=1e-12)
-        return Merge(target, weight=(longest / total).gather(1, target))
+        lengths = view.tokens.norm(dim=2)
+        none = torch.zeros_like(lengths[:, :keep])
+        longest = none.scatter_reduce(1, target, lengths, "amax")
+        if self.length == "paper":
+            plain = Merge(target, weight=torch.ones_like(lengths))
+            divisor = apply(Grouped.of(plain, keep), view.tokens, view.sizes).norm(dim=2)  # that of the sum
+        else:
+            members = none.scatter_add(1, target, torch.ones_like(lengths))
+            divisor = members * none.scatter_add(1, target, lengths.masked_fill(leaves, 0.0))
+        return Merge(target, weight=(longest / divisor.clamp(min=1e-12)).gather(1, target))
 
 
 @sparsebench.hookimpl

@@ -32,6 +32,7 @@ from sparsebench.board.missing import Missing, missing_of
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.badges import CHECKS, SEVERAL, UNCHECKED
+from sparsebench.sources.labels import described
 from sparsebench.stats import paired
 from sparsebench.stats.intervals import Interval, mean_interval, n50_ratio, sample_complexity
 
@@ -105,7 +106,7 @@ def judge(records: Flats, by: str | None = None) -> Leaderboard:
     rows = [row for part in parts for row in part.rows]
     every = parts[0].columns if by is None else [*EVERY, *map(columns.column_of, kinds)]
     nothings: dict[Column, Any] = dict.fromkeys((*columns.OVER_BUDGETS, columns.BY_LOSS, *every[len(EVERY) :]))
-    nothings |= {columns.CHECKS: UNCHECKED, columns.VERIFIED: "", columns.TRACK: TRACK}
+    nothings |= {columns.CHECKS: UNCHECKED, columns.VERIFIED: "", columns.TRACK: TRACK, columns.CLASSES: ""}
     for column, nothing in nothings.items():
         if all(row[column.key] == nothing for row in rows):
             for row, key in product(rows, column.keys):
@@ -246,6 +247,7 @@ def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None
         for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (VERIFIED, "")):
             row[name] = _common({word for entry in present for word in entry.words(name)}, otherwise)
         row |= none | {columns.TRACK.key: TRACK if main is None else main.track}
+        row |= {columns.CLASSES.key: "" if main is None else described(main.params[0])}
         extra = zip(setting_of, row_entries[3:], strict=True)
         rows.append(row | {kind.name: None if entry is None else entry.over_seeds(kind) for kind, entry in extra})
     return rows

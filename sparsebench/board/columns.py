@@ -115,6 +115,7 @@ MACS_AT_2 = Column(
 SPEED_UP = Column("speed_up", "speed-up", "ratio", "images/s over dense's of the same seed and machine, median")
 P_LABEL = Column("p_label", "p(label)", "fraction", "mean probability of the right class in the test")
 TRACK = Column("track", "track", "text", "scratch, frozen or tuned: what strategies are tested on")
+CLASSES = Column("class_folders", "class folders", "text", "how class folders were numbered", tables=False)
 OVER_BUDGETS = (HOW, KEPT, MACS_AT_2, SPEED_UP, P_LABEL)
 """Columns of a board of curves."""
 _BY_KEY = {column.key: column for column in (*COLUMNS, BY_LOSS)}
@@ -129,7 +130,7 @@ TRIALS = tuple(
 )
 """Columns of tables of their own under a board of curves."""
 _AFTER = [column.key for column in COLUMNS].index("sample_complexity_ratio") + 1
-EVERY = (*BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, VERIFIED, *OVER_BUDGETS, TRACK)
+EVERY = (*BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, VERIFIED, *OVER_BUDGETS, TRACK, CLASSES)
 """CHECKS and those after it, and BY_LOSS, are there where rows have something to say of them."""
 
 

@@ -247,8 +247,10 @@ def _command(
     if networks := [setting.networks[seed] for seed in sorted({cell.seed for cell in cells} & set(setting.networks))]:
         words += ["--model", f"{setting.model}:{setting.params[1].get('arch', '')}".rstrip(":")]
         words += ["--images", "folder:DIR"]
-        for network in networks:
-            words += ["--pretrained"] if network == PRETRAINED else ["--weights", file_of(network, files)]
+        keys = {network.partition(" ")[2] for network in networks} - {""}
+        words += [word for key in sorted(keys) for word in ("--weights-key", key)]
+        for name in dict.fromkeys(network.partition(" ")[0] for network in networks):
+            words += ["--pretrained"] if name == PRETRAINED else ["--weights", file_of(name, files)]
     return f"`sparsebench run {shlex.join(words)}` with this folder as --out, and the run's other options, runs it"
 
 
@@ -266,7 +268,9 @@ def _words(label: str, setting: Setting, budget: Sequence[str]) -> str:
 def _task(setting: Setting) -> str:
     """Return how a task is named in a command: with its parameters where no suite says them, as users cut pictures."""
     params = setting.params[0] if setting.networks else {}
-    said = [f"{name}={value}" for name, value in params.items() if value and name != "images"]
+    if params.get("classes"):
+        params = params | {"classes": "FILE", "labels": ""}
+    said = [f"{name}={value}" for name, value in params.items() if value and name not in ("images", "head")]
     return setting.task + (f":{','.join(said)}" if said else "")
 
 

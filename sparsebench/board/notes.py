@@ -7,17 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy.stats import binom
 
 from sparsebench.board import missing
 from sparsebench.board.build import Flats, Ranking
-from sparsebench.board.entries import PRETRAINING, Setting, add_titles, frame_of, settings_of
+from sparsebench.board.entries import DENSE, NETWORK, PRETRAINING, Setting, add_titles, frame_of, settings_of
 from sparsebench.records import environment, manifests
 from sparsebench.records.badges import REMARK
+from sparsebench.records.record import unpack
+from sparsebench.records.row import OUTCOMES
+from sparsebench.sources.labels import MOST_CLASSES, described
 from sparsebench.stats import paired
 from sparsebench.stats.paired import Contender
+from sparsebench.text import plain
 
 TOLERANCE = 0.02
 """How far realised MACs may be from those asked for, and from planned ones, before the board says so."""
+SURPRISING = 1e-3
+"""How improbable so few right answers are by chance before the board says that classes are in another order."""
 SHOWN = 5
 """Parts of the descriptions of machines that are named."""
 
@@ -28,7 +35,8 @@ def notes_on(
     """Return what was tested, what is missing or left out, what differences can be significant, what failed, and what
     checks found, a line each.
 
-    Without the technical ones: what was tested, what is missing or left out, several machines, failures and checks.
+    Without the technical ones: what was tested, what is missing or left out, how class folders are numbered, several
+    machines, failures and checks.
 
     Args:
         records: of a board.
@@ -44,6 +52,7 @@ def notes_on(
         f"{task}: {n} other setting{'s' if n > 1 else ''} ({tracks}) not shown; see them with --by task"
         for task, n in other_settings(frame).items()
     ]
+    more += below_chance(frame, folder) + class_orders(frame) + strays(frame, folder)
     if technical:
         more += detectable(rankings) + cautions(frame) + inactive(frame)
     return more + machines(frame, folder) + failures(frame) + remarks(frame)
@@ -84,6 +93,51 @@ def _items(one: Contender) -> int:
     if one.clusters is not None:
         return max(len(np.unique(numbers)) for numbers in one.clusters.values())
     return max((len(hits) for _, hits in one.hits.values()), default=0)
+
+
+def class_orders(records: Flats) -> list[str]:
+    """Return how class folders are numbered, a line for each way in which a task does it."""
+    said = {(one.task, described(one.params[0])) for one in _with_class_folders(records)}
+    return [f"{task}: class folders are numbered {line}" for task, line in sorted(said)]
+
+
+def below_chance(records: Flats, folder: Path | None = None) -> list[str]:
+    """Return a line for each setting with class folders in which dense is right less often than chance.
+
+    Chance is what its answers come to on labels that have nothing to do with them, so that a network that gives one
+    answer to everything, or answers that no folder has, is at chance. The test is exact: binomial, one-sided.
+    """
+    files = {} if folder is None else manifests.file_names(folder)
+    lines = []
+    for one in _with_class_folders(records):
+        for key, entry in one.entries.items():
+            outcomes = zip(*map(entry.column, (*OUTCOMES, NETWORK)), strict=True) if key[0] == DENSE else ()
+            for n, labels, predictions, network in {each for each in outcomes if each[0] and each[2]}:
+                whose = f" with {missing.file_of(network, files)}" if len(one.networks) > 1 else ""
+                answers, truth = unpack(predictions, n), unpack(labels, n)
+                shares = np.bincount(answers, minlength=MOST_CLASSES) * np.bincount(truth, minlength=MOST_CLASSES)
+                chance, right = float(shares.sum()) / n**2, int((answers == truth).sum())
+                if binom.cdf(right, n, chance) < SURPRISING:
+                    lines.append(
+                        f"{one.task}, {one.model}{whose}: dense is right in {right} of {n} pictures, and chance would "
+                        f"be {chance * n:.0f}: the class folders are probably in another order than the head's "
+                        "classes; say it with --task folder:classes=FILE"
+                    )
+    return sorted(set(lines))
+
+
+def _with_class_folders(records: Flats) -> list[Setting]:
+    """Return the settings of tasks that number class folders, named with what differs among them."""
+    frame = frame_of(records)
+    of_folders = frame[frame["setting"].isin([text for text in frame["setting"].unique() if '"labels":' in str(text)])]
+    return [one for one in add_titles(settings_of(of_folders)) if described(one.params[0])] if len(of_folders) else []
+
+
+def strays(records: Flats, folder: Path | None) -> list[str]:
+    """Return what was left out of the folders of pictures that were used, a line each."""
+    listed = [] if folder is None else manifests.strays(folder)
+    used = " ".join(frame_of(records)["setting"].astype(str).unique()) if listed else ""
+    return [f"{plain(one.name)}: left out: {plain(one.left_out, 1000)}" for one in listed if f'"{one.name}"' in used]
 
 
 def other_settings(records: Flats) -> dict[str, int]:

@@ -12,6 +12,7 @@ from sparsebench.claims.recount import setting_of
 from sparsebench.claims.rows import Claim
 from sparsebench.errors import UserError
 from sparsebench.planning.request import Files, Request
+from sparsebench.planning.weights import files_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.stats.intervals import wilson
 
@@ -59,10 +60,12 @@ def request_of(claim: Claim, weights: Path, images: Path, registry: Registry) ->
             f"row {claim.id}: '{strategy.name}' is learned with the network, and a file of weights does not hold it",
             next_step="name a row whose strategy is not learned",
         )
+    if len(files := files_of((weights,))) > 1:
+        raise UserError(f"row {claim.id} was tested with one network", got=f"{len(files)} files in {weights}")
     task = f"folder:canvas={claim.canvas}" if claim.canvas else "folder"
     plugins = tuple(dict.fromkeys(("dense", claim.plugin)))
     request = Request(plugins, "folder", (task,), claim.model, alone=True)
-    return request, Files(f"folder:{images}", weights=weights)
+    return request, Files(f"folder:{images}", weights=(weights,))
 
 
 def result_of(claim: Claim, records: pd.DataFrame) -> Measured:

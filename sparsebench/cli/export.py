@@ -21,6 +21,7 @@ from sparsebench.errors import UserError
 @click.option(
     "--weights", metavar="FILE.safetensors", type=click.Path(path_type=Path), help="[those that timm fetches]"
 )
+@click.option("--weights-key", metavar="NAME", default="", help="Which state dict of a checkpoint that has several.")
 @click.option("--learned", metavar="FILE.safetensors", type=click.Path(path_type=Path), help="What it has learned.")
 @click.option("--batch", type=int, default=1, show_default=True, help="Pictures that the network takes at a time.")
 def export(what: str | None, form: str, out: Path | None, plugin: str | None, **network: Any) -> None:
@@ -52,7 +53,13 @@ def export(what: str | None, form: str, out: Path | None, plugin: str | None, **
 
 
 def _export_model(
-    model: str, plugin: str, out: Path | None, weights: Path | None, learned: Path | None, batch: int
+    model: str,
+    plugin: str,
+    out: Path | None,
+    weights: Path | None,
+    weights_key: str,
+    learned: Path | None,
+    batch: int,
 ) -> None:
     """Write a sparse network and say what it is."""
     from sparsebench.deploy.apply import apply
@@ -60,6 +67,6 @@ def _export_model(
 
     if out is None:
         raise UserError("a network is not for standard output", next_step="give -o FILE.onnx or FILE.pt2")
-    with apply(named_model(model, weights), plugin, learned=learned) as sparse:
+    with apply(named_model(model, weights, weights_key), plugin, learned=learned) as sparse:
         sparse.export(out, batch)
         click.echo(f"written: {out}, {sparse.spec}, {sparse.macs_ratio:.3f} of the MACs of {model}")

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=Callable[..., Any])
 PICTURES = ("images", "backgrounds", "pretrain_images", "data_root", "download")
-SETTING = ("suite", "model", "pretrained", "weights", "networks", *PICTURES, "device", "keep", "macs", "n_train")
+SETTING = (
+    "suite",
+    "model",
+    "pretrained",
+    "weights",
+    "weights_key",
+    "networks",
+    *PICTURES,
+    "device",
+    "keep",
+    "macs",
+    "n_train",
+)
 RUN = ("out", "rerun", "checkpoint", "timeout", "memory_limit", "jobs")
 REQUEST = ("plugins", *SETTING, "where", *RUN)
 PLACE = ("engine", "exclusive", "address", "cluster", "dry_run", "observe")
@@ -45,6 +57,8 @@ def _kind_of(one: Option) -> dict[str, Any]:
     if one.type is bool:
         return {"is_flag": True}
     if get_origin(one.type) is tuple:
+        if Path in types:
+            return {"multiple": True, "type": click.Path(path_type=Path)}
         return {"multiple": True} if str in types else {"type": _Numbers(types[0]), "default": ()}
     if get_origin(one.type) is Literal:
         return {"type": click.Choice(types)}

@@ -51,7 +51,7 @@ def run(
     from sparsebench.board.budget_table import text
     from sparsebench.board.build import judge
     from sparsebench.board.findings import findings
-    from sparsebench.board.notes import notes_on
+    from sparsebench.board.notes import below_chance, notes_on
     from sparsebench.records.record import ANSWERS
 
     request, files, how = values_of(values | {"plugins": (*named, *values["plugins"])})
@@ -70,6 +70,8 @@ def run(
     if form == "table":
         show("".join(f"\n{line}" for line in findings(judged.rows)) + "\n", form)
     click.echo(f"written: {out}/leaderboard.md, .csv, .json, .png, .html", err=True)
+    for line in below_chance(finished):
+        click.echo(f"warning: {line}", err=True)
     lost = finished[~finished["status"].isin(ANSWERS)]["status"]
     click.echo(remedy(lost) if len(lost) else f"next: {_next(finished, out)}", err=True)
     sys.exit(int(bool(len(lost))))

@@ -30,10 +30,12 @@ HEADER = ("strategy", "mode", "precision", "batch", "p50 ms", "p95 ms", "speed-u
 @click.option(
     "--weights", type=click.Path(path_type=Path), metavar="FILE.safetensors", help="[random: speed needs none]"
 )
+@click.option("--weights-key", metavar="NAME", default="", help="Which state dict of a checkpoint that has several.")
 @click.option("--out", type=click.Path(path_type=Path), default="sparsebench-speed", show_default=True)
 def speed(
-    model: str, strategies: tuple[str, ...], out: Path, device: str | None, weights: Path | None, **how: Any
-) -> None:
+    model: str, strategies: tuple[str, ...], out: Path, device: str | None, weights: Path | None, weights_key: str,
+    **how: Any,
+) -> None:  # fmt: skip
     """Measure how fast strategies make MODEL, as timm:NAME, on this machine.
 
     Dense and sparse networks take turns. The dense network is measured twice in each mode: A/A says how far the two
@@ -54,7 +56,7 @@ def speed(
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("there is no GPU that torch can use", got="--device cuda", allowed="cpu")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    network = named_model(model, weights, fetched=False)
+    network = named_model(model, weights, weights_key, fetched=False)
     how["modes"] = how["modes"] or MODES
     out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []

@@ -14,10 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sparsebench import seeds
+from sparsebench.budget import FULL, Budget
 from sparsebench.deploy.images import check_given, fit_on_images
 from sparsebench.deploy.sparse_model import SparseModel
 from sparsebench.deploy.words import Asked, understand, words
 from sparsebench.errors import UnsupportedError, UserError
+from sparsebench.measure.cost import CostModel
+from sparsebench.measure.counts import stages
 from sparsebench.models.actor import LEARNED, Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.planning.budgets import fit_budget
@@ -53,9 +56,13 @@ def apply(
             mean=cfg.get("mean", 0.5) if mean is None else mean,
             std=cfg.get("std", 0.5) if std is None else std,
         )
+        _check_pixels(network.channels, mean=mean, std=std)
         _check_strategy(asked.strategy, learned, images, labels)
         _check_needs(asked.strategy, network)
-        budget = fit_budget(asked.budget, asked.strategy, None, network.cost)
+        if asked.budget is None:
+            budget = _all_tokens(asked.strategy, network.cost)
+        else:
+            budget = fit_budget(asked.budget, asked.strategy, None, network.cost)
         stream = seeds.seed_of("strategy", "apply", seed)
         actor = Actor(asked.strategy, budget, network.cost, network.grid, stream)
     except UnsupportedError as error:
@@ -72,6 +79,12 @@ def apply(
             stacklevel=3,
         )
     return sparse
+
+
+def _all_tokens(strategy: Strategy, cost: CostModel) -> Budget:
+    """Return the budget of a strategy that decides itself: all tokens as upper bounds, wherever it acts."""
+    blocks = stages(FULL, strategy.traits(), cost.depth)
+    return Budget(counts=(cost.tokens,) * len(blocks), blocks=blocks)
 
 
 def _check_model(model: Any) -> None:
@@ -92,6 +105,16 @@ def _check_model(model: Any) -> None:
             got=wrong[0].removeprefix("torch."), allowed="float32 or float64",
             next_step="call model.float(), and torch.autocast around what you compute",
         )  # fmt: skip
+
+
+def _check_pixels(channels: int, **given: float | Sequence[float] | None) -> None:
+    """Raise UserError unless the mean and std that a user gives are one number, or one a channel."""
+    for name, values in given.items():
+        if isinstance(values, Sequence) and len(values) not in (1, channels):
+            raise UserError(
+                f"{name}, which pixels are normalised with", got=f"{len(values)} numbers",
+                allowed=" or ".join(map(str, sorted({1, channels}))) + ", one a channel",
+            )  # fmt: skip
 
 
 def _check_strategy(strategy: Strategy, learned: Any, images: Any, labels: Any) -> None:

@@ -27,9 +27,7 @@ def export(sparse: SparseModel, file: str | os.PathLike[str], batch: int = 1) ->
     _check(sparse, path, batch)
     with as_in_a_test(sparse.model), torch.no_grad():
         weight = next(sparse.model.parameters())
-        network = sparse._network
-        size = [side * patch for side, patch in zip(network.grid, network.patch, strict=True)]
-        pixels = torch.zeros(batch, 3, *size, device=weight.device, dtype=weight.dtype)
+        pixels = torch.zeros(batch, *sparse._network.pixels, device=weight.device, dtype=weight.dtype)
         try:
             program = torch.export.export(sparse, (pixels,), strict=False)
             _write(program, path)

@@ -38,16 +38,16 @@ def check_given(strategy: Strategy, learned: Any, images: Any, labels: Any) -> N
 
 
 def fit_on_images(network: DeepViT, actor: Actor, images: Any, labels: Any, seed: int) -> None:
-    """Fit the actor's strategy on a user's images (n, 3, height, width), normalised as for the model.
+    """Fit the actor's strategy on a user's images (n, channels, height, width), normalised as for the model.
 
     Raises:
         UserError: they are not what the model takes, or what the strategy does wrong, see `fit`.
     """
     weight = next(network.module.parameters())
-    size = tuple(side * patch for side, patch in zip(network.grid, network.patch, strict=True))
-    if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != (3, *size) or not len(images):
+    size = network.pixels
+    if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != size or not len(images):
         got = str(tuple(images.shape)) if isinstance(images, Tensor) else type(images).__name__
-        allowed = f"(n, 3, {size[0]}, {size[1]}), n of 1 or more"
+        allowed = "(n, {}, {}, {}), n of 1 or more".format(*size)
         raise UserError("images to learn from", got=got, allowed=allowed, next_step="give them as one tensor")
     if images.dtype != weight.dtype or not bool(images.isfinite().all()):
         got = str(images.dtype).removeprefix("torch.") if images.dtype != weight.dtype else "NaN or infinity"

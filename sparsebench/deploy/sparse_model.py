@@ -67,7 +67,7 @@ class SparseModel(nn.Module):
             _HOLDERS[self.model] = weakref.ref(self)
 
     def forward(self, x: Tensor) -> Any:
-        """Return what the model returns for (B, 3, height, width) pixels, normalised as for the model."""
+        """Return what the model returns for (B, channels, height, width) pixels, normalised as for the model."""
         self._check(x)
         if not self._acts:
             self._last = None
@@ -103,14 +103,13 @@ class SparseModel(nn.Module):
         if self._removed:
             raise UserError(f"'{self.spec}' was removed from this network", next_step="call apply again")
         network = self._network
-        size = tuple(side * patch for side, patch in zip(network.grid, network.patch, strict=True))
         weight = next(self.model.parameters())
-        if not isinstance(x, Tensor) or x.ndim != 4 or tuple(x.shape[2:]) != size:
+        if not isinstance(x, Tensor) or x.ndim != 4 or tuple(x.shape[1:]) != network.pixels:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise UserError(
-                "pixels of another resolution than the network's", got=str(got),
-                allowed=f"(B, 3, {size[0]}, {size[1]})",
-                next_step="resize them, or make the network with img_size=...",
+                "pixels of another resolution or number of channels than the network's", got=str(got),
+                allowed="(B, {}, {}, {})".format(*network.pixels),
+                next_step="resize them, or make the network with img_size=... and in_chans=...",
             )  # fmt: skip
         if x.device != weight.device:
             raise UserError("pixels on another device than the network", got=str(x.device), allowed=str(weight.device))

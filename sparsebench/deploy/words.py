@@ -18,10 +18,14 @@ GIVE = "give one, as in macs=0.5, keep_rate=0.7 or per_block=13"
 
 
 class Asked(NamedTuple):
-    """A strategy with its budget, and the name or file it goes by."""
+    """A strategy with its budget, and the name or file it goes by.
+
+    There is no budget where none is named and the strategy decides itself how much it spends: an adaptive one of which
+    published words name none.
+    """
 
     strategy: Strategy
-    budget: Budget
+    budget: Budget | None
     name: str
 
 
@@ -74,9 +78,12 @@ def _from_text(text: str, options: dict[str, Any]) -> tuple[type[Strategy], dict
     return registered.cls, given, spec.name
 
 
-def _budget(strategy: Strategy, given: dict[str, Any]) -> Budget:
+def _budget(strategy: Strategy, given: dict[str, Any]) -> Budget | None:
     what = f"the budget of '{strategy.name}'"
     if strategy.budgeted and not any(given.get(key) is not None for key in AMOUNTS):
+        bare = any(not parse(one.words).params.keys() & AMOUNTS for one in strategy.published)
+        if bare and strategy.adaptive and not given:
+            return None
         raise UserError(f"{what} is missing", next_step=GIVE)
     if not strategy.budgeted and given:
         raise UserError(f"'{strategy.name}' spends no budget", got=", ".join(sorted(given)), next_step="leave it out")
@@ -90,7 +97,7 @@ def words(asked: Asked) -> str:
     'tome:proportional=false,per_block=13'
     """
     params = asked.strategy.model_dump(mode="json", exclude_defaults=True)
-    amounts = asked.budget.model_dump(exclude_unset=True) if asked.strategy.budgeted else {}
+    amounts = asked.budget.model_dump(exclude_unset=True) if asked.budget and asked.strategy.budgeted else {}
     said = {**params, **{key: value for key, value in amounts.items() if value is not None}}
     return asked.name + (":" + ",".join(f"{key}={_text(value)}" for key, value in said.items()) if said else "")
 

@@ -18,7 +18,7 @@ from sparsebench.errors import UserError
 from sparsebench.observe.observers import Observers
 from sparsebench.planning import planner
 from sparsebench.planning.job import Job
-from sparsebench.planning.planner import Plan, keep_metrics, keep_strategies
+from sparsebench.planning.planner import Plan, keep_files, keep_metrics, keep_strategies
 from sparsebench.planning.request import Files, How, Request
 from sparsebench.planning.shard import Shard
 from sparsebench.plugin.registry import Registry
@@ -110,6 +110,7 @@ def carry_out(
     store.check_writable(out)
     if plan.suite is not None:
         planner.keep_suite(out, plan.suite, plan.whole)
+    planner.keep_strays(out, plan.strays)
     observers = Observers(registry)
     observers.attach(how.observe, out)
     seconds, device = plan.expected.seconds, choice.device
@@ -174,6 +175,7 @@ def collect(
         raise UserError("--checkpoint", got=setting.checkpoint, allowed="seconds, or 0 for never")
     keep_strategies(out, observers.registry, plan.jobs)
     keep_metrics(out, observers.registry, plan.jobs)
+    keep_files(out, plan.locations)
     _clear_checkpoints(plan, out)
     if not plan.todo:
         return

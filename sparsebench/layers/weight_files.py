@@ -2,34 +2,151 @@
 
 from __future__ import annotations
 
-import pickle
+import argparse
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
-from timm.models import load_state_dict
 from torch import Tensor
 
 from sparsebench.errors import UserError, one_line
 
+SAFE = ".safetensors"
+USUAL = ("state_dict", "model", "model_state", "model_state_dict", "module", "net", "network", "weights")
+"""What state dicts are called in checkpoints, in the order in which one is taken where several are there."""
+WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""Parts of names that torch's wrappers of compiled, sharded and checkpointed modules add, at any place."""
+PARALLEL, AVERAGED = "module", "n_averaged"
+"""What DataParallel and AveragedModel put before all names, and the count that the latter adds to the weights."""
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights of a file by name: of safetensors, or of a checkpoint of torch.save.
+DEEPEST = 4
+"""Dictionaries in dictionaries that are looked into: one can hold itself."""
 
-    A checkpoint is read with weights_only=True, so that no program in it runs. Of one that holds more than weights
-    those under `state_dict` or `model` are taken.
+
+class Weights(NamedTuple):
+    """What a file of weights holds.
+
+    Attributes:
+        state: the weights by name, without what wrappers add to names.
+        key: of the state dict that they are, "" where it is the file itself.
+        others: keys of other state dicts in the file.
+    """
+
+    state: dict[str, Tensor]
+    key: str = ""
+    others: tuple[str, ...] = ()
+
+
+def content_name(path: Path) -> str:
+    """Return the name that cells have for a file of weights, from its content.
 
     Raises:
-        UserError: a checkpoint that holds anything but numbers, or is damaged.
+        OSError: it cannot be read.
     """
-    if path.suffix.lower() == ".safetensors":
-        return load_file(path)
-    try:
-        state = load_state_dict(str(path), use_ema=False, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, AttributeError) as error:
+    with path.open("rb") as file:
+        return f"weights-{hashlib.file_digest(file, 'sha256').hexdigest()[:12]}"
+
+
+def read_weights(path: Path, key: str = "") -> Weights:
+    """Return the weights of a file: of safetensors, or of a checkpoint of torch.save.
+
+    A checkpoint is read with weights_only=True, so that no program in it runs.
+
+    Args:
+        path: the file.
+        key: of one of several state dicts, as `model_ema`, or what its names begin with; "" for the first of `USUAL`.
+
+    Raises:
+        UserError: the file cannot be read, holds no weights or anything but numbers, or has not that key, or several
+            state dicts of which none is the usual one.
+    """
+    found = _states(_content(path))
+    most = max(map(len, found.values()), default=0)
+    found = {each: state for each, state in found.items() if 2 * len(state) >= most}  # others are no networks
+    if not found:
+        raise _no_weights(path, "no weights by name")
+    chosen = _chosen(found, key)
+    if chosen is None and key:
+        flat, before = found.get("", {}), f"{key}."
+        if inside := {name.removeprefix(before): value for name, value in flat.items() if name.startswith(before)}:
+            found[key], chosen = inside, key
+    if chosen is None:
+        names = ", ".join(each or "the file itself" for each in sorted(found))
         raise UserError(
-            f"{path.name} is no checkpoint of weights alone", got=one_line(error)[:200],
-            next_step="save model.state_dict() alone, with safetensors.torch.save_file or torch.save",
-        ) from error  # fmt: skip
-    if strange := [key for key, value in state.items() if not isinstance(value, Tensor)]:
-        raise UserError(f"{path.name} is no checkpoint of weights alone", got=", ".join(map(str, strange[:3])))
-    return dict(state)
+            f"{path.name} holds no weights under '{key}'" if key else f"{path.name} holds several state dicts",
+            got=names, next_step="name one with --weights-key",
+        )  # fmt: skip
+    state = _unwrapped(found[chosen], path)
+    odd = [name for name, x in state.items() if x.is_meta or x.is_quantized or x.layout != torch.strided]
+    if odd:
+        raise _no_weights(path, f"{odd[0]} quantized, sparse or without numbers")
+    return Weights(state, chosen, tuple(sorted(found.keys() - {chosen})))
+
+
+def _content(path: Path) -> Any:
+    """Return what is in a file."""
+    try:
+        if path.name.lower().endswith(SAFE):
+            return load_file(path)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # timm's own checkpoints have their arguments
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UserError(f"{path} is no file of weights that can be read", got=error.strerror or str(error)) from error
+    except SafetensorError as error:
+        raise UserError(f"{path} is truncated or no safetensors file ({error})") from error
+    except Exception as error:  # a damaged pickle may raise anything
+        strange: list[str] = []
+        with suppress(Exception):
+            strange = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        raise _no_weights(path, ", ".join(strange[:3]) or one_line(error)[:200]) from error
+
+
+def _no_weights(path: Path, got: str) -> UserError:
+    return UserError(
+        f"{path.name} is no checkpoint of weights alone", got=got,
+        next_step="save model.state_dict() alone, with safetensors.torch.save_file or torch.save",
+    )  # fmt: skip
+
+
+def _states(content: Any, at: str = "", depth: int = 0) -> dict[str, dict[str, Tensor]]:
+    """Return the state dicts in the content of a file, by the keys that lead to them."""
+    if not isinstance(content, Mapping) or depth > DEEPEST:
+        return {}
+    named = {key: value for key, value in content.items() if isinstance(key, str)}
+    own = {key: value for key, value in named.items() if isinstance(value, Tensor)}
+    found = {at: own} if own else {}
+    for key, value in named.items():
+        found |= _states(value, f"{at}.{key}" if at else key, depth + 1)
+    return found
+
+
+def _chosen(found: Mapping[str, Any], key: str) -> str | None:
+    """Return which of several state dicts is meant, or None."""
+    if not key and len(found) == 1:
+        return next(iter(found))
+    for wanted in (key,) if key else ("", *USUAL):
+        inside = [each for each in found if each.startswith(f"{wanted}.")]
+        if wanted in found or (wanted and len(inside) == 1):
+            return wanted if wanted in found else inside[0]
+    return None
+
+
+def _unwrapped(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return weights by the names that they have in the network itself."""
+    plain: dict[str, Tensor] = {}
+    averaged = any(name.startswith(f"{PARALLEL}.") for name in state)
+    for name, value in state.items():
+        parts = [part for part in name.split(".") if part not in WRAPPERS]
+        while len(parts) > 1 and parts[0] == PARALLEL:
+            del parts[0]
+        if averaged and name == AVERAGED:
+            continue
+        if (short := ".".join(parts)) in plain:
+            raise UserError(f"{path.name} holds {short} twice, of a network and of its wrapper")
+        plain[short] = value
+    return plain

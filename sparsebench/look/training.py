@@ -89,7 +89,7 @@ def narrow(plan: Plan, files: Files, out: Path) -> Plan:
     if len(settings) > 1:
         raise UserError(
             "this takes one task with one model", got=f"{len(settings)} of them",
-            next_step="name their parameters with --task and --model",
+            next_step="name their parameters with --task and --model, and give one file of weights",
         )  # fmt: skip
     largest, known = max(job.cell.n_train for job in wanted), plan.known
     chosen = {job.cell.id: job for job in wanted if job.cell.n_train == largest}

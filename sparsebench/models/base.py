@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -98,6 +98,10 @@ class Model(BaseModel):
     def check(self, task: Task) -> None:
         """Raise UserError if the model cannot be built for that task."""
 
+    def with_weights(self, locations: Locations) -> Self:
+        """Return the model with what the trained weights that it starts from say of it, if they are at a location."""
+        return self
+
     def cut(self) -> Mapping[str, Any]:
         """Return how its trained weights want pictures: canvas, crop, resize, filter; less where it does not say."""
         return {}
@@ -122,8 +126,17 @@ class Model(BaseModel):
         """Return the network for that data with the initial weights of that repetition."""
         raise NotImplementedError(f"model '{self.name}' must define build(data, repetition)")
 
-    def check_weights(self, task: Task, locations: Locations) -> None:
-        """Raise UserError if trained weights that it starts from are not to be had, or do not fit it and the task."""
+    def classes(self, locations: Locations) -> int | None:
+        """Return how many classes the head of its trained weights has, or None where there is none or nothing says."""
+        return None
+
+    def check_weights(self, task: Task, locations: Locations) -> str:
+        """Return a line on what trained weights that it starts from become for the task, or "".
+
+        Raises:
+            UserError: they are not to be had, or do not fit it and the task.
+        """
+        return ""
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """Put the trained weights that it starts from into the built network, and say which they are.

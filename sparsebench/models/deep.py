@@ -28,6 +28,9 @@ from sparsebench.strategy import ModelOutputs, Site
 from sparsebench.tokens import Resting
 from sparsebench.view import RESULTS
 
+LUMA = (0.299, 0.587, 0.114)
+"""Shares of red, green and blue in grey (ITU-R BT.601), as Pillow and torchvision have them."""
+
 
 class DeepViT:
     """A timm VisionTransformer or Eva that a strategy can act on; without one it is just called.
@@ -40,12 +43,14 @@ class DeepViT:
 
     Args:
         vit: the model.
-        mean, std: what its pixels are normalised with, one for all channels or one a channel.
+        mean, std: what its pixels are normalised with, one for all channels or one a channel; of others, as of RGB for
+            a network of one channel or four, their mean is for all.
         precision: of products, "float32" or "bfloat16"; the weights keep their own.
 
     Attributes:
         module: the timm model.
         grid: (rows, columns) of its patches; `patch` their (height, width) in pixels.
+        channels: of its pixels; a network of one takes pictures in colour as grey.
         cost: its closed form.
         attention_source: what "attention" means here, for the record.
 
@@ -62,9 +67,10 @@ class DeepViT:
         precision: str = "float32",
     ):
         refuse(vit)
-        self.mean, self.std = (torch.tensor(x, dtype=torch.float64).reshape(-1, 1, 1) for x in (mean, std))
         self.halved = precision == "bfloat16"
         self.module = vit
+        self.channels: int = next(part.in_channels for part in vit.patch_embed.modules() if isinstance(part, nn.Conv2d))
+        self.mean, self.std = (_of_channels(values, self.channels) for values in (mean, std))
         self.prefix: int = vit.num_prefix_tokens
         self.grid: tuple[int, int] = tuple(self.module.patch_embed.grid_size)
         self.patch: tuple[int, int] = tuple(self.module.patch_embed.patch_size)
@@ -73,8 +79,17 @@ class DeepViT:
         self.attention_source = ("received", "class", "class+distillation")[self.class_rows]
         self.cost = vit_cost(self.module, self.class_rows)
 
+    @property
+    def pixels(self) -> tuple[int, int, int]:
+        """(channels, height, width) of what the model takes."""
+        (rows, columns), (height, width) = self.grid, self.patch
+        return self.channels, rows * height, columns * width
+
     def __call__(self, images: Tensor, acting: Pass | None = None) -> Tensor:
-        """Return logits (B, classes) of images (B, 3, height, width): uint8, or real in [0, 1]."""
+        """Return logits (B, classes) of images (B, channels, height, width): uint8, or real in [0, 1].
+
+        For a network of one channel they may have three.
+        """
         normed = self.normalise(images)
         with self._precision(images.device.type):
             if acting is None:
@@ -85,11 +100,11 @@ class DeepViT:
         """Return what the model returns, the strategy acting.
 
         Args:
-            normed: (B, 3, height, width), as the model takes them.
+            normed: (B, channels, height, width), as the model takes them.
             acting: the pass.
             pixels: gives the same images in [0, 1].
         """
-        size = tuple(n * side for n, side in zip(self.grid, self.patch, strict=True))
+        size = self.pixels[1:]
         if normed.shape[2:] != size:  # a model of dynamic_img_size would take them
             raise UnsupportedError(f"pixels of {tuple(normed.shape[2:])}, and the network's tokens are those of {size}")
         with self._install(pixels, acting), self._capture(acting) as seen:
@@ -101,7 +116,7 @@ class DeepViT:
 
     @torch.no_grad()
     def tell(self, images: Tensor) -> ModelOutputs:
-        """Return what comes out of images (B, 3, height, width) with nothing acting, without gradients."""
+        """Return what comes out of images, as they come, with nothing acting, without gradients."""
         normed = self.normalise(images)
         with self._precision(images.device.type):
             x = self.module.forward_features(normed)
@@ -149,10 +164,12 @@ class DeepViT:
         return normed * self.std.to(normed) + self.mean.to(normed)
 
     def _real(self, images: Tensor) -> Tensor:
-        """Return images in [0, 1]."""
-        if images.is_floating_point():
-            return images
-        return images.to(next(self.module.parameters()).dtype).div_(255)
+        """Return images in [0, 1], as many channels as the network has."""
+        if not images.is_floating_point():
+            images = images.to(next(self.module.parameters()).dtype).div_(255)
+        if self.channels == 1 and images.shape[1] == 3:
+            return (images * images.new_tensor(LUMA).reshape(3, 1, 1)).sum(dim=1, keepdim=True)
+        return images
 
     @contextmanager
     def _precision(self, device: str) -> Iterator[None]:
@@ -366,3 +383,9 @@ class DeepViT:
             "bias": None if bias is None else F.pad(bias, (self.prefix, 0))[:, None, None, :],
             "weights": F.pad(acting.weights, (self.prefix, 0), value=1.0) if acting.masked else None,
         }
+
+
+def _of_channels(values: float | Sequence[float], channels: int) -> Tensor:
+    """Return (channels, 1, 1) float64, or (1, 1, 1): a value a channel, or the mean of others."""
+    each = torch.tensor(values, dtype=torch.float64).reshape(-1, 1, 1)
+    return each if len(each) == channels else each.mean(dim=0, keepdim=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
+from math import isqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -21,15 +23,19 @@ from sparsebench.models.timm_parts import refuse
 
 GIVE_A_FILE = "or give --weights FILE.safetensors"
 HUB, FOLDER = "hf-hub:", "local-dir:"
+PATCHES, POSITIONS = "patch_embed.proj.weight", "pos_embed"
 
 
-def named_vit(name: str, canvas: int, classes: int, *, pretrained: bool = False) -> Any:
+def named_vit(
+    name: str, canvas: int | tuple[int, int], classes: int, *, channels: int = 3, pretrained: bool = False
+) -> Any:
     """Return a timm VisionTransformer by name, for images of canvas x canvas pixels.
 
     Args:
         name: NAME or NAME.TAG, hf-hub:USER/NAME or local-dir:DIR, as timm has it.
-        canvas: side of the images in pixels.
+        canvas: side of the images in pixels, or height and width.
         classes: size of the head.
+        channels: of its pixels.
         pretrained: the weights that timm fetches for that name, its position embedding resampled by timm where the
             canvas is another; a head of another size stays random. False for random weights.
 
@@ -39,12 +45,15 @@ def named_vit(name: str, canvas: int, classes: int, *, pretrained: bool = False)
     """
     if not (elsewhere(name) or timm.models.is_model(name)):
         raise unknown("timm model", name, timm.list_models(["vit_*", "deit*", "eva02_*"]))
+    height, width = (canvas, canvas) if isinstance(canvas, int) else canvas
     try:
         cfg = None if elsewhere(name) else timm.get_pretrained_cfg(name, allow_unregistered=False)
         if pretrained and not elsewhere(name) and (cfg is None or not cfg.has_weights):
             raise UserError(f"timm has no trained weights for '{name}'", next_step=f"name another model, {GIVE_A_FILE}")
         with _no_retries_told():
-            vit = timm.create_model(name, pretrained=pretrained, img_size=canvas, num_classes=classes)
+            vit = timm.create_model(
+                name, pretrained=pretrained, img_size=(height, width), num_classes=classes, in_chans=channels
+            )
     except OSError as error:
         if name.startswith(FOLDER):
             raise UserError(f"timm cannot read '{name}': {_first_line(error)}") from error
@@ -56,7 +65,7 @@ def named_vit(name: str, canvas: int, classes: int, *, pretrained: bool = False)
         if isinstance(error, TypeError):  # no image size can be said: an architecture of another kind
             with torch.device("meta"):
                 refuse(timm.create_model(name))
-        what = f"timm cannot make '{name}' for {canvas} x {canvas} pixels"
+        what = f"timm cannot make '{name}' for {height} x {width} pixels"
         raise UserError(f"{what}: {_first_line(error)}") from error
     refuse(vit)
     return vit
@@ -83,6 +92,12 @@ def classes_of(name: str) -> int:
     """Return how many classes the weights know that timm has under a name; 1000 where it does not say."""
     cfg = _cfg(name)
     return 1000 if cfg is None else cfg.num_classes
+
+
+def size_of(name: str) -> tuple[int, int]:
+    """Return (height, width) in pixels of the images that timm has a name for; 224 where it does not say."""
+    cfg = _cfg(name)
+    return (224, 224) if cfg is None else tuple(cfg.input_size[1:])
 
 
 def cut_of(name: str) -> dict[str, Any]:
@@ -121,40 +136,93 @@ def check_head(vit: Any, what: str) -> None:
         raise _other_head(what, f"a head of {classes} classes", size)
 
 
-def load_weights(vit: Any, path: Path, *, fresh_head: bool) -> bool:
+class MadeFor(NamedTuple):
+    """What trained weights are made for; None where they do not say it.
+
+    Attributes:
+        size: (height, width) of its images in pixels, of weights with a position embedding.
+        channels: of its pixels.
+        classes: of its output layer.
+    """
+
+    size: tuple[int, int] | None = None
+    channels: int | None = None
+    classes: int | None = None
+
+    @property
+    def canvas(self) -> int | None:
+        """The side of its images; 0 where they are no squares."""
+        if self.size is None:
+            return None
+        height, width = self.size
+        return height if height == width else 0
+
+
+def made_for(name: str, path: Path, key: str = "") -> MadeFor:
+    """Return what the weights of a file are made for, if they are those of a timm model.
+
+    Position embeddings that are as many as the model has at its own size are arranged as these, else in a square.
+
+    Args:
+        name: of the model, as in `named_vit`.
+        path, key: the file, see `read_weights`.
+
+    Raises:
+        UserError: it is not known how the position embeddings are arranged.
+        UserError, UnsupportedError: as `named_vit` and `read_weights`.
+    """
+    with torch.device("meta"):
+        vit = named_vit(name, size_of(name), 1)
+    expected, embed = vit.state_dict(), vit.patch_embed
+    vit.pos_embed = None  # else timm resamples what the file has
+    state = _by_names_of(vit, read_weights(path, key).state, expected)
+    found = [len(state[head]) for head in ("head.weight", "head.bias") if head in state]
+    patches = state.get(PATCHES)
+    if patches is None or patches.ndim != 4 or not _named_alike(state, expected):
+        return MadeFor()  # of another architecture, which is said when they are taken
+    made = MadeFor(None, patches.shape[1], found[0] if found else None)
+    if POSITIONS not in state or state[POSITIONS].ndim != 3:
+        return made
+    prefix = 0 if getattr(vit, "no_embed_class", False) else vit.num_prefix_tokens
+    tokens, grid = state[POSITIONS].shape[1] - prefix, embed.grid_size
+    if grid[0] * grid[1] != tokens:
+        grid = (isqrt(max(tokens, 0)),) * 2
+    if not grid[0] * grid[1] == tokens > 0:
+        raise UserError(
+            f"{path.name} has {tokens} position embeddings, which make no square and are not as many as '{name}' has",
+            next_step="name the model they were made with",
+        )
+    return made._replace(size=(grid[0] * embed.patch_size[0], grid[1] * embed.patch_size[1]))
+
+
+def load_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> bool:
     """Put the weights of a file into a model; see `match_weights`. Numbers of another precision become the model's.
 
     Returns:
         whether the head is the file's too.
     """
-    state, expected = match_weights(vit, path, fresh_head=fresh_head), vit.state_dict()
+    state, expected = match_weights(vit, path, key, fresh_head=fresh_head), vit.state_dict()
     head = all(state[key].data_ptr() != value.data_ptr() for key, value in expected.items() if key.startswith(HEADS))
     vit.load_state_dict(state)
     return head
 
 
-def match_weights(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor]:
+def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> dict[str, Tensor]:
     """Return the weights of a file, one for each of the model's.
 
-    Names and sizes must be the model's but for what timm knows how to convert; a position embedding of another
-    resolution is resampled as timm does it.
+    Names and sizes must be the model's but for what timm knows how to convert, and for a prefix that all other names
+    have; a position embedding of another resolution is resampled as timm does it.
 
     Args:
         vit: the model; it may lie on the meta device.
-        path: a file, see `read_weights`.
+        path, key: the file, see `read_weights`.
         fresh_head: whether a head that the file lacks, or has with other classes, may stay the model's own.
 
     Raises:
         UserError: the file's weights are not for this model, or are not finite.
     """
-    given, expected = read_weights(path), vit.state_dict()
-    patches = "patch_embed.proj.weight"
-    try:
-        # timm would resample the patches as well, which are part of the architecture here.
-        same = given[patches].shape == expected[patches].shape if patches in given else True
-        state = _as_timm_names_them(given, vit) if same else given
-    except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
-        state = given  # not to be converted: what does not fit is named below
+    expected = vit.state_dict()
+    state = _by_names_of(vit, read_weights(path, key).state, expected)
     heads = [key for key in expected if key.startswith(HEADS)]
     fits = all(key in state and state[key].shape == expected[key].shape for key in heads)
     sizes = [len(state[key]) for key in heads if key in state]
@@ -164,7 +232,7 @@ def match_weights(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor
         arch = getattr(vit, "pretrained_cfg", {}).get("architecture", type(vit).__name__)
         raise UserError(
             f"{path.name} holds the weights of another architecture than {arch}: {'; '.join(problems)}",
-            next_step="name the model they were made with",
+            next_step="name the model they were made with, or with --weights-key the part of the file",
         )
     if not (fits or fresh_head):
         raise _other_head(path.name, f"a head of {sizes[0]} classes" if sizes else "no head", vit.num_classes)
@@ -179,10 +247,40 @@ def match_weights(vit: Any, path: Path, *, fresh_head: bool) -> dict[str, Tensor
     return state
 
 
-def _as_timm_names_them(given: dict[str, Tensor], vit: Any) -> dict[str, Tensor]:
-    if isinstance(vit, eva.Eva):
-        return eva.checkpoint_filter_fn(given, vit)
-    return vision_transformer.checkpoint_filter_fn(given, vit, adapt_layer_scale=True)
+def _by_names_of(vit: Any, given: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights by the names that the model has for them, as far as timm or one prefix of the others says which.
+
+    The prefix is one behind which all names that the model has not become those that it lacks.
+    """
+    strange = zip(*(name.split(".")[:-1] for name in given if name not in expected), strict=False)
+    shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, strange)]
+    prefixes = ["".join(f"{part}." for part in shared[:n]) for n in range(len(shared) + 1)]
+    tried = []
+    for prefix in prefixes:
+        plain = {name.removeprefix(prefix): value for name, value in given.items()}
+        if len(plain) == len(given):
+            tried.append(_as_timm_names_them(plain, vit, expected))
+            if _named_alike(tried[-1], expected):
+                return tried[-1]
+    return tried[0]
+
+
+def _named_alike(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    """Say whether weights have the model's names, whatever its output layers are called."""
+    return all(name.startswith(HEADS) for name in state.keys() ^ expected.keys())
+
+
+def _as_timm_names_them(given: dict[str, Tensor], vit: Any, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights by timm's names, where it knows how to convert them; else as they are."""
+    patches, own = given.get(PATCHES), expected.get(PATCHES)
+    if patches is not None and patches.ndim == 4 and (own is None or patches.shape[2:] != own.shape[2:]):
+        return given  # timm would resample them, which are part of the architecture here
+    try:
+        if isinstance(vit, eva.Eva):
+            return eva.checkpoint_filter_fn(given, vit)
+        return vision_transformer.checkpoint_filter_fn(given, vit, adapt_layer_scale=True)
+    except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError):
+        return given  # what does not fit is named later
 
 
 def _problems(state: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from sparsebench import seeds
 from sparsebench.collector import without_collector
@@ -17,6 +18,9 @@ from sparsebench.measure.cost import BlockCost, CostModel, VitCost
 from sparsebench.models.base import Model, Network, Start, number_of
 from sparsebench.spec import unused_parameters
 from sparsebench.tasks.base import Data, Inputs, Locations, Task
+
+if TYPE_CHECKING:
+    from sparsebench.models.timm_models import MadeFor
 
 MLP_RATIO = 4
 """Neurons of a block's MLP over its width, in timm's VisionTransformer unless told otherwise."""
@@ -30,7 +34,7 @@ class _Deep(Model):
     """
 
     inputs: ClassVar[Inputs] = "images"
-    later: ClassVar[frozenset[str]] = frozenset({"attention", "precision", "pretrained", "weights"})
+    later: ClassVar[frozenset[str]] = frozenset({"attention", "precision", "pretrained", "weights", "weights_key"})
 
     precision: Literal["float32", "bfloat16"] = Field("float32", description="of products; bfloat16 by autocast")
 
@@ -130,17 +134,22 @@ class Timm(_Deep):
     """Any timm VisionTransformer by name, at the task's image size: random weights, timm's trained ones, or a file's.
 
     Pixels are normalised as timm has it for that model. A head of as many classes as the task has comes with the
-    weights; where the numbers differ it is a fresh one, which only a task that trains can have.
+    weights; where the numbers differ it is a fresh one, which only a task that trains can have. The image size of a
+    task that leaves it to the model is that which a file's weights are made for, and so are the channels.
     """
 
     name: ClassVar[str] = "timm"
     positional: ClassVar[str | None] = "arch"
+    added: ClassVar[frozenset[str]] = frozenset({"weights_key", "in_chans"})
 
     arch: str = Field("vit_tiny_patch16_224", description="a name that timm.list_models() gives")
     pretrained: bool = Field(False, description="begin with the weights that timm fetches for that name")
     weights: str = Field(
         "", pattern=r"^(weights-[0-9a-f]{12})?$", description="begin with those of a file: given by --weights FILE"
     )
+    weights_key: str = Field("", description="which of several state dicts of that file: given by --weights-key NAME")
+    in_chans: int = Field(3, description="channels of its pixels: 3, or 1 for grey ones; a file's weights say it")
+    _made: MadeFor | None = PrivateAttr(None)
 
     def check(self, task: Task) -> None:
         """See `Model.check`."""
@@ -156,35 +165,79 @@ class Timm(_Deep):
                 got=f"timm:{self.arch}", allowed="timm:NAME with --weights, or timm:hf-hub:USER/NAME --pretrained",
                 next_step="name the architecture of its config.json, and give --weights DIR/model.safetensors",
             )  # fmt: skip
+        if self.in_chans not in (1, 3):
+            raise UserError(
+                f"model 'timm:{self.arch}': pictures are read in colour, or in grey for a network of one channel",
+                got=f"a network of {self.in_chans} channels", allowed="3, 1",
+            )  # fmt: skip
+        if self._made is not None and self._made.size is not None and not _canvas(task):
+            height, width = self._made.size
+            raise UserError(
+                f"the weights are made for {height} x {width} pixels, and pictures are cut to squares",
+                next_step=f"say to which: with --task {task.name}:canvas=SIDE position embeddings are resampled",
+            )
         vit = self.empty(task, 2)
         self._check_patch(task, vit.patch_embed.patch_size[0])
 
+    def with_weights(self, locations: Locations) -> Self:
+        """See `Model.with_weights`: with the channels and the image size that a file's weights are made for."""
+        from sparsebench.models.timm_models import made_for
+
+        if self.weights not in locations:
+            return self
+        with self._supported():
+            made = made_for(self.arch, locations[self.weights], self.weights_key)
+        model = self.model_copy(update={"in_chans": made.channels or self.in_chans})
+        model._made = made
+        return model
+
     def cut(self) -> Mapping[str, Any]:
-        """See `Model.cut`: as timm has it for the name, whose weights they are or not."""
+        """See `Model.cut`: as timm has it for the name, whose weights they are or not, at the size of a file's."""
         from sparsebench.models.timm_models import cut_of
 
-        return cut_of(self.arch)
+        canvas = None if self._made is None else self._made.canvas
+        return cut_of(self.arch) | ({} if canvas is None else {"canvas": canvas})
 
-    def check_weights(self, task: Task, locations: Locations) -> None:
-        """See `Model.check_weights`. What timm has to fetch is fetched here, once for all cells."""
-        from sparsebench.models.timm_models import check_head, match_weights, named_vit
+    def classes(self, locations: Locations) -> int | None:
+        """See `Model.classes`; of a file's weights only after `with_weights`."""
+        from sparsebench.models.timm_models import classes_of
 
-        classes = task.known_classes(locations)
-        vit = self.empty(task, 2 if classes is None else len(classes))
         if self.weights:
-            match_weights(vit, self._file(locations), fresh_head=task.trains)
+            return None if self._made is None else self._made.classes
+        return (classes_of(self.arch) or None) if self.pretrained else None
+
+    def check_weights(self, task: Task, locations: Locations) -> str:
+        """See `Model.check_weights`. What timm has to fetch is fetched here, once for all cells."""
+        from sparsebench.models.timm_models import check_head, cut_of, match_weights, named_vit
+
+        classes, canvas = task.known_classes(locations), _canvas(task)
+        vit = self.empty(task, 2 if classes is None else len(classes))
+        whose, size = f"timm's '{self.arch}'", (cut_of(self.arch).get("canvas", canvas),) * 2
+        if self.weights:
+            file = self._file(locations)
+            match_weights(vit, file, self.weights_key, fresh_head=task.trains)
+            whose, size = file.name, (self._made and self._made.size) or (canvas, canvas)
         if self.pretrained:
             if not task.trains:
-                check_head(vit, f"timm's '{self.arch}'")
-            named_vit(self.arch, _canvas(task), vit.num_classes, pretrained=True)
+                check_head(vit, whose)
+            named_vit(self.arch, canvas, vit.num_classes, channels=self.in_chans, pretrained=True)
+        if not (self.weights or self.pretrained) or size == (canvas, canvas) or vit.pos_embed is None:
+            return ""
+        made = f"{whose} is made for {size[0]} x {size[1]} pixels, and task '{task.name}' has {canvas} x {canvas}"
+        return f"{made}: its position embeddings are resampled"
 
     def start(self, network: Network, task: Task, locations: Locations) -> Start:
         """See `Model.start`. What timm fetches is in the built network already."""
+        from sparsebench.layers.weight_files import content_name
         from sparsebench.models.timm_models import check_head, load_weights
 
         vit = network.module
         if self.weights:
-            return Start(self.weights, load_weights(vit, self._file(locations), fresh_head=task.trains))
+            file = self._file(locations)
+            head = load_weights(vit, file, self.weights_key, fresh_head=task.trains)
+            if content_name(file) != self.weights:
+                raise UserError(f"{file.name} was changed while the run was under way", next_step="run it again")
+            return Start(self.weights, head)
         if not self.pretrained:
             return Start()
         if not task.trains:
@@ -216,16 +269,21 @@ class Timm(_Deep):
         from sparsebench.models.deep import DeepViT
         from sparsebench.models.timm_models import named_vit
 
+        with self._supported(), torch.device("meta"):
+            return DeepViT(named_vit(self.arch, _canvas(task), classes, channels=self.in_chans)).module
+
+    @contextmanager
+    def _supported(self) -> Iterator[None]:
+        """Say it to users where the architecture is none that can be acted on."""
         try:
-            with torch.device("meta"):
-                return DeepViT(named_vit(self.arch, _canvas(task), classes)).module
+            yield
         except UnsupportedError as error:
             raise UserError(f"model 'timm:{self.arch}' is not supported: {error}") from error
 
     def _vit(self, canvas: int, classes: int) -> Any:
         from sparsebench.models.timm_models import named_vit
 
-        return named_vit(self.arch, canvas, classes, pretrained=self.pretrained)
+        return named_vit(self.arch, canvas, classes, channels=self.in_chans, pretrained=self.pretrained)
 
     def _network(self, vit: Any, data: Data) -> Network:
         """See `_Deep._network`."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sparsebench.budget import FULL
@@ -22,8 +25,9 @@ from sparsebench.spec import fill, label, parse
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Locations, Task, check_items
 
+log = logging.getLogger(__name__)
+
 WEIGHTS_SEED = 0
-NOWHERE: Locations = {}
 ImageUse = Literal["images", "tested_images"]
 """The field of a request with the images of tasks that train, and of those that do not."""
 
@@ -41,22 +45,22 @@ def _image_use(task: type[Task]) -> ImageUse:
     return "images" if task.trains else "tested_images"
 
 
-def expand(request: Request, registry: Registry, locations: Locations = NOWHERE) -> list[Job]:
+def expand(request: Request, registry: Registry, locations: dict[str, Path] | None = None) -> list[Job]:
     """Return the jobs of a request: initial models first, then repetition by repetition.
 
     In that order the work left is always like the work done, and every strategy has a number after the first
-    repetition. What lies at the locations is looked at only to say whether trained weights fit.
+    repetition. What lies at the locations is looked at only to say what trained weights are made for, whether they
+    fit, and which class of their head is which; the files that tasks name are added to them.
     """
+    locations = {} if locations is None else locations
     if request.where not in get_args(Where):
         raise UserError("where", got=f"'{request.where}'", allowed=get_args(Where))
     if request.seeds is not None and request.seeds < 1:
         raise UserError("--seeds", got=request.seeds, allowed="1 or more")
     suite = load(request.suite)
-    settings = list(_settings(suite, request, registry))
+    settings = list(_settings(suite, request, registry, locations))
     _check_pictures(suite, request, [setting.task for setting in settings])
-    for setting in {repr((s.task, s.model)): s for s in settings}.values():
-        setting.model.check_weights(setting.task, locations)
-        check_items(setting.task, getattr(setting.task, "test", 0))
+    _check_weights(list({repr((one.task, one.model)): one for one in settings}.values()), locations)
     jobs: dict[str, Job] = {}
     for repetition in range(max(setting.seeds for setting in settings)):
         for setting in settings:
@@ -67,6 +71,32 @@ def expand(request: Request, registry: Registry, locations: Locations = NOWHERE)
                     for job in _jobs(setting, contender, n_train, repetition, registry):
                         jobs[job.cell.id] = _both(jobs.get(job.cell.id, job), job)
     return sorted(jobs.values(), key=lambda job: job.order)
+
+
+def _check_weights(settings: Collection[_Setting], locations: Locations) -> None:
+    """Say what becomes of trained weights for the tasks.
+
+    Raises:
+        UserError: weights do not fit, or are made for other data than others beside them, or there are too many items.
+    """
+    said: dict[str, None] = {}
+    for setting in settings:
+        said[setting.model.check_weights(setting.task, locations)] = None
+        check_items(setting.task, getattr(setting.task, "test", 0))
+    for line in filter(None, said):
+        log.warning("%s", line)
+    made: defaultdict[str, set[str]] = defaultdict(set)
+    for task, model in ((setting.task, setting.model) for setting in settings):
+        if (name := getattr(model, "weights", "")) in locations:
+            side, channels = getattr(task, "canvas", "?"), getattr(model, "in_chans", "?")
+            made[name].add(f"{side} x {side} pixels of {channels} channels and {model.classes(locations)} classes")
+    for name, wanted in made.items():
+        if wanted != (usual := next(iter(made.values()))):
+            raise UserError(
+                "networks of one board take the same pictures and know the same classes",
+                got=f"{locations[next(iter(made))].name} for {min(usual)}, {locations[name].name} for {min(wanted)}",
+                next_step="give each a run of its own, or say one size for all with canvas=SIDE of the task",
+            )
 
 
 def _check_pictures(suite: Suite, request: Request, tasks: Iterable[Task]) -> None:
@@ -213,7 +243,7 @@ class _Setting:
         return Part.of(self.task), Part.of(self.model)
 
 
-def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_Setting]:
+def _settings(suite: Suite, request: Request, registry: Registry, locations: dict[str, Path]) -> Iterator[_Setting]:
     """Yield every task with its model and strategies: the suite's, or those of the request."""
     if any(n < 1 for n in request.n_train):
         raise UserError("--n-train", got=list(request.n_train), allowed="1 or more")
@@ -224,10 +254,14 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
         for varied in entry.task_params():
             known = {} if trained is None else trained.params
             _check_changed(entry, varied | params, registry)
-            task = _task(entry.name, known | varied | params, request, registry)
-            for model in _models(task, trained or entry, request, registry):
+            task, places = _task(entry.name, known | varied | params, request, registry).located()
+            locations |= places
+            for one in _models(task, trained or entry, request, registry):
+                model = one.with_weights(locations)
                 fitted = task.with_cut(model.cut())
                 model.check(fitted)
+                if not task.trains:
+                    fitted = _with_classes(fitted, model, request, locations)
                 seeds, blocks = request.seeds or entry.seeds or suite.seeds, suite.budget.blocks
                 cost = known_cost(fitted, model)
                 placed = tuple(
@@ -242,6 +276,16 @@ def _settings(suite: Suite, request: Request, registry: Registry) -> Iterator[_S
                     fitted, model, placed, _sizes(task, entry, request), seeds, _asked_where(task, entry, request),
                     entry.track, training, suite.keep_weights,
                 )  # fmt: skip
+
+
+def _with_classes(task: Task, model: Model, request: Request, locations: Locations) -> Task:
+    """Return the task with the classes of the model's head; of several files of weights an error names the one."""
+    try:
+        return task.with_classes(model.classes(locations), locations)
+    except UserError as error:
+        if len(request.weights) < 2:
+            raise
+        raise UserError(f"{locations[model.model_dump()['weights']].name}: {error}") from error
 
 
 def _check_changed(entry: SuiteTask, params: dict[str, Any], registry: Registry) -> None:
@@ -345,8 +389,7 @@ def _task(name: str, params: dict[str, Any], request: Request, registry: Registr
 
 def _models(task: Task, entry: SuiteTask, request: Request, registry: Registry) -> Iterator[Model]:
     """Yield the model asked for if it takes the task's inputs, else the suite's or the task's own."""
-    started = {"pretrained": request.pretrained, "weights": request.weights} if task.inputs == "images" else {}
-    started = {key: value for key, value in started.items() if value}
+    starts = list(_starts(task, request))
     if request.model is not None:
         name = request.model.partition(":")[0]
         cls = registry.model(name)
@@ -355,13 +398,28 @@ def _models(task: Task, entry: SuiteTask, request: Request, registry: Registry) 
             (params, *more) = spec.combinations()
             if more:
                 raise UserError("--model takes one value a parameter", got=request.model)
-            yield _model(cls, params | started)
+            yield from (_model(cls, params | started) for started in starts)
             return
         if request.tasks:
             raise UserError(f"model '{name}' takes {cls.inputs}, and task '{task.name}' gives {task.inputs}")
     name = entry.model or task.default_model
     for params in entry.all_model_params():
-        yield _model(registry.model(name), params | started)
+        yield from (_model(registry.model(name), params | started) for started in starts)
+
+
+def _starts(task: Task, request: Request) -> Iterator[dict[str, Any]]:
+    """Yield the parameters of models that say what trained weights they begin with, one for each network."""
+    fetched: dict[str, Any] = {"pretrained": True} if request.pretrained and task.inputs == "images" else {}
+    if not request.weights or task.inputs != "images":
+        yield fetched
+        return
+    if len(request.weights) > 1 and task.trains:
+        raise UserError(
+            f"task '{task.name}' trains networks, all of which begin with the same weights",
+            got=f"{len(request.weights)} files of weights", allowed="one", next_step="give each a run of its own",
+        )  # fmt: skip
+    key = {"weights_key": request.weights_key} if request.weights_key else {}
+    yield from (fetched | {"weights": name} | key for name in request.weights)
 
 
 def _model(cls: type[Model], params: dict[str, Any]) -> Model:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sparsebench import sources
+from sparsebench.errors import UserError
 from sparsebench.planning import weights
 from sparsebench.planning.expand import ImageUse
 from sparsebench.planning.job import Job
@@ -14,6 +16,9 @@ from sparsebench.planning.request import Files
 from sparsebench.sources import cache
 from sparsebench.sources.known import OFFICIAL
 from sparsebench.tasks import folder
+from sparsebench.text import plain
+
+log = logging.getLogger(__name__)
 
 LOCATED = {
     "images": sources.locate_images,
@@ -35,12 +40,14 @@ def locate(files: Files, uses: Sequence[ImageUse] = ("images",)) -> tuple[dict[s
     specs: dict[str, str | None] = dict.fromkeys(uses, files.images)
     specs |= {"backgrounds": files.backgrounds, "pretrain_images": files.pretrain_images}
     places = {use: _once(files, use, spec) for use, spec in specs.items() if spec is not None}
-    if files.weights is not None:
-        if "weights" not in files.located:
-            files.located["weights"] = weights.locate(files.weights)
-        places["weights"] = files.located["weights"]
-    names = {parameter: name for parameter, (name, _) in places.items()}
-    return names, {name: place for name, place in places.values() if place is not None}
+    if files.weights_key and not files.weights:
+        raise UserError("--weights-key is of a file of weights", next_step="give --weights, or leave it out")
+    if files.weights and not files.networks_located:
+        files.networks_located.update(weights.locate_all(files.weights, files.weights_key or ""))
+    names: dict[str, Any] = {parameter: name for parameter, (name, _) in places.items()}
+    if files.weights:
+        names |= {"weights": tuple(files.networks_located), "weights_key": files.weights_key or ""}
+    return names, {name: place for name, place in places.values() if place is not None} | files.networks_located
 
 
 def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:
@@ -49,6 +56,19 @@ def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:
         tested = use == "tested_images"
         files.located[use] = folder.locate(spec) if tested else LOCATED[use](spec, files.data_root, files.download)
     return files.located[use]
+
+
+def strays_of(files: Files) -> dict[str, str]:
+    """Return what is left out of the folders of pictures, in one line by the name of the pictures; warn of it."""
+    said = {}
+    for use, (name, place) in files.located.items():
+        if place is None:
+            continue
+        line = folder.left_out(place) if use == "tested_images" else sources.left_out_of(name, place)
+        if line:
+            log.warning("%s: left out: %s", plain(place, None), line)
+            said[name] = line
+    return said
 
 
 def places_of(files: Files, jobs: Sequence[Job], named: Mapping[str, Path]) -> dict[str, Path]:

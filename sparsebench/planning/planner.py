@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import get_args
@@ -13,15 +13,16 @@ from typing import get_args
 from sparsebench.errors import UserError
 from sparsebench.planning.expand import expand, image_uses
 from sparsebench.planning.expected import Expected
-from sparsebench.planning.files import locate, places_of
+from sparsebench.planning.files import locate, places_of, strays_of
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
 from sparsebench.planning.request import Files, Request, Rerun
 from sparsebench.planning.shard import Shard
 from sparsebench.planning.suite import Suite, load
+from sparsebench.planning.weights import file_names
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
-from sparsebench.records.manifests import Asked, Described, how_of, setting_of
+from sparsebench.records.manifests import Asked, Described, Given, how_of, setting_of
 from sparsebench.records.record import ANSWERS, Head, Past
 
 HISTORY = 10_000
@@ -40,6 +41,7 @@ class Plan:
         expected: what the cells are expected to take.
         suite: the request's; None where the jobs are only some of what it asks for.
         anew: whether trainings that were cut short start again from their beginning.
+        strays: what lies in folders of pictures and is left out, in one line by their names.
     """
 
     jobs: list[Job]
@@ -50,6 +52,7 @@ class Plan:
     expected: Expected
     suite: Suite | None
     anew: bool = False
+    strays: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def apart(self) -> str:
@@ -92,7 +95,7 @@ def plan(
     jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo, locations) | networks.places({job.after for job in todo} - {""})
     ordered, suite = expected.longest_first(todo), load(request.suite)
-    return Plan(jobs, ordered, places, whole, known, expected, suite, anew=rerun == "always")
+    return Plan(jobs, ordered, places, whole, known, expected, suite, rerun == "always", strays_of(files))
 
 
 def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
@@ -148,6 +151,12 @@ def keep_metrics(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
                 store.keep(out / manifests.METRICS, asdict(kind))
 
 
+def keep_files(out: Path, locations: Mapping[str, Path]) -> None:
+    """Write what the files of trained weights are called, unless it is there."""
+    for name, file in file_names(locations).items():
+        store.keep(out / manifests.FILES, Given(name=name, file=file).model_dump(mode="json"))
+
+
 def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
     """Write which suite was asked for, unless it is there.
 
@@ -163,6 +172,12 @@ def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
     settings = every - again | again.intersection(*of_strategy.values())
     asked = Asked(name=suite.name, version=suite.version, settings=tuple(sorted(settings)))
     store.keep(out / manifests.SUITES, asked.model_dump(mode="json"))
+
+
+def keep_strays(out: Path, strays: Mapping[str, str]) -> None:
+    """Write what was left out of folders of pictures, unless it is there."""
+    for name, line in strays.items():
+        store.keep(out / manifests.STRAYS, manifests.Strays(name=name, left_out=line).model_dump(mode="json"))
 
 
 def apart(cells: int, tests: int) -> str:

@@ -36,7 +36,8 @@ class Request:
     """Which cells a run is asked for, on top of its suite; None and () leave the suite's own.
 
     Attributes:
-        weights: name of located trained weights that models of images begin with.
+        weights: names of located trained weights that models of images begin with, each a network of its own.
+        weights_key: which of several state dicts in their files.
         images, backgrounds, pretrain_images: names of located image sets, for every image task that trains.
         tested_images: the name of located images for tasks that train nothing.
         figures: only what the suite has for these figures of a paper.
@@ -57,7 +58,8 @@ class Request:
         None, "The model for every task that it fits, e.g. vit:depth=5.", metavar="NAME[:PARAM=V...]"
     )
     pretrained: bool = option(False, "Begin with the trained weights that timm fetches for the model.")
-    weights: str | None = None
+    weights: tuple[str, ...] = ()
+    weights_key: str = ""
     images: str | None = None
     backgrounds: str | None = None
     pretrain_images: str | None = None
@@ -80,6 +82,7 @@ class Files:
 
     Attributes:
         located: name and place of what was looked at, by its use; see `files.locate`.
+        networks_located: the same of weights, places by their names.
     """
 
     images: str | None = option(None, "Pictures of the image tasks; see sparsebench data.", metavar="NAME|folder:DIR")
@@ -87,13 +90,23 @@ class Files:
     pretrain_images: str | None = option(None, "Pictures of pre-training. [the task's own]", metavar="NAME|folder:DIR")
     data_root: Path | None = option(None, "Where official data sets lie. [./data]")
     download: bool = option(False, "Fetch what torchvision can to --data-root if it is missing.")
-    weights: Path | None = option(None, "Begin with a file's weights.", metavar="FILE.safetensors")
+    weights: tuple[Path, ...] = option(
+        (),
+        "Begin with trained weights: a file, a folder of files, or a quoted pattern; each file is a network. "
+        "Repeatable.",
+        metavar="FILE|DIR|PATTERN",
+    )
+    weights_key: str | None = option(
+        None, "Which state dict of a checkpoint that has several, e.g. model_ema. [state_dict, else model]",
+        metavar="NAME",
+    )  # fmt: skip
     networks: Path | None = option(
         None,
         "A run's folder with networks that were trained for the suite. [those of --out, then sparsebench's own]",
         metavar="DIR",
     )
     located: dict[str, tuple[str, Path | None]] = field(default_factory=dict, init=False, compare=False, repr=False)
+    networks_located: dict[str, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -150,7 +163,8 @@ class Options(TypedDict, total=False):
     pretrain_images: str | None
     data_root: str | os.PathLike[str] | None
     download: bool
-    weights: str | os.PathLike[str] | None
+    weights: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None
+    weights_key: str | None
     networks: str | os.PathLike[str] | None
     device: str
     rerun: Rerun
@@ -176,11 +190,12 @@ class Option(NamedTuple):
 
     def value(self, given: Any) -> Any:
         """Return what a user gave as the field has it."""
+        if given is None:
+            return 0.0 if self.type is float else self.default if get_origin(self.type) is tuple else None
         if get_origin(self.type) is tuple:
             many = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-            return tuple(self._check_type(one, get_args(self.type)[:1]) for one in many)
-        if given is None:
-            return 0.0 if self.type is float else None
+            checked = (self._check_type(one, get_args(self.type)[:1]) for one in many)
+            return tuple(Path(one) if Path in get_args(self.type) else one for one in checked)
         types = get_args(self.type) or (self.type,)
         self._check_type(given, (str,) if get_origin(self.type) is Literal else types)
         return Path(given) if Path in get_args(self.type) else given

@@ -23,6 +23,7 @@ from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
 from sparsebench.planning.planner import Plan
 from sparsebench.planning.request import Files, How
+from sparsebench.planning.weights import files_of
 from sparsebench.plugin.content import Content, file_hash
 from sparsebench.plugin.installed import installed_content, installed_source
 from sparsebench.plugin.registry import Registry
@@ -148,7 +149,8 @@ def _readable(manifest: Manifest, here: Here) -> list[Path]:
     content = Content.of_file(here.plugin) if here.plugin else installed_content(manifest.plugin.plugin)
     named = (here.files.images, here.files.backgrounds, here.files.pretrain_images)
     paths = [Path(name.removeprefix("folder:")) for name in named if name]
-    paths += [path for path in (here.files.data_root or Path("data"), here.files.weights, here.files.networks) if path]
+    paths += [path for path in (here.files.data_root or Path("data"), here.files.networks) if path]
+    paths += files_of(here.files.weights)
     return [path.absolute() for path in (*paths, *(content.hashes if content else ()))]
 
 

@@ -4,6 +4,7 @@ OUT/strategies/<hash>.json      one for each source of a strategy
 OUT/suites/<hash>.json          one for each suite, as it was asked for
 OUT/metrics/<hash>.json         one for each metric that a task declares, see `MetricKind`
 OUT/files/<hash>.json           one for each file of a user's that cells name by its content
+OUT/strays/<hash>.json          one for each folder of pictures in which lies what is none of them
 
 Each file is named after what it says, and no record hangs on it.
 """
@@ -23,7 +24,7 @@ from sparsebench.records.cell import Cell, digest
 from sparsebench.strategy import Kind, Site, Strategy
 from sparsebench.text import plain
 
-STRATEGIES, SUITES, METRICS, FILES = "strategies", "suites", "metrics", "files"
+STRATEGIES, SUITES, METRICS, FILES, STRAYS = "strategies", "suites", "metrics", "files", "strays"
 DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
 """How tokens are disposed of, by the disposals."""
 _DISPOSAL = re.compile(rf"[(\s]disposal=({'|'.join(DISPOSED)})[,)]")
@@ -81,7 +82,14 @@ class Given(_Model):
     file: str
 
 
-T = TypeVar("T", Described, Asked, Given)
+class Strays(_Model):
+    """What lies in a folder of pictures, by the name that cells have for them, and is left out; in one line."""
+
+    name: str
+    left_out: str
+
+
+T = TypeVar("T", Described, Asked, Given, Strays)
 
 
 def setting_of(cell: Cell) -> str:
@@ -125,6 +133,11 @@ def file_names(out: Path) -> dict[str, str]:
         shown[plain(one.name)] = plain(one.file)
     count = Counter(shown.values())
     return {name: f"{file} ({name})" if count[file] > 1 else file for name, file in shown.items()}
+
+
+def strays(out: Path) -> list[Strays]:
+    """Return what was left out of folders of pictures, by their names."""
+    return sorted(_read(out / STRAYS, Strays), key=lambda one: (one.name, one.left_out))
 
 
 def _read(folder: Path, kind: type[T]) -> Iterator[T]:

@@ -18,7 +18,8 @@ from sparsebench.sources.known import DIGITS, SVHN, names_for
 
 HELD_OUT = {DIGITS: ("3", "8"), SVHN: ("3", "8")}
 FOLDER = "folder"
-_in_a_class = re.compile("(train|test)/[^/]+/").match
+in_a_class = re.compile("(train|test)/[^/]+/").match
+"""Says of the path of a picture in a folder whether it is in a class of a split."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _official(name: str, root: Path, size: int) -> Foregrounds:
 
 def _from_folder(root: Path, size: int, content: str) -> Foregrounds:
     """Return train/<class>/* and test/<class>/* of a folder with that fingerprint."""
-    names, squares = squares_in(root, size, content, _in_a_class)
+    names, squares = squares_in(root, size, content, in_a_class)
     splits: dict[str, dict[str, np.ndarray]] = {"train": {}, "test": {}}
     start = 0
     for (split, name), n in Counter(tuple(name.split("/")[:2]) for name in names).items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
@@ -15,68 +14,23 @@ import numpy as np
 
 from sparsebench.errors import UserError
 from sparsebench.sources import cache
+from sparsebench.sources.listing import formats, names_in, suffixes
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 Locations = Mapping[str, Path]
 """Where each named image set lies on this machine. Names are in the cell, places are not."""
-PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"})
-FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
-"""What a picture may be, whatever it is called: of others, PostScript is a program that would be run."""
 MOST_PIXELS = 2**26
 """Of one picture."""
-MOST_LINKS = 100
-"""Ways in which links may lead to one folder of pictures."""
 DIGITS = 12
 """Hexadecimal digits of a fingerprint."""
-
-
-def pictures_in(root: Path) -> list[Path]:
-    """Return the pictures below a folder, sorted by their path in it."""
-    return [root / name for name in names_in(root)]
-
-
-def walk(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each folder below one, that itself included, with the names of its files.
-
-    Links to folders are followed, but for those to a folder that they lie in. What is hidden is left out.
-
-    Raises:
-        UserError: links lead to the same folder again and again.
-    """
-    seen: Counter[str] = Counter()
-    above: dict[str, tuple[str, ...]] = {os.fspath(root): (os.path.realpath(root),)}
-    for folder, folders, names in os.walk(root, followlinks=True):
-        chain = above.pop(folder)
-        seen[chain[-1]] += 1
-        if seen[chain[-1]] > MOST_LINKS:
-            raise UserError(
-                f"{chain[-1]} is linked more than {MOST_LINKS} times below {root}", next_step="remove links"
-            )
-        yield folder, [name for name in names if not name.startswith(".")]
-        visible = [name for name in folders if not name.startswith(".")]
-        real = {name: os.path.realpath(os.path.join(folder, name)) for name in visible}
-        folders[:] = [name for name in visible if real[name] not in chain]
-        above |= {os.path.join(folder, name): (*chain, real[name]) for name in folders}
-
-
-def names_in(root: Path) -> list[str]:
-    """Return the paths in a folder, "/" between their parts, of the pictures below it, sorted."""
-    paths = []
-    for folder, names in walk(root):
-        within = os.path.relpath(folder, root).replace(os.sep, "/")
-        prefix = "" if within == "." else f"{within}/"
-        for name in names:
-            if os.path.splitext(name)[1].lower() in PICTURES and os.path.isfile(os.path.join(folder, name)):
-                paths.append(prefix + name)
-    return sorted(paths)
 
 
 def _some_names(root: Path) -> list[str]:
     names = names_in(root)
     if not names:
-        raise UserError(f"{root} holds no pictures", allowed=sorted(PICTURES))
+        raise UserError(f"{root} holds no pictures", allowed=sorted(suffixes()))
     return names
 
 
@@ -199,7 +153,7 @@ def _decode(data: bytes, path: Path) -> Picture:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(BytesIO(data), formats=FORMATS) as picture:
+        with Image.open(BytesIO(data), formats=formats()) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 raise ValueError(f"{picture.width} x {picture.height} pixels, more than {MOST_PIXELS}")
             return _rgb(picture)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from sparsebench.sources.files import PICTURES, walk
+from sparsebench.errors import UserError
+from sparsebench.sources.listing import names_in
 
 DIGITS, CIFAR10, CIFAR100, SVHN = "digits", "cifar10", "cifar100", "svhn"
 CLASSES = {DIGITS: 10, CIFAR10: 10, CIFAR100: 100, SVHN: 10}
@@ -98,14 +98,14 @@ class Known:
         for names in self.needs:
             if not any((root / self.folder / name).is_file() for name in names):
                 return "missing", f"{self.folder}/{' or '.join(names)} is not there"
-        if self.folder and (count := _count(root / self.folder)) < self.pictures:
-            return ("corrupt" if count else "missing"), f"{self.folder} holds {count} of {self.pictures} pictures"
+        if self.folder:
+            try:
+                count = len(names_in(root / self.folder)) if (root / self.folder).is_dir() else 0
+            except UserError as error:
+                return "corrupt", str(error)
+            if count < self.pictures:
+                return ("corrupt" if count else "missing"), f"{self.folder} holds {count} of {self.pictures} pictures"
         return "there", ""
-
-
-def _count(root: Path) -> int:
-    """Return the number of pictures below a folder, by their names alone."""
-    return sum(os.path.splitext(name)[1].lower() in PICTURES for _, names in walk(root) for name in names)
 
 
 def _cifar(folder: str, *files: tuple[str, str, int | None]) -> tuple[File, ...]:

@@ -18,8 +18,9 @@ import numpy as np
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.sources import cache
-from sparsebench.sources.files import Locations, contents_of, fingerprint_of, names_in, read_bytes, read_square
+from sparsebench.sources.files import Locations, contents_of, fingerprint_of, read_bytes, read_square
 from sparsebench.sources.known import CELEBA, WATERBIRDS
+from sparsebench.sources.listing import names_in
 
 SPLITS = {"0": 0, "1": 1, "2": 2}
 BITS = {"0": 0, "1": 1}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 from sparsebench.errors import UserError
 from sparsebench.sources import official
-from sparsebench.sources.classes import FOLDER
-from sparsebench.sources.files import fingerprint, fingerprint_of, names_in
+from sparsebench.sources.classes import FOLDER, in_a_class
+from sparsebench.sources.files import fingerprint, fingerprint_of
 from sparsebench.sources.known import DIGITS, KNOWN, PHOTOS, names_for
 from sparsebench.sources.labelled import DEFAULTS, layout_of, read, tables
+from sparsebench.sources.listing import classes_in, is_folder, left_out
 from sparsebench.sources.scenes import ARRAY, read_array
 from sparsebench.sources.scenes import FOLDER as SCENES
 
+LAYOUT = "a folder with train/<class>/* and test/<class>/*"
 DATA_ROOT = Path("data")
 """Where official files are looked for unless another place is named."""
 
@@ -69,6 +72,14 @@ def locate_backgrounds(spec: str, data_root: Path | None = None, download: bool 
     return f"{SCENES}-{fingerprint(path)}", path
 
 
+def left_out_of(name: str, root: Path) -> str:
+    """Return in one line what was left out of located pictures, or ""; of others than own folders nothing is."""
+    kind = name.partition("-")[0]
+    if kind not in (FOLDER, SCENES) or not root.is_dir():
+        return ""
+    return left_out(root, in_a_class if kind == FOLDER else lambda name: True)
+
+
 def _locate_labelled(root: Path, kind: str) -> tuple[str, Path]:
     """Return name and place of a set in its published layout; its table, and that each picture is there, is checked."""
     if layout_of(root) != kind:
@@ -82,24 +93,16 @@ def _locate_labelled(root: Path, kind: str) -> tuple[str, Path]:
 
 def _locate_classes(root: Path) -> tuple[str, Path]:
     for split in ("train", "test"):
-        if not (root / split).is_dir():
+        if not is_folder(root / split):
             raise UserError(
                 f"--images folder: {root / split} is not a folder",
-                allowed="a folder with train/<class>/* and test/<class>/*",
+                allowed=LAYOUT,
             )
-    _check_classes(root)
+    train, test = (classes_in(root / split, LAYOUT) for split in ("train", "test"))
+    if odd := sorted(train.keys() ^ test.keys()):
+        alike = len({unicodedata.normalize("NFC", name) for name in odd}) < len(odd)
+        raise UserError(
+            f"{root}: train and test have different classes", got=[ascii(name) for name in odd] if alike else odd,
+            next_step="some differ in their Unicode normalisation alone: rename them" if alike else None,
+        )  # fmt: skip
     return f"{FOLDER}-{fingerprint(root)}", root
-
-
-def _check_classes(root: Path) -> None:
-    """Raise UserError unless train and test have the same classes, two or more, and a picture in each."""
-    folders = [[p for p in (root / split).iterdir() if not p.name.startswith(".")] for split in ("train", "test")]
-    names = [sorted(p.name for p in each if p.is_dir()) for each in folders]
-    if names[0] != names[1]:
-        odd = sorted(set(names[0]) ^ set(names[1]))
-        raise UserError(f"{root}: train and test have different classes", got=odd)
-    if len(names[0]) < 2:
-        raise UserError(f"{root}: too few classes", got=names[0], allowed="2 or more folders in train and test")
-    for folder in (root / split / name for split in ("train", "test") for name in names[0]):
-        if not names_in(folder):
-            raise UserError(f"{folder} holds no pictures", allowed="at least one in each class")

@@ -52,22 +52,22 @@ def measure(
     model = model.eval().to(device)
     networks = [_sparse(model, words).eval() for words in strategies]
     scale = apply(copy.deepcopy(model), "dense")
-    side = scale._network.grid[0] * scale._network.patch[0]
+    pixels = scale._network.pixels
     parameters = sum(weight.numel() for weight in model.parameters())
     cost = scale._actor.cost
     macs = cost.macs(cost.dense())
     for precision in precisions:
         for batch in batches:
             torch.compiler.reset()
-            base = Row(name, DENSE, "eager", precision, batch, side, parameters, macs, 1.0, cost.tokens)
+            base = Row(name, DENSE, "eager", precision, batch, pixels[1], parameters, macs, 1.0, cost.tokens)
             runners = list(_runners(model, networks, modes, base))
-            yield from _times(runners, rounds, device)
+            yield from _times(runners, rounds, device, pixels)
 
 
 def _sparse(model: nn.Module, words: str) -> SparseModel:
-    """Return a copy of the network with a strategy; what it would learn from images does not change its time."""
-    fits = understand(words, {}).strategy.fits()
-    return apply(copy.deepcopy(model), words, learned=RANDOM if fits else None)
+    """Return a copy of the network with a strategy; what that learns is random, and the tokens that stay count."""
+    strategy = understand(words, {}).strategy
+    return apply(copy.deepcopy(model), words, learned=RANDOM if strategy.trained or strategy.fits() else None)
 
 
 def _check(batches: Sequence[int], modes: Sequence[str], precisions: Sequence[str], rounds: int) -> None:
@@ -90,11 +90,13 @@ def _runners(model: nn.Module, networks: Sequence[SparseModel], modes: Sequence[
             yield _Runner(network.spec, call, replace(row, strategy=network.spec), network)
 
 
-def _times(runners: list[_Runner], rounds: int, device: str) -> Iterator[Row]:
-    """Let the runners take turns, each round beginning with the next, and yield their rows."""
-    base = runners[0].row
+def _times(runners: list[_Runner], rounds: int, device: str, image: tuple[int, int, int]) -> Iterator[Row]:
+    """Let the runners take turns, each round beginning with the next, and yield their rows.
+
+    `image` is (channels, height, width).
+    """
     try:
-        pixels = torch.randn(base.batch, 3, base.image, base.image, generator=torch.Generator().manual_seed(0))
+        pixels = torch.randn(runners[0].row.batch, *image, generator=torch.Generator().manual_seed(0))
         pixels = pixels.to(device)
     except (MemoryError, RuntimeError) as error:
         yield from (replace(each.row, problem=_problem(error, each.row.mode)) for each in runners if each.name != AGAIN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -238,6 +239,22 @@ class Task(BaseModel):
 
     def with_cut(self, cut: Mapping[str, Any]) -> Task:
         """Return the task with what it leaves to the model; `cut` is how that wants its pictures, see `Model.cut`."""
+        return self
+
+    def located(self) -> tuple[Task, Mapping[str, Path]]:
+        """Return the task with names by content in place of its files, and where these lie; see `Locations`."""
+        return self, {}
+
+    def with_classes(self, head: int | None, locations: Locations) -> Task:
+        """Return the task with what it leaves to the network's head: which class is which.
+
+        Args:
+            head: how many classes the head of trained weights has, or None where that is not known.
+            locations: where its pictures lie.
+
+        Raises:
+            UserError: the pictures do not say it, or are of others.
+        """
         return self
 
     def known_classes(self, locations: Locations) -> tuple[str, ...] | None:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from sparsebench import seeds, sources
 from sparsebench.errors import UserError
-from sparsebench.sources import cache, imagenet
+from sparsebench.sources import cache
+from sparsebench.sources.labels import BY_FILE, IMAGENET, MOST_CLASSES, Numbered, locate_file, number, read_file
+from sparsebench.sources.listing import class_folders, is_folder
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
-
-IMAGENET = 1000
-"""Classes of an ImageNet head."""
 
 Resize = Literal["short", "squash"]
 Filter = Literal["bicubic", "bilinear"]
 USUAL = {"canvas": 224, "crop": 0.9, "resize": "short", "filter": "bicubic"}
 """How pictures are cut where the model does not say it."""
+SPLITS = ("val", "test")
+"""The folders that are tested on, the first first."""
 LAYOUT = "a folder with val/<class>/*, test/<class>/* or <class>/*"
 
 
@@ -36,29 +37,36 @@ def locate(spec: str) -> tuple[str, Path]:
     if kind != "folder" or not path:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
     root = test_folder_of(Path(path).expanduser())
-    for folder in class_folders(root):
-        if not sources.pictures_in(folder):
-            raise UserError(f"{folder} holds no pictures", allowed="at least one in each class")
+    sources.classes_in(root, LAYOUT)
     return f"folder-{sources.fingerprint(root)}", root
 
 
 def test_folder_of(root: Path) -> Path:
-    """Return the folder of the classes: val or test in the given one where they are there, else that itself."""
-    return next((root / split for split in ("val", "test") if (root / split).is_dir()), root)
+    """Return the folder of the classes: val or test in the given one where they are there, else that itself.
 
-
-def class_folders(root: Path) -> list[Path]:
-    """Return the folders of the classes, sorted by name.
+    Of val and test the first that holds a picture is taken.
 
     Raises:
-        UserError: there are fewer than two.
+        UserError: it is no folder, or val and test are there and hold none.
     """
-    if not root.is_dir():
+    if not is_folder(root):
         raise UserError(f"--images folder: {root} is not a folder", allowed=LAYOUT)
-    folders = sorted((p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")), key=lambda p: p.name)
-    if len(folders) < 2:
-        raise UserError(f"{root}: too few classes", got=[p.name for p in folders], allowed=f"2 or more: {LAYOUT}")
-    return folders
+    splits = [root / split for split in SPLITS if is_folder(root / split)]
+    for split in splits:
+        if sources.listing(split).names:
+            return split
+    if splits:
+        raise UserError(f"{splits[0]} holds no pictures", allowed=LAYOUT)
+    return root
+
+
+def left_out(root: Path) -> str:
+    """Return in one line what was left out of the folder of the classes, or ""."""
+    said, val = sources.left_out(root, lambda name: "/" in name), root.parent / SPLITS[0]
+    empty = [f"{SPLITS[0]}, which holds no pictures"] if root.name == SPLITS[1] and is_folder(val) and not (
+        sources.listing(val).names
+    ) else []  # fmt: skip
+    return "; ".join([*empty, *([said] if said else [])])
 
 
 def read_cropped(
@@ -113,6 +121,7 @@ class Folder(Task):
     inputs: ClassVar[Inputs] = "images"
     default_model: ClassVar[str] = "timm"
     trains: ClassVar[bool] = False
+    added: ClassVar[frozenset[str]] = frozenset({"classes", "head"})
 
     images: str = Field("", description="the pictures: given by --images folder:DIR")
     canvas: int = Field(0, ge=0, description="side of the image in pixels; 0 for the model's own")
@@ -124,20 +133,30 @@ class Folder(Task):
     )
     filter: Filter | Literal[""] = Field("", description="of the resizing; the model's own unless given")
     test: int = Field(0, ge=0, description="test images, drawn in each repetition; 0 for all")
-    labels: Literal["auto", "imagenet", "folders"] = Field(
+    labels: Literal["auto", "imagenet", "numbers", "names", "file"] = Field(
         "auto",
-        description="imagenet: folders are named after classes of ImageNet-1k, by WordNet id or name; "
-        "folders: they are the head's classes, in the order of their names; auto: imagenet where all are so named",
+        description="which class of the head each folder is: imagenet: by WordNet ids or names of ImageNet-1k; "
+        "numbers: by their names; names: in the order in which Python and torchvision sort them; file: as classes "
+        "says; auto: what the names and the head allow, or an error",
     )
+    classes: str = Field(
+        "", description="a file of the head's classes: a name a line, or JSON: a list, or an object of name to number"
+    )
+    head: int = Field(0, ge=0, le=MOST_CLASSES, description="classes of the network's head; 0 for the weights' own")
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _as_it_was_called(cls, given: Any) -> Any:
+        return "names" if given == "folders" else given  # in older records
 
     def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
-        """See `Task.class_counts`; pictures that an ImageNet head is tested on need not be of all its classes."""
-        if self.labels == "imagenet":
-            return (IMAGENET,)
+        """See `Task.class_counts`; records from before cells said it have no head."""
+        if self.head or self.labels == "imagenet":
+            return (self.head or IMAGENET,)
         if self.test:
             raise UserError("how many classes there are is not known from a part of the pictures")
         seen = int(labels.max()) + 1
-        return (seen,) if self.labels == "folders" else (seen, IMAGENET)
+        return (seen,) if self.labels == "names" else (seen, IMAGENET)
 
     def draws_test(self) -> bool:
         """See `Task.draws_test`: all pictures are the same ones."""
@@ -147,6 +166,12 @@ class Folder(Task):
         """See `Task.check`."""
         if not self.images.startswith("folder-"):
             raise UserError("task 'folder' tests on your own pictures", next_step="give --images folder:DIR")
+        if self.labels not in ("auto", "file") and self.classes:
+            raise UserError(
+                f"labels={self.labels} and classes={self.classes} number class folders twice", next_step="leave one out"
+            )
+        if self.labels == "file" and not self.classes:
+            raise UserError("labels=file: no file is given", next_step=f"give {BY_FILE}")
 
     def with_cut(self, cut: Mapping[str, Any]) -> Folder:
         """See `Task.with_cut`: what is not said of how pictures are cut is the model's."""
@@ -159,23 +184,36 @@ class Folder(Task):
                 next_step="give canvas, crop, resize and filter",
             ) from error
 
+    def located(self) -> tuple[Folder, Mapping[str, Path]]:
+        """See `Task.located`: the file of the classes."""
+        if not self.classes:
+            return self, {}
+        path = Path(self.classes).expanduser()
+        name = locate_file(path)
+        return self.model_copy(update={"labels": "file", "classes": name}), {name: path.absolute()}
+
+    def with_classes(self, head: int | None, locations: Locations) -> Folder:
+        """See `Task.with_classes`."""
+        if self.head and head not in (None, self.head):
+            raise UserError(f"task 'folder': head={self.head}, and the weights' has {head}", next_step="leave head out")
+        found = self._number(class_folders(self._root(locations), LAYOUT), head, locations)
+        return self.model_copy(update={"labels": found.labels, "head": len(found.classes)})
+
     def recipe(self) -> Recipe:
         """See `Task.recipe`: no step is taken."""
         return Recipe("cross-entropy", "adamw", lr=0.0, batch=1, epochs=0, steps=0)
 
     def known_classes(self, locations: Locations) -> tuple[str, ...]:
         """See `Task.known_classes`."""
-        return self._classes(class_folders(self._root(locations)))[0]
+        return self._number(class_folders(self._root(locations), LAYOUT), None, locations).classes
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
         root = self._root(locations)
-        folders = class_folders(root)
-        classes, numbers = self._classes(folders)
+        folders = sources.classes_in(root, LAYOUT)
+        classes, numbers = self._number(folders, None, locations)[1:]
         every = [
-            (path, number)
-            for folder, number in zip(folders, numbers, strict=True)
-            for path in sources.pictures_in(folder)
+            (root / name, number) for names, number in zip(folders.values(), numbers, strict=True) for name in names
         ]
         pictures = self._choose(len(every), repetition)
         chosen = [every[i] for i in pictures]
@@ -186,6 +224,18 @@ class Folder(Task):
         shown = pictures if self.test else None  # another repetition may draw the same again
         test = Split(images, labels, np.zeros_like(labels), foregrounds=shown)
         return Data(Split(images[:0], labels[:0], labels[:0]), test, classes)
+
+    def _number(self, folders: Iterable[str], head: int | None, locations: Locations) -> Numbered:
+        """Return the class of each folder in a head of so many classes, or as many as the cell says."""
+        file = None
+        if self.classes:
+            if (path := locations.get(self.classes)) is None:
+                raise UserError(
+                    f"the file of classes '{self.classes}' of this cell is not on this machine",
+                    next_step=f"give {BY_FILE}",
+                )
+            file = read_file(path, self.classes)
+        return number(list(folders), "auto" if self.labels == "file" else self.labels, self.head or head, file)
 
     def _root(self, locations: Locations) -> Path:
         if self.images not in locations:
@@ -201,22 +251,3 @@ class Folder(Task):
         if self.test == 0:
             return np.arange(count)
         return np.sort(seeds.generator(self.name, self.images, repetition).permutation(count)[: self.test])
-
-    def _classes(self, folders: list[Path]) -> tuple[tuple[str, ...], list[int]]:
-        """Return the classes of the head, and the number of each folder's."""
-        names = tuple(folder.name for folder in folders)
-        if self.labels == "folders":
-            return names, list(range(len(names)))
-        numbers = imagenet.numbers_of(names)
-        known = [number for number in numbers if number is not None]
-        if len(known) < len(names):
-            if self.labels == "auto":
-                return names, list(range(len(names)))
-            strange = [name for name, number in zip(names, numbers, strict=True) if number is None]
-            raise UserError(
-                "labels=imagenet: folders that are named after no class of ImageNet-1k, or after two",
-                got=strange[:5], allowed="WordNet ids, or class names",
-            )  # fmt: skip
-        if twice := [name for name, number in zip(names, known, strict=True) if known.count(number) > 1]:
-            raise UserError("folders named after the same class of ImageNet-1k", got=twice)
-        return imagenet.classes(), known

@@ -21,9 +21,9 @@ from sparsebench.errors import StrategyError, UserError
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
 from sparsebench.planning.contenders import draws_random
-from sparsebench.plans import Keep
+from sparsebench.plans import Keep, Mask
 from sparsebench.plugin.registry import Registry
-from sparsebench.strategy import Strategy
+from sparsebench.strategy import Published, Strategy
 
 STRATEGIES = [
     registered.cls
@@ -103,6 +103,36 @@ def test_an_adaptive_strategy_says_what_the_last_images_cost():
         sparse(pixels())
     assert sparse.tokens[-1] == pytest.approx(sparse.kept().sum(dim=1).float().mean().item())
     assert sparse.tokens[-1] < bounds[-1] == 15
+
+
+class Enough(Strategy):
+    """Keeps the tokens whose mean is above `level`, and one at least."""
+
+    name = "enough"
+    site = "block"
+    adaptive = True
+    published = (Published("enough:level=0.1", "DeiT-S"), Published("enough:level=0.1,macs=0.5", "DeiT-S"))
+    level: float = 0.0
+
+    def plan(self, view, keep):
+        mean = view.tokens.mean(dim=2)
+        return Mask((mean > self.level) | (mean == mean.amax(dim=1, keepdim=True)))
+
+
+@pytest.mark.parametrize(("strategy", "words"), [("a_vit", "a_vit:beta=-75"), (Enough, "enough:level=0.1")])
+@torch.no_grad()
+def test_what_decides_itself_how_much_it_spends_needs_no_budget_and_takes_one(strategy, words):
+    model, x = vit(), pixels()
+    name, _, parameter = words.partition(":")
+    key, value = parameter.split("=")
+    learned = "random" if name == "a_vit" else None
+    with sparsebench.apply(model, strategy, learned=learned, **{key: float(value)}) as sparse:
+        outputs, stayed = sparse(x), sparse.kept()
+        assert sparse.spec == f"{name}:{key}={float(value)}"
+    bounds = {"counts": (16,) * 4} if name == "a_vit" else {"counts": (16,) * 3, "blocks": (1, 2, 3)}
+    with sparsebench.apply(model, strategy, learned=learned, **{key: float(value)}, **bounds) as sparse:
+        assert torch.equal(sparse(x), outputs) and torch.equal(sparse.kept(), stayed)
+    assert name == "a_vit" or (stayed.sum(dim=1) < 16).all()
 
 
 def test_the_weights_are_the_models_own():
@@ -312,6 +342,8 @@ def test_the_words_make_the_same_again(words):
         (lambda: vit().half(), "tome:macs=.5", {}, "half precision.*got float16; allowed: float32"),
         (lambda: vit().bfloat16(), "tome:macs=.5", {}, "got bfloat16"),
         (vit, "tome", {}, "the budget of 'tome' is missing; give one"),
+        (vit, "ats", {}, "the budget of 'ats' is missing; give one"),
+        (vit, "a_vit:blocks=1+2", {"learned": "random"}, "the budget of 'a_vit' is missing; give one"),
         (vit, "tome:macs=.5,.7", {}, "one value a parameter; got macs=0.5,0.7"),
         (vit, "tome:macs=.5", {"macs": 0.7}, "'macs' is said twice"),
         (vit, "tome:macs=2", {}, r"fraction of MACs; got 2; allowed: \(0, 1\]"),

@@ -177,7 +177,7 @@ def test_the_command_writes_a_sparse_network(tmp_path, monkeypatch):
     )
     for more, said in [
         (["--weights", "weights.safetensors"], "a network is not for standard output"),
-        (["--weights", "nowhere.safetensors", "-o", "b.pt2"], "no file of weights that can be read"),
+        (["--weights", "nowhere.safetensors", "-o", "b.pt2"], "nowhere.safetensors cannot be read"),
     ]:
         done = CliRunner().invoke(main, [*words, *more])
         assert done.exit_code == 2 and said in done.output

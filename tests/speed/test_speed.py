@@ -69,6 +69,13 @@ def test_a_strategy_that_sleeps_has_a_choice_that_costs_as_much(monkeypatch, eag
     assert row.macs_ratio > 1 and row.p95 >= row.p50
 
 
+@pytest.mark.parametrize("words", ["dynamic_vit:keep_rate=0.5", "a_vit:beta=-75"])
+def test_what_is_learned_is_timed_without_having_learned_it(words, eager):
+    measured = list(clock.measure(_model(), "m", [words], batches=[2], rounds=2))
+    (row,) = [row for row in measured if row.mode == "eager" and row.strategy != "dense"]
+    assert not row.problem and row.p50 > 0
+
+
 def test_without_a_compiler_the_compiled_rows_say_so_and_the_dense_one_is_there(eager):
     measured = list(clock.measure(_model(), "m", [], batches=[1], modes=["eager"], rounds=2))
     first, second = measured

@@ -133,19 +133,28 @@ def tome(seen, tokens, K):
     return [joined([tokens[i - P] for i in [j, *(i for i in goes if goes[i] == j)]]) for j in order[P:]]
 
 
-def mlerp(group):
-    """Return the direction of the plain mean, as long as the longest member."""
-    token = joined(group, weights=[1.0] * len(group))
-    longest = max(math.hypot(*member.row) for member in group)
-    return token._replace(row=[c * longest / math.hypot(*token.row) for c in token.row])
+def mlerp(length):
+    """Return what makes one token of a group, its first member that of B (ToFu).
+
+    That is the plain mean times the length of the longest member, over the length of the member of B as in the known
+    implementation, or over that of the mean as in the paper.
+    """
+
+    def one(group):
+        token = joined(group, weights=[1.0] * len(group))
+        longest = max(math.hypot(*member.row) for member in group)
+        divisor = math.hypot(*(group[0] if length == "released" else token).row)
+        return token._replace(row=[c * longest / divisor for c in token.row])
+
+    return one
 
 
-def tofu(seen, tokens, K):
-    P = seen.prefix
+def tofu(seen, tokens, K, length="released", merge_from=7 / 12):
+    P, one = seen.prefix, mlerp(length)
     order, goes = bipartite(seen.keys, len(tokens) - K, P)
-    if seen.block < round(7 / 12 * seen.depth):
+    if seen.block < round(merge_from * seen.depth):
         return [tokens[j - P] for j in order[P:]]
-    return [mlerp([tokens[i - P] for i in [j, *(i for i in goes if goes[i] == j)]]) for j in order[P:]]
+    return [one([tokens[i - P] for i in [j, *(i for i in goes if goes[i] == j)]]) for j in order[P:]]
 
 
 def top_k(seen, tokens, K):
@@ -255,16 +264,23 @@ def mctf(seen, tokens, K):
     return [joined([tokens[i] for i in group], [share[i] for i in group]) for group in groups]
 
 
-def ats(seen, tokens, M):
-    P, a = seen.prefix, seen.of_class()
-    S = [a[j] * math.hypot(*seen.values[P + j]) for j in range(len(tokens))]
-    order = order_of([-s for s in S])
-    c = [sum(S[i] for i in order[: n + 1]) / sum(S) for n in range(len(order))]
-    c = [(x - c[0]) / (c[-1] - c[0]) for x in c]
-    s = min(x for x in c if x > 0)
-    points = [s + m * (1 - s) / (M - 1) for m in range(M)]
-    taken = {order[min(range(len(c)), key=lambda i: abs(c[i] - y))] for y in points}
-    return [tokens[i] for i in sorted(taken)]
+def ats(patches):
+    """Each of all the image's patches has a score; that of one whose token has left is 0."""
+
+    def act(seen, tokens, M):
+        P, a = seen.prefix, seen.of_class()
+        given = {token.patches[0]: a[j] * math.hypot(*seen.values[P + j]) for j, token in enumerate(tokens)}
+        S = [given.get(i, 0.0) for i in range(patches)]
+        order = order_of([-s for s in S])
+        c = [sum(S[i] for i in order[: n + 1]) / sum(S) for n in range(patches)]
+        c = [(x - c[0]) / (c[-1] - c[0]) if c[-1] > c[0] else 0.0 for x in c]
+        s = min((x for x in c if x > 0), default=1.0)
+        points = [s + m * (1 - s) / (M - 1) for m in range(M)]
+        taken = {order[min(range(patches), key=lambda i: abs(c[i] - y))] for y in points}
+        assert taken <= set(given)
+        return [token for token in tokens if token.patches[0] in taken]
+
+    return act
 
 
 def mixing(weights):

@@ -23,8 +23,8 @@ def shares(attention, values):
     return [g / sum(given) for g in given]
 
 
-def taken(S, M, ascending, points):
-    """Return which tokens the M points fall upon; of two as near the one with the smaller sum."""
+def taken(S, M, ascending, points, left=0):
+    """Return which tokens the M points fall upon, after some have left; of two as near the one with the smaller sum."""
     order = sorted(range(len(S)), key=lambda j: (S[j], j)) if ascending else list(range(len(S)))
     c, total = [], 0.0
     for j in order:
@@ -33,7 +33,7 @@ def taken(S, M, ascending, points):
     if points == "paper":
         ys = [(2 * m - 1) / (2 * M) for m in range(1, M + 1)]
     else:
-        low, high = min(c), max(c)
+        low, high = min([*c, *[0.0] * left]), max(c)
         c = [(x - low) / (high - low) if high > low else 0.0 for x in c]
         s = min((x for x in c if x > 0), default=1.0)
         ys = [s] if M == 1 else [s + m * (1 - s) / (M - 1) for m in range(M)]
@@ -102,7 +102,16 @@ def test_padding_is_never_taken(M, points):
     plan = ATS(points=points).plan(view(attention=attention, values=values, sizes=sizes), M)
     for b, there in enumerate((17, 9, 1)):
         S = shares(attention[b, :there].double().tolist(), values[b, :, :there].double())
-        assert set(plan.keep[b].nonzero()[:, 0].tolist()) == taken(S, M, True, points)
+        assert set(plan.keep[b].nonzero()[:, 0].tolist()) == taken(S, M, True, points, left=17 - there)
+
+
+def test_where_tokens_have_left_the_points_begin_at_the_smallest_score_that_is_there():
+    first = view(1, 4, attention=torch.tensor([[0.1, 0.2, 0.3, 0.4]]), values=torch.ones(1, 2, 4, 3))
+    assert ATS().plan(first, 4).keep.tolist() == [[False, True, True, True]]
+    # The points .2, .6 and 1 of the sums .2, .5 and 1; were the smallest taken off again, they would pass it over.
+    then = view(1, 3, attention=torch.tensor([[0.2, 0.3, 0.5]]), values=torch.ones(1, 2, 3, 3))
+    then.memory = first.memory
+    assert ATS().plan(then, 3).keep.tolist() == [[True, True, True]]
 
 
 @pytest.mark.parametrize("changes", [{}, {"class_token": False, "global_pool": "avg"}], ids=str)

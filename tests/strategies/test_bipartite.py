@@ -51,19 +51,28 @@ def tome_groups(seen, b, r):
     return [[i] for i in left] + [[j] + [i for i in ranked[:r] if best[i] == j] for j in B]
 
 
+@pytest.mark.parametrize("length", ["released", "paper"])
 @pytest.mark.parametrize("P", [0, 1, 2])
 @pytest.mark.parametrize(("N", "keep"), HALVES)
-def test_tofu_merges_plainly_to_the_length_of_the_longest(N, keep, P):
+def test_tofu_merges_plainly_times_the_length_of_the_longest(N, keep, P, length):
     seen = view(N=N, block=2, seed=N + keep, prefix_count=P)
 
     def expected(b):
         (x, s), rows = numbers(seen, b), []
         for group in tome_groups(seen, b, N - keep):
             row, longest = mean([x[i] for i in group], [1.0] * len(group)), max(math.hypot(*x[i]) for i in group)
-            rows.append(([c * longest / math.hypot(*row) for c in row], sum(s[i] for i in group)))
+            divisor = math.hypot(*(x[group[0]] if length == "released" else row))
+            rows.append(([c * longest / divisor for c in row], sum(s[i] for i in group)))
         return rows
 
-    check(seen, ToFu().plan(seen, keep), expected)
+    check(seen, ToFu(length=length).plan(seen, keep), expected)
+
+
+def test_tofu_divides_by_the_length_of_the_member_of_b_or_by_that_of_the_mean():
+    # The mean is (2, 2), the longest is 5, the member of B is 1 and the mean 2 sqrt(2) long.
+    seen = view(tokens=torch.tensor([[[3.0, 4.0], [1.0, 0.0]]]), keys=torch.ones(1, 1, 2, 2), block=3, prefix_count=0)
+    assert merged(ToFu().plan(seen, 1), seen)[0, 0].tolist() == [10.0, 10.0]
+    assert merged(ToFu(length="paper").plan(seen, 1), seen)[0, 0].tolist() == pytest.approx([12.5**0.5] * 2)
 
 
 @pytest.mark.parametrize("P", [0, 1, 2])

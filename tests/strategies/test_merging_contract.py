@@ -73,7 +73,7 @@ def test_attention_weighs_sizes_where_it_is_asked_to(make):
         assert strategy.weighs_sizes == acting.weighs_sizes == proportional and acting.sizes.max() > 1
         out.append(logits)
     assert float((out[0] - out[1]).abs().max()) > 1e-3
-    assert make().proportional == (make is not PiToMe)
+    assert make().proportional == (make not in (PiToMe, ToFu))
 
 
 def test_what_has_no_say_in_it_does_not_weigh_sizes():

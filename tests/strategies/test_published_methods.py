@@ -1,5 +1,6 @@
 """What strategies say of the methods that they are: words that can be typed, counts and MACs as published, names."""
 
+import json
 import re
 from dataclasses import replace
 from functools import cache
@@ -12,6 +13,7 @@ import torch
 from click.testing import CliRunner
 from tiny import ENTRIES, SHIPPED
 
+import sparsebench
 from sparsebench.budget import AMOUNTS
 from sparsebench.cli import main
 from sparsebench.measure.cost import VitCost
@@ -157,9 +159,34 @@ def test_show_says_what_a_disposal_does_and_that_fusing_is_not_evit():
     assert "disposal" not in CliRunner().invoke(main, ["show", "tome"]).stdout
 
 
+@cache
+def small() -> torch.nn.Module:
+    return timm.create_model("deit_small_patch16_224")
+
+
+@pytest.mark.parametrize("setting", ALL, ids=str)
+def test_published_words_can_be_typed_in_apply_and_so_can_what_it_calls_them(setting):
+    cls = SHIPPED[setting.words.partition(":")[0]]
+    learned = "random" if cls.trained or cls.fits() else None
+    with sparsebench.apply(small(), setting.words, learned=learned) as sparse:
+        spec, budget = sparse.spec, sparse._actor.budget
+        assert sparse._actor.acts or cls.trains_only
+    with sparsebench.apply(small(), spec, learned=learned) as again:
+        assert (again.spec, again._actor.budget) == (spec, budget)
+
+
+@pytest.mark.parametrize("setting", ALL, ids=str)
+def test_published_words_can_be_typed_in_run(setting):
+    given = ["--model", "timm:deit_small_patch16_224", "--task", "composite:canvas=224,patch=16", "--n-train", "8"]
+    done = CliRunner().invoke(main, ["run", "--plugin", setting.words, *given, "--seeds", "1", "--dry-run"])
+    assert done.exit_code == 0 and setting.words.partition(":")[0] in done.stdout, done.output
+
+
 def test_the_list_of_published_settings_has_them_all():
     said = CliRunner().invoke(main, ["list", "--published"]).stdout
     assert ALL and all(setting.words in said for setting in ALL)
+    rows = json.loads(CliRunner().invoke(main, ["list", "--published", "--json"]).stdout)
+    assert sorted(row["words"] for row in rows) == sorted(setting.words for setting in ALL)
     wrong = CliRunner().invoke(main, ["list", "tasks", "--published"])
     assert wrong.exit_code == 2 and "--published" in wrong.stderr
 

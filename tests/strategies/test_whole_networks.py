@@ -1,5 +1,7 @@
 """Strategies in whole networks: logits, order and counts against loops in float64 over the whole sequence."""
 
+from functools import partial
+
 import networks as hand
 import pytest
 import torch
@@ -32,6 +34,19 @@ NETWORKS = {
 }
 
 
+def sharp(**changes):
+    """Return a network of 64 patches whose queries and keys are three times as long as those of `tiny.vit`.
+
+    In double precision, as the loops are: in single the rounding of twelve such blocks is larger than what is checked.
+    """
+    network = vit(patch_size=4, **changes)
+    network.module.double()
+    with torch.no_grad():
+        for block in network.module.blocks:
+            block.attn.qkv.weight[:64] *= 3
+    return network
+
+
 @torch.no_grad()
 def compare(strategy, network, rule_of, budget, **how):
     """Check logits to 1e-5, and exactly which patches go on in which order, how many, and for how many each stands."""
@@ -40,10 +55,11 @@ def compare(strategy, network, rule_of, budget, **how):
     for module in actor.learned.values():
         for weight in module.parameters():
             weight.add_(0.3 * torch.randn(weight.shape, generator=rng))
-    acting = actor.begin(torch.arange(len(images())), 0, None, tokens=network.cost.tokens, training=False)
-    out = network(images(), acting)
+    pixels = images().to(next(network.module.parameters()).dtype)
+    acting = actor.begin(torch.arange(len(pixels)), 0, None, tokens=network.cost.tokens, training=False)
+    out = network(pixels, acting)
     rule = rule_of(actor.learned) if actor.learned else rule_of
-    for b, image in enumerate(images()):
+    for b, image in enumerate(pixels):
         logits, tokens = hand.by_hand(network, image, rule, **how)
         torch.testing.assert_close(out[b].double(), logits, atol=1e-5, rtol=1e-5)
         index = [i for i in acting.index[b].tolist() if i >= 0 or not acting.ragged]
@@ -54,7 +70,9 @@ def compare(strategy, network, rule_of, budget, **how):
     return acting
 
 
-@pytest.mark.parametrize("strategy", [ToMe(), ToMe(proportional=False), ToFu(), MCTF()], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "strategy", [ToMe(), ToMe(proportional=False), ToFu(), ToFu(proportional=True), MCTF()], ids=lambda s: s.name
+)
 @pytest.mark.parametrize("r", [2, 3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_bipartite_matching_is_that_of_the_whole_sequence(name, r, strategy):
@@ -86,8 +104,8 @@ RATIO = {0: 13, 1: 11, 2: 9, 3: 8}
         (ATC(), hand.at(FLOOR, hand.atc), KEPT, {"proportional": True}),
         (DPCKNN(), hand.at(FLOOR, hand.dpc_knn), KEPT, {"site": "block"}),
         (PiToMe(), hand.at(RATIO, hand.pitome), {"ratio": 0.8}, {}),
-        (ATS(), hand.at({1: 16, 2: 16, 3: 16}, hand.ats), {"counts": (16, 16, 16), "blocks": (1, 2, 3)}, {}),
-        (ATS(), hand.at({1: 9, 2: 6, 3: 4}, hand.ats), {"counts": (9, 6, 4), "blocks": (1, 2, 3)}, {}),
+        (ATS(), hand.at({1: 16, 2: 16, 3: 16}, hand.ats(16)), {"counts": (16, 16, 16), "blocks": (1, 2, 3)}, {}),
+        (ATS(), hand.at({1: 9, 2: 6, 3: 4}, hand.ats(16)), {"counts": (9, 6, 4), "blocks": (1, 2, 3)}, {}),
         (PatchMerger(), hand.patch_merger, KEPT, {"site": "block"}),
         (SiT(), hand.sit, KEPT, {"site": "block"}),
         (Sinkhorn(), hand.sinkhorn, KEPT, {"site": "block"}),
@@ -99,6 +117,32 @@ RATIO = {0: 13, 1: 11, 2: 9, 3: 8}
 )  # fmt: skip
 def test_logits_order_and_counts_are_those_of_loops(strategy, rule, budget, how):
     compare(strategy, vit(), rule, budget, **how)
+
+
+PLACES = {3: (1, 2, 3), 12: tuple(range(12))}
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("bounds", [64, 24, 6])
+def test_ats_is_that_of_loops_where_attention_is_sharp(bounds, places):
+    blocks = PLACES[places]
+    counts = [max(3, bounds - n) for n in range(places)] if bounds < 64 else [64] * places
+    rule = hand.at(dict(zip(blocks, counts, strict=True)), hand.ats(64))
+    compare(ATS(), sharp(depth=blocks[-1] + 1), rule, {"counts": tuple(counts), "blocks": blocks})
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize(
+    ("strategy", "length"),
+    [(ToFu(), "released"), (ToFu(length="paper"), "paper"), (ToFu(merge_from=0.0), "released")],
+    ids=str,
+)
+def test_tofu_is_that_of_loops_where_attention_is_sharp(strategy, length, places):
+    blocks = PLACES[places]
+    counts = [64 - 4 * (n + 1) for n in range(places)]
+    act = partial(hand.tofu, length=length, merge_from=strategy.merge_from)
+    rule = hand.at(dict(zip(blocks, counts, strict=True)), act)
+    compare(strategy, sharp(depth=blocks[-1] + 1), rule, {"counts": tuple(counts), "blocks": blocks})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,190 @@
+"""How many small faults the tests notice: a fixed sample of mutants, each against the tests of its own room.
+
+    pip install '.[test]' cosmic-ray
+    python benchmarks/mutants.py --out mutants.jsonl --write benchmarks/mutants.md
+
+cosmic-ray makes the mutants. A place in the code is drawn first and one of its mutants next, so that operators with
+many replacements do not count more. Annotations are left out, as changing one changes nothing. The file of --out has a
+line for each mutant; the same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import numpy  # noqa: F401  loaded once, for all forks
+import pandas  # noqa: F401
+import pytest
+import scipy.special  # noqa: F401
+import sklearn  # noqa: F401
+import torch  # noqa: F401
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+from tabulate import tabulate
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = {
+    "stats": (["stats"], ["tests/stats"]),
+    "measure": (["measure"], ["tests/measure"]),
+    "board": (["board"], ["tests/board"]),
+    "tokens": (["tokens.py"], ["tests/test_tokens.py"]),
+    "plans": (
+        ["plan_checks.py", "selection.py", "matching.py"],
+        ["tests/measure/test_selection.py", "tests/strategies", "tests/models/test_actor.py"],
+    ),
+}
+"""What is changed of sparsebench/, and the tests that should notice."""
+NOT_DRAWN = ("core/ExceptionReplacer", "core/RemoveDecorator", "core/Variable")
+"""Operators whose mutants are no faults that a person makes."""
+KEPT = 0
+"""What pytest ends with where all tests pass: the fault was not noticed."""
+
+
+def annotations(text: str) -> set[tuple[int, int]]:
+    """Return the (line, column) of each character of a module's annotations."""
+    places = set()
+    for node in ast.walk(ast.parse(text)):
+        for one in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if one is not None:
+                lines = range(one.lineno, one.end_lineno + 1)
+                places |= {
+                    (line, column)
+                    for line in lines
+                    for column in range(
+                        one.col_offset if line == one.lineno else 0,
+                        one.end_col_offset if line == one.end_lineno else 1000,
+                    )
+                }
+    return places
+
+
+def mutants_of(path: Path) -> dict[tuple[int, int], list[tuple[str, int]]]:
+    """Return by place the mutants of a module: operator, and which of its occurrences."""
+    text = path.read_text("utf-8")
+    left_out, nodes = annotations(text), list(ast_nodes(get_ast(text)))
+    places = defaultdict(list)
+    for name in sorted(operator_names()):
+        if name.startswith(NOT_DRAWN):
+            continue
+        operator, occurrence = get_operator(name)(), -1
+        for node in nodes:
+            for start, _ in operator.mutation_positions(node):
+                occurrence += 1
+                if start not in left_out:
+                    places[start].append((name, occurrence))
+    return places
+
+
+def sample(count: int, seed: int) -> list[dict]:
+    """Return so many mutants, drawn by the seed: room, file, line, operator, occurrence."""
+    rng, every = random.Random(seed), []
+    for room, (names, _) in ROOMS.items():
+        roots = [ROOT / "sparsebench" / name for name in names]
+        files = sorted(file for root in roots for file in ([root] if root.is_file() else root.rglob("*.py")))
+        for file in files:
+            every += [(room, file, place, mutants) for place, mutants in sorted(mutants_of(file).items())]
+    drawn = []
+    for room, file, (line, column), mutants in rng.sample(every, count):
+        operator, occurrence = rng.choice(mutants)
+        drawn.append(
+            {"room": room, "file": file.relative_to(ROOT).as_posix(), "line": line, "column": column,
+             "operator": operator.removeprefix("core/"), "occurrence": occurrence}
+        )  # fmt: skip
+    return sorted(drawn, key=lambda one: (one["room"], one["file"], one["line"], one["column"]))
+
+
+def run_tests(copy: Path, tests: list[str], seconds: float) -> str:
+    """Run tests in a copy of the repository, in a fork of this process, whose modules are loaded already."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.chdir(copy)
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        signal.alarm(int(seconds))  # which ends the fork
+        sys.path[:0] = paths = [str(copy), str(copy / "plugins")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for processes that tests start
+        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *tests])))
+    _, status = os.waitpid(child, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what a test has left behind
+    if os.WIFSIGNALED(status):
+        return "too long"
+    return "survived" if os.WEXITSTATUS(status) == KEPT else "killed"
+
+
+def change_of(text: str, changed: str) -> str:
+    """Return the lines that differ, on one line."""
+    lines = difflib.unified_diff(text.splitlines(), changed.splitlines(), n=0, lineterm="")
+    return " ".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
+
+
+def judge(mutants: list[dict], out: Path, seconds: float) -> Iterator[dict]:
+    """Yield each mutant with its result: killed, survived, or too long."""
+    lines = out.read_text("utf-8").splitlines() if out.exists() else []
+    done = {tuple(one[key] for key in mutants[0]): one for one in map(json.loads, lines)}
+    with tempfile.TemporaryDirectory() as folder, out.open("a", encoding="utf-8") as file:
+        copy = Path(folder) / "copy"
+        subprocess.run(["git", "clone", "-q", str(ROOT), str(copy)], check=True)
+        for room, (_, tests) in ROOMS.items():
+            of_room = [one for one in mutants if one["room"] == room]
+            if all(tuple(one.values()) in done for one in of_room):
+                yield from (done[tuple(one.values())] for one in of_room)
+                continue
+            if (result := run_tests(copy, tests, 10 * seconds)) != "survived":
+                raise SystemExit(f"the tests of {room} do not pass as they are: {result}")
+            for one in of_room:
+                if (known := done.get(tuple(one.values()))) is None:
+                    path = copy / one["file"]
+                    text = path.read_text("utf-8")
+                    changed = mutate_code(text, get_operator(f"core/{one['operator']}")(), one["occurrence"])
+                    path.write_text(changed, "utf-8")
+                    known = one | {"result": run_tests(copy, tests, seconds), "change": change_of(text, changed)}
+                    path.write_text(text, "utf-8")
+                    shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
+                    file.write(json.dumps(known) + "\n")
+                    file.flush()
+                yield known
+
+
+@click.command()
+@click.option("--count", default=400, show_default=True, help="Mutants.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--seconds", default=300.0, show_default=True, help="After which the tests of a mutant are stopped.")
+@click.option("--out", type=Path, required=True, help="A line a mutant, JSON; gone on with.")
+@click.option("--write", type=Path, help="Counts, and the mutants that survived, as Markdown.")
+def main(count: int, seed: int, seconds: float, out: Path, write: Path | None) -> None:
+    """Make mutants, run the tests of their rooms, and count those that are noticed."""
+    results = list(judge(sample(count, seed), out, seconds))
+    rows = []
+    for room in [*ROOMS, "all"]:
+        of_room = [one for one in results if room in (one["room"], "all")]
+        killed = sum(one["result"] != "survived" for one in of_room)
+        rows.append((room, len(of_room), killed, f"{killed / len(of_room):.3f}"))
+    text = tabulate(rows, ["room", "mutants", "killed", "share"], tablefmt="pipe")
+    survivors = [f"- `{one['file']}:{one['line']}` {one['operator']}: `{one['change']}`"
+                 for one in results if one["result"] == "survived"]  # fmt: skip
+    click.echo(text)
+    if write is not None:
+        head = f"# Mutants\n\n{count} of seed {seed}, by `python benchmarks/mutants.py`.\n\n{text}\n\nNot noticed:\n\n"
+        write.write_text(head + "\n".join(survivors) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Which pictures a folder holds, of which classes, and what in it is left out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from sparsebench.errors import UserError
+from sparsebench.text import plain
+
+SUFFIXES = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "BMP": (".bmp",),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "AVIF": (".avif",),
+}
+"""How the names of pictures end, by Pillow's name of the format; PostScript would be a program that is run."""
+SYSTEM = frozenset(
+    {
+        "@eadir", "@tmp", "@recycle", "@sharebin", "#recycle", "#snapshot", "$recycle.bin", "__macosx", "lost+found",
+        "system volume information",
+    }
+)  # fmt: skip
+"""Folders that file servers, file systems and archives put beside pictures, in lower case."""
+SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
+MOST_LINKS = 100
+"""Ways in which links may lead to one folder of pictures."""
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+UNSAID = "hidden files that are no pictures"
+SHOWN = 3
+"""Names that are said of many."""
+
+
+@lru_cache(maxsize=1)
+def formats() -> tuple[str, ...]:
+    """Return Pillow's names of the formats that are read here, whatever a file is called."""
+    from PIL import features
+
+    return tuple(name for name in SUFFIXES if name != "AVIF" or features.check("avif"))
+
+
+@lru_cache(maxsize=1)
+def suffixes() -> frozenset[str]:
+    """Return how the names of pictures end that are read here, in lower case."""
+    return frozenset(suffix for name in formats() for suffix in SUFFIXES[name])
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The pictures below a folder.
+
+    Attributes:
+        names: their paths in the folder, "/" between the parts, sorted.
+        links: the real path of each picture to which a link leads.
+        left: what was left out, paths by the reason.
+    """
+
+    names: tuple[str, ...]
+    links: Mapping[str, str]
+    left: Mapping[str, Sequence[str]]
+
+
+def listing(root: Path) -> Listing:
+    """Return the pictures below a folder. Links are followed, but for those to a folder that they lie in.
+
+    A folder that is called as a picture is among them, as one that cannot be read.
+
+    Raises:
+        UserError: a folder cannot be read, or links lead to the same one again and again.
+    """
+    names: list[str] = []
+    links: dict[str, str] = {}
+    left: defaultdict[str, list[str]] = defaultdict(list)
+    seen: Counter[str] = Counter()
+    todo: list[tuple[str, tuple[str, ...], bool]] = [("", (os.path.realpath(root),), False)]
+    while todo:
+        within, chain, linked = todo.pop()
+        seen[chain[-1]] += 1
+        if seen[chain[-1]] > MOST_LINKS:
+            raise UserError(
+                f"{chain[-1]} is linked more than {MOST_LINKS} times below {root}", next_step="remove links"
+            )
+        for entry in _entries(root / within):
+            path, kind, by_link = within + entry.name, _kind(entry), linked or entry.is_symlink()
+            real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(chain[-1], entry.name)
+            if reason := _reason(entry.name, kind, real in chain):
+                left[reason].append(path)
+            elif kind == "folder" and not _is_picture(entry.name):
+                todo.append((f"{path}/", (*chain, real), by_link))
+            else:
+                names.append(path)
+                links |= {path: real} if by_link else {}
+    left.pop(UNSAID, None)
+    return Listing(tuple(sorted(names)), links, {reason: sorted(paths) for reason, paths in sorted(left.items())})
+
+
+def _reason(name: str, kind: str, again: bool) -> str:
+    """Return why an entry of a folder is left out, or "": `again` if it is a folder that the entry lies in."""
+    if name.startswith("."):
+        return "hidden" if kind == "folder" or _is_picture(name) else UNSAID
+    if kind == "nothing":
+        return "links to nothing"
+    if kind == "folder" and not _is_picture(name):
+        return "a system's folders" if name.lower() in SYSTEM else "links to a folder that they lie in" if again else ""
+    return "files of another kind" if kind == "other" or not _is_picture(name) else ""
+
+
+def _is_picture(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in suffixes()
+
+
+def is_folder(path: Path) -> bool:
+    """Say whether there is a folder; UserError where that cannot be seen."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return False
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str | Path, error: OSError) -> UserError:
+    return UserError(f"{path} cannot be read: {error.strerror}", next_step="mend its permissions, or remove it")
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    """Return "folder", "file", "other" for neither, or "nothing" for a link that leads nowhere."""
+    try:
+        if entry.is_symlink():
+            entry.stat()
+        return "folder" if entry.is_dir() else "file" if entry.is_file() else "other"
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return "nothing"
+        raise _unreadable(entry.path, error) from error
+
+
+def names_in(root: Path) -> list[str]:
+    """Return the paths in a folder, "/" between their parts, of the pictures below it, sorted; see `listing`."""
+    return list(listing(root).names)
+
+
+def pictures_in(root: Path) -> list[Path]:
+    """Return the pictures below a folder, sorted by their path in it."""
+    return [root / name for name in names_in(root)]
+
+
+def class_folders(root: Path, wanted: str) -> list[str]:
+    """Return the names of the class folders of a folder, sorted.
+
+    Args:
+        root: the folder.
+        wanted: the layout that it should have, for an error.
+
+    Raises:
+        UserError: there are fewer than two, two look the same, or the folder holds splits and no classes.
+    """
+    entries = [entry for entry in _entries(root) if not entry.name.startswith(".") and entry.name.lower() not in SYSTEM]
+    names = sorted(entry.name for entry in entries if _kind(entry) == "folder")
+    if names and SPLITS.issuperset(map(str.lower, names)):
+        raise UserError(
+            f"{root} holds splits and no classes", got=names, allowed=wanted,
+            next_step=f"name the folder of the classes, as in {root / names[0]}",
+        )  # fmt: skip
+    if len(names) < 2:
+        loose = sum(_kind(entry) == "file" and _is_picture(entry.name) for entry in entries)
+        beside = f" and {loose} pictures in no class folder" if loose else ""
+        raise UserError(f"{root}: too few classes", got=f"{names}{beside}", allowed=f"2 or more: {wanted}")
+    alike: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        alike[unicodedata.normalize("NFC", name)].append(name)
+    if twice := [group for group in alike.values() if len(group) > 1]:
+        raise UserError(
+            f"{root}: class folders whose names differ in their Unicode normalisation alone",
+            got=[ascii(name) for name in twice[0]], next_step="put their pictures into one",
+        )  # fmt: skip
+    return names
+
+
+def classes_in(root: Path, wanted: str) -> dict[str, list[str]]:
+    """Return the pictures in each class folder of a folder, as paths in that; classes are sorted by their names.
+
+    Pictures in folders of a class folder are of the class. For `root` and `wanted` see `class_folders`.
+
+    Raises:
+        UserError: as `class_folders`; a class has no pictures, or a picture is there twice by links; a folder cannot be
+            read.
+    """
+    classes: dict[str, list[str]] = {name: [] for name in class_folders(root, wanted)}
+    found = listing(root)
+    for name in found.names:
+        label, inside, _ = name.partition("/")
+        if inside and label in classes:
+            classes[label].append(name)
+    if empty := [name for name, pictures in classes.items() if not pictures]:
+        more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
+        raise UserError(
+            f"{root / empty[0]} holds no pictures{more}",
+            allowed=f"at least one in each class: {', '.join(sorted(suffixes()))}",
+            next_step="remove it if it is no class",
+        )  # fmt: skip
+    _check_links(root, found)
+    return classes
+
+
+def _check_links(root: Path, found: Listing) -> None:
+    """Raise UserError for a picture that is there twice by links."""
+    if not found.links:
+        return
+    top, first = os.path.realpath(root), dict[str, str]()
+    for name in found.names:
+        real = found.links.get(name) or os.path.join(top, name)
+        if first.setdefault(real, name) != name:
+            raise UserError(
+                f"{root}: the same picture is there twice, by a link", got=f"{first[real]} and {name}",
+                next_step="remove the link, or what it leads to",
+            )  # fmt: skip
+
+
+def left_out(root: Path, wanted: Callable[[str], object]) -> str:
+    """Return in one line how much was left out of a folder of pictures, and what, or "".
+
+    Args:
+        root: the folder.
+        wanted: says of a picture's path in it whether it is in a place where pictures are looked for.
+    """
+    found = listing(root)
+    reasons = dict(found.left)
+    if loose := [name for name in found.names if not wanted(name)]:
+        reasons["pictures in no class folder"] = loose
+    return "; ".join(f"{reason}: {len(paths)} ({few(paths)})" for reason, paths in reasons.items())
+
+
+def few(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(plain(name, 60) for name in names[:SHOWN]) + more

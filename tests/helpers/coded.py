@@ -1,0 +1,64 @@
+"""Pictures that show the number of their class, and weights of a network that reads it: its answers are known."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+ARCH, CANVAS, BITS, BLOCK = "deit_tiny_patch16_224", 32, 10, 4
+TASK = f"folder:canvas={CANVAS},crop=1"
+"""At which pictures are taken as they are."""
+GREY = 15
+"""The place in a patch of what bits are told from."""
+
+
+def picture(number: int) -> Image.Image:
+    """Return a picture whose patches each have the bits of a number below 1024 as white and black blocks."""
+    bits = [255 if number >> bit & 1 else 0 for bit in range(BITS)]
+    patch = np.array([*bits, *[128] * (16 - BITS)], dtype=np.uint8).reshape(4, 4).repeat(BLOCK, 0).repeat(BLOCK, 1)
+    return Image.fromarray(np.tile(patch, (2, 2))).convert("RGB")
+
+
+def write_pictures(root: Path, folders: Mapping[str, int], each: int = 1) -> Path:
+    """Write folders of pictures, each of the number that it has here."""
+    for name, number in folders.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for i in range(each):
+            picture(number).save(root / name / f"{i}.png")
+    return root
+
+
+def write_weights(path: Path, numbers: Sequence[int]) -> Path:
+    """Write a network's weights that answers k for a picture of numbers[k]."""
+    model = timm.create_model(ARCH, num_classes=len(numbers))
+    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    for name, value in state.items():
+        if name.endswith(("norm.weight", "norm1.weight", "norm2.weight")):
+            value.fill_(1)
+    dim = model.embed_dim
+    for bit in range(BITS):
+        for channel, sign in ((bit, 1), (BITS + bit, -1)):
+            for block, factor in ((bit, sign), (GREY, -sign)):
+                top, left = BLOCK * (block // 4), BLOCK * (block % 4)
+                place = state["patch_embed.proj.weight"][channel, 0, top : top + BLOCK, left : left + BLOCK]
+                place.fill_(factor / BLOCK**2)
+            shown = torch.tensor([2.0 * (number >> bit & 1) - 1 for number in numbers])
+            state["head.weight"][:, channel] = sign * shown
+    # The class token sees the mean of all patches, which are alike: queries and keys are 0.
+    state["blocks.0.attn.qkv.weight"][2 * dim :] = torch.eye(dim)
+    state["blocks.0.attn.proj.weight"][:] = torch.eye(dim)
+    save_file(state, path)
+    return path
+
+
+def write_suite(path: Path) -> Path:
+    """Write a suite with which dense alone is tested on a folder."""
+    path.write_text(
+        'name = "dense-alone"\nversion = 1\ntitle = "Dense alone"\nbaselines = ["dense"]\nseeds = 1\n'
+        '[budget]\nmacs = 0.7\n[[task]]\nname = "folder"\nmodel = "timm"\nn_train = [0]\n'
+    )
+    return path

@@ -1,0 +1,216 @@
+"""What of a folder of pictures is taken, what is left out and said, and what is refused."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image, features
+
+from sparsebench import sources
+from sparsebench.errors import UserError
+from sparsebench.tasks import folder as folders
+from sparsebench.tasks.folder import Folder, locate
+
+SHADE = {"a": 40, "b": 200}
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    """Return a folder of two classes, two pictures each."""
+    for name, shade in SHADE.items():
+        (tmp_path / "val" / name).mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (8, 8), (shade,) * 3).save(tmp_path / "val" / name / f"{i}.png")
+    return tmp_path / "val"
+
+
+def outcome(root: Path) -> list[tuple[int, int]]:
+    """Return the shade and the label of each picture that is tested on."""
+    name, place = locate(f"folder:{root}")
+    test = Folder(images=name, canvas=8, crop=1).draw(0, 0, {name: place}).test
+    return list(zip(test.inputs[:, 0, 0, 0].tolist(), test.labels.tolist(), strict=True))
+
+
+AS_THEY_ARE = [(40, 0)] * 2 + [(200, 1)] * 2
+
+
+def stray(at: Path, content: bytes = b"x") -> None:
+    at.parent.mkdir(parents=True, exist_ok=True)
+    at.write_bytes(content)
+
+
+STRAYS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a server's folder": (lambda root: stray(root / "a" / "@eaDir" / "0.png" / "SYNO.jpg"), "a/@eaDir"),
+    "a server's folder beside the classes": (lambda root: stray(root / "@eaDir" / "0.png"), "@eaDir"),
+    "a hidden folder": (lambda root: stray(root / "b" / ".thumbs" / "0.png"), "b/.thumbs"),
+    "a hidden picture": (lambda root: stray(root / "b" / "._0.png"), "b/._0.png"),
+    "a loose picture": (lambda root: stray(root / "loose.png"), "pictures in no class folder: 1 (loose.png)"),
+    "another suffix": (lambda root: stray(root / "a" / "x.heic"), "files of another kind: 1 (a/x.heic)"),
+    "a dangling link": (lambda root: (root / "a" / "gone.png").symlink_to(root / "nowhere.png"), "a/gone.png"),
+    "a link to itself": (
+        lambda root: (root / "a" / "self.png").symlink_to("self.png"),
+        "links to nothing: 1 (a/self.png)",
+    ),
+    "a link to where it lies": (lambda root: (root / "a" / "up").symlink_to(root), "a/up"),
+    "a pipe": (lambda root: os.mkfifo(root / "a" / "pipe.png"), "a/pipe.png"),
+    "many": (lambda root: [stray(root / "a" / f"{i}.txt") for i in range(9)], "another kind: 9 (a/0.txt"),
+}
+
+
+@pytest.mark.parametrize("kind", STRAYS)
+def test_a_stray_thing_is_left_out_and_said(kind: str, classes: Path) -> None:
+    assert outcome(classes.parent) == AS_THEY_ARE and folders.left_out(classes) == ""
+    put, says = STRAYS[kind]
+    put(classes)
+    assert outcome(classes.parent) == AS_THEY_ARE
+    assert says in folders.left_out(classes) and len(folders.left_out(classes).splitlines()) == 1
+
+
+def test_what_everybody_has_is_not_said(classes: Path) -> None:
+    for name in (".DS_Store", ".gitkeep"):
+        stray(classes / name)
+        stray(classes / "a" / name)
+    assert outcome(classes) == AS_THEY_ARE and folders.left_out(classes) == ""
+
+
+@pytest.mark.parametrize("suffix", [".jfif", ".JPG", ".jpe", ".pgm", ".pnm", ".avif"])
+def test_pictures_by_their_less_usual_suffixes(suffix: str, classes: Path) -> None:
+    form = {".pgm": "PPM", ".pnm": "PPM", ".avif": "AVIF"}.get(suffix, "JPEG")
+    path = classes / "a" / f"2{suffix}"
+    if form == "AVIF" and not features.check("avif"):
+        stray(path)
+        assert f"a/2{suffix}" in folders.left_out(classes)
+        return
+    Image.new("RGB", (8, 8), (40,) * 3).save(path, form)
+    found = outcome(classes)
+    assert [label for _, label in found] == [0, 0, 0, 1, 1] and all(abs(x - 40) < 4 for x, label in found if label == 0)
+
+
+def test_pictures_in_folders_of_a_class_are_of_the_class(classes: Path) -> None:
+    (classes / "a" / "deep" / "er").mkdir(parents=True)
+    (classes / "a" / "0.png").rename(classes / "a" / "deep" / "er" / "0.png")
+    assert sorted(outcome(classes)) == AS_THEY_ARE
+
+
+def refused(root: Path, says: str) -> None:
+    with pytest.raises(UserError, match=says) as raised:
+        locate(f"folder:{root}")
+    assert len(str(raised.value).splitlines()) == 1
+
+
+LINKS: dict[str, Callable[[Path], object]] = {
+    "class": lambda root: (root / "c").symlink_to("a"),
+    "folder": lambda root: (root / "b" / "more").symlink_to(root / "a"),
+    "picture": lambda root: (root / "b" / "2.png").symlink_to(root / "a" / "0.png"),
+    "to one place": lambda root: [(root / name / "x.png").symlink_to(pool(root)) for name in "ab"],
+    "one in the other": lambda root: [
+        (root / "c").symlink_to(pool(root).parent), (root / "d").symlink_to(pool(root).parents[1]),
+    ],
+}  # fmt: skip
+
+
+def pool(root: Path) -> Path:
+    path = root.parent / "pool" / "some" / "x.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8)).save(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_a_picture_that_is_there_twice_by_a_link_is_refused(kind: str, classes: Path) -> None:
+    LINKS[kind](classes)
+    refused(classes, "the same picture is there twice, by a link")
+    root = classes.parent / "trained"
+    for split in ("train", "test"):
+        shutil.copytree(classes, root / split, symlinks=kind in ("class", "folder"))
+    if kind == "class":
+        with pytest.raises(UserError, match="there twice, by a link"):
+            sources.locate_images(f"folder:{root}")
+
+
+def test_classes_may_be_links_to_elsewhere(classes: Path) -> None:
+    linked = classes.parent / "linked"
+    linked.mkdir()
+    for name in SHADE:
+        (linked / name).symlink_to(classes / name)
+    assert outcome(linked) == AS_THEY_ARE
+
+
+def test_an_empty_val_beside_a_full_test_is_said_and_not_taken(classes: Path) -> None:
+    root = classes.parent
+    classes.rename(root / "test")
+    (root / "val" / "a").mkdir(parents=True)
+    assert outcome(root) == AS_THEY_ARE
+    assert "val, which holds no pictures" in folders.left_out(root / "test")
+    shutil.rmtree(root / "test" / "b")
+    shutil.rmtree(root / "test" / "a")
+    refused(root, "val holds no pictures")
+
+
+def test_loose_pictures_alone_and_splits_are_no_classes(classes: Path) -> None:
+    root = classes.parent
+    for path in sorted(classes.rglob("*.png")):
+        path.rename(classes / f"{path.parent.name}{path.name}")
+    shutil.rmtree(classes / "a")
+    shutil.rmtree(classes / "b")
+    refused(root, r"too few classes; got \[\] and 4 pictures in no class folder")
+    classes.rename(root / "validation")
+    (root / "train").mkdir()
+    refused(root, r"holds splits and no classes; got \['train', 'validation'\]")
+
+
+def test_an_empty_class_is_named(classes: Path) -> None:
+    (classes / "logs").mkdir()
+    refused(classes, "logs holds no pictures")
+
+
+def test_names_that_look_the_same_are_refused(classes: Path) -> None:
+    for name in ("e\u0301cole", "\u00e9cole"):
+        shutil.copytree(classes / "a", classes / name)
+    refused(classes, "differ in their Unicode normalisation alone")
+    root = classes.parent / "trained"
+    for split, name in (("train", "e\u0301cole"), ("test", "\u00e9cole")):
+        shutil.copytree(classes / "a", root / split / "a")
+        shutil.copytree(classes / "a", root / split / name)
+    with pytest.raises(UserError, match="differ in their Unicode normalisation alone"):
+        sources.locate_images(f"folder:{root}")
+
+
+def test_a_folder_that_cannot_be_read_is_named(classes: Path) -> None:
+    for deep in (classes / "a" / "deep", classes / "b", classes):
+        place = Path(tempfile.mkdtemp())
+        try:
+            root = place / "val"
+            shutil.copytree(classes, root)
+            locked = root / deep.relative_to(classes)
+            locked.mkdir(exist_ok=True)
+            place.chmod(0o755)
+            locked.chmod(0)
+            user = os.geteuid()
+            if user == 0:
+                os.seteuid(65534)  # whom permissions bind
+            try:
+                if os.access(locked, os.R_OK, effective_ids=True):
+                    pytest.skip("permissions do not bind any user here")
+                refused(place, rf"{locked}.* cannot be read: Permission denied")
+            finally:
+                os.seteuid(user)
+                locked.chmod(0o755)
+        finally:
+            shutil.rmtree(place)
+
+
+def test_a_source_to_train_on_says_what_it_leaves_out(classes: Path) -> None:
+    root = classes.parent / "trained"
+    for split in ("train", "test"):
+        shutil.copytree(classes, root / split)
+    name, place = sources.locate_images(f"folder:{root}")
+    assert place is not None and sources.left_out_of(name, place) == ""
+    stray(root / "train" / "@eaDir" / "a.png")
+    stray(root / "train" / "loose.png")
+    assert sources.locate_images(f"folder:{root}")[1] == root
+    said = sources.left_out_of(name, place)
+    assert "train/@eaDir" in said and "pictures in no class folder: 1 (train/loose.png)" in said
