@@ -133,6 +133,8 @@ class Strategy(BaseModel):
             they follow them, the counts are calibrated on training images until the mean cost is the budget's.
         distils: whether it begins with the trained dense network of the same task, model, training data and repetition,
             which its loss compares with.
+        draws_random: whether what it does in a test depends on `view.random`, so that a trained network that is tested
+            again with it is another test; None where it does not say: then it may.
         fit_images: how many training images it looks at before the test, of one that has a `fit`.
         fit_labels: whether it is told their labels.
         citation: where the method was published; `bibtex` the same as a BibTeX entry.
@@ -162,6 +164,7 @@ class Strategy(BaseModel):
     trained: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False
     distils: ClassVar[bool] = False
+    draws_random: ClassVar[bool | None] = None
     fit_images: ClassVar[int] = 256
     fit_labels: ClassVar[bool] = False
     citation: ClassVar[str] = ""

@@ -28,6 +28,7 @@ from sparsebench.board.entries import (
     metrics_of_tasks,
     settings_of,
 )
+from sparsebench.board.missing import Missing, missing_of
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.badges import CHECKS, SEVERAL, UNCHECKED
@@ -43,7 +44,11 @@ ALWAYS = [column for column in EVERY if column in (*columns.COLUMNS, columns.BY_
 
 @dataclass(frozen=True)
 class Ranking:
-    """The ranked rows of one task, and how they compare pair by pair; the rest as in `Setting`."""
+    """The ranked rows of one task, and how they compare pair by pair; the rest as in `Setting`.
+
+    Attributes:
+        of: what is compared one by one, seeds or networks.
+    """
 
     task: str
     rows: list[Row]
@@ -51,6 +56,7 @@ class Ranking:
     model: str = ""
     n_train: int = 0
     track: str = TRACK
+    of: str = "seeds"
 
 
 @dataclass(frozen=True)
@@ -185,9 +191,14 @@ def _rank_and_mark(
 ) -> Leaderboard:
     """Return the rows of a board, ranked, and the same over budgets where there are several."""
     main, _, spurious = parts
-    judged = _rank([(about or {}) | row for row in _rows(*parts, setting_of)], main, lossy)
+    rows = [(about or {}) | row for row in _rows(*parts, setting_of)]
+    if main is None:
+        return Leaderboard(rows, [])
+    missing = missing_of(main)
+    unranked = missing.unranked(main, lossy)
+    judged = _rank(rows, main, missing, unranked)
     extra = [columns.column_of(kind) for kind, setting in setting_of.items() if setting is main]
-    whole = None if main is None else over_budgets.board(main, judged.rows, lossy, extra)
+    whole = over_budgets.board(main, judged.rows, missing, unranked, extra)
     if whole is None:
         return judged
     return replace(judged, budgets=[replace(whole, tables=_tables(judged.rows, spurious))])
@@ -224,12 +235,13 @@ def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None
     aligned = spurious is not None and spurious.task in gaps.TASKS
     dense = [next((entry for key, entry in part.items() if key[0] == DENSE), None) for part in grouped]
     rows, none = [], dict.fromkeys(columns.keys_of(columns.OVER_BUDGETS))
+    lone = spurious is not None and spurious.lone
     for key in sorted({key for part in grouped for key in part}):
         row: Row = dict.fromkeys(columns.keys_of(ALWAYS))
         row |= dict(zip(("strategy", "kind", "budget"), key, strict=True))
         row_entries = [part.get(key) for part in grouped]
         row |= _main_columns(row_entries[0])
-        row |= _trial_columns(row_entries[1], dense[1]) | _spurious_columns(row_entries[2], dense[2], aligned)
+        row |= _trial_columns(row_entries[1], dense[1]) | _spurious_columns(row_entries[2], dense[2], aligned, lone)
         present = [entry for entry in row_entries if entry is not None]
         row["n_seeds"] = min(_seeds(entry) for entry in present)
         for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (VERIFIED, "")):
@@ -247,8 +259,8 @@ def _common(words: set[str], otherwise: str) -> str:
 
 
 def _seeds(entry: Entry) -> int:
-    """Return how many repetitions there are; of trials only the complete ones count."""
-    return len(set(entry.repetitions.tolist())) if entry.trials is None else len(entry.trials.seeds)
+    """Return how many repetitions or networks there are; of trials only the complete ones count."""
+    return len(set(entry.seeds.tolist())) if entry.trials is None else len(entry.trials.seeds)
 
 
 def _main_columns(entry: Entry | None) -> Row:
@@ -280,7 +292,7 @@ def _as_columns(name: str, interval: Interval | None) -> Row:
     return {} if interval is None else dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
 
 
-def _spurious_columns(entry: Entry | None, dense: Entry | None, aligned: bool) -> Row:
+def _spurious_columns(entry: Entry | None, dense: Entry | None, aligned: bool, lone: bool) -> Row:
     """Return the gaps' columns; that of aligned and conflicting groups where the task has them."""
     if entry is None or not (values := entry.by_seed("spurious_gap")):
         return {}
@@ -292,11 +304,11 @@ def _spurious_columns(entry: Entry | None, dense: Entry | None, aligned: bool) -
     if pairs := [others[seed] - values[seed] for seed in sorted(set(values) & set(others))]:
         row |= _as_columns("spurious_gap_reduction", _without_minus_zero(mean_interval(pairs)))
     if aligned:
-        row |= _as_columns("aligned_gap", gaps.aligned_gap(entry.contender, entry.groups))
+        row |= _as_columns("aligned_gap", gaps.aligned_gap(entry.contender, entry.groups, lone))
     if aligned and dense is not None:
         row |= _as_columns(
             "aligned_gap_reduction",
-            _without_minus_zero(gaps.gap_reduction(entry.contender, dense.contender, entry.groups)),
+            _without_minus_zero(gaps.gap_reduction(entry.contender, dense.contender, entry.groups, lone)),
         )
     return row
 
@@ -306,17 +318,18 @@ def _without_minus_zero(interval: Interval | None) -> Interval | None:
     return None if interval is None else (interval[0] + 0.0, *interval[1:])
 
 
-def _rank(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, str]]) -> Leaderboard:
+def _rank(rows: list[Row], main: Setting, missing: Missing, unranked: Collection[Key]) -> Leaderboard:
     """Add ranks, differences to dense and the Pareto fronts, and return the rows in order.
 
-    Oracles know the answer and are not ranked, nor is a strategy whose cells failed in part: what is left of it is no
-    fair sample.
+    Oracles know the answer and are not ranked, nor is a strategy that lacks cells, or of which some failed: what is
+    left of it is no fair sample. Nor has it a say in how much others vary.
     """
-    able = [row for row in rows if row["accuracy"] is not None] if main is not None else []
-    every = paired.compare([main.largest_entries[_key(row)].contender for row in able if main is not None])
-    places = [i for i, r in enumerate(able) if r["kind"] != "oracle" and (r["strategy"], r["budget"]) not in lossy]
+    able = [row for row in rows if row["accuracy"] is not None]
+    apart = [i for i, row in enumerate(able) if _key(row) in missing.apart]
+    every = paired.compare([main.largest_entries[_key(row)].contender for row in able], apart)
+    judged = {i for i, row in enumerate(able) if _key(row) not in unranked}
+    places = [i for i in sorted(judged) if able[i]["kind"] != "oracle"]
     references.add_accuracies(able, every)
-    judged = {*places, *(i for i, row in enumerate(able) if row["kind"] == "oracle")}
     references.add_marks(able, every, "versus_dense", references.dense(able), judged)
     references.add_marks(able, every, "versus_random_inside", references.random(able), judged)
     ranked, pairs = [able[i] for i in places], every.among(places)
@@ -324,15 +337,12 @@ def _rank(rows: list[Row], main: Setting | None, lossy: Collection[tuple[str, st
         row["rank"] = NOT_RANKED
     for row, (first, last) in zip(ranked, pairs.rank_sets(), strict=True):
         row["rank"] = str(first) if first == last else f"{first}-{last}"
-    machines = [main.largest_entries[_key(row)].machines if main is not None else None for row in ranked]
-    _mark_fronts(ranked, pairs.better(), machines)
+    _mark_fronts(ranked, pairs.better(), [main.largest_entries[_key(row)].machines for row in ranked])
 
     def order(row: Row) -> tuple[Any, ...]:
         return row["kind"] == "oracle", row["rank"] == NOT_RANKED, -(row["accuracy"] or 0), *_key(row)
 
-    if main is None:
-        return Leaderboard(sorted(rows, key=order), [])
-    ranking = Ranking(main.task, ranked, pairs, main.model, main.largest, main.track)
+    ranking = Ranking(main.task, ranked, pairs, main.model, main.largest, main.track, main.of)
     return Leaderboard(sorted(rows, key=order), [ranking])
 
 

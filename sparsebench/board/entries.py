@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,11 +29,13 @@ PRETRAINING = "plain"
 METRICS = tuple(kind.name for kind in KINDS if kind.over_seeds != "none" and not kind.name.endswith(OF_GROUPS))
 """The metrics that the board reads, besides those of groups and those that tasks declare."""
 TRAINED, VERIFIED, HOW, READY = "trained", "verified", "how", "ready for the board"
+NETWORK, SEED = "network", "seed"
+"""The column of `Cell.network`; and of what paired comparisons go by: that network's number, else the repetition."""
 DECLARED = "metrics of tasks"
 """Under which a table of records says what the metrics are that its tasks declare."""
 ABOUT = (
     "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
-    "inactive",
+    "inactive", "plugin",
 )  # fmt: skip
 TRACK = "scratch"
 """The track of records that say none."""
@@ -50,7 +52,9 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     if frame.attrs.get(READY):
         return frame
     lacking: dict[str, Any] = {
-        name: "" for name in (*ABOUT, TRAINED, VERIFIED, HOW, *OUTCOMES[1:], GROUPS, FOREGROUNDS) if name not in frame
+        name: ""
+        for name in (*ABOUT, TRAINED, VERIFIED, HOW, NETWORK, *OUTCOMES[1:], GROUPS, FOREGROUNDS)
+        if name not in frame
     }
     lacking |= {"track": TRACK} if "track" not in frame else {}
     lacking |= {name: 0 for name in ("n_train", "repetition", OUTCOMES[0]) if name not in frame}
@@ -58,6 +62,11 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
     numbers = {name: frame[name].astype(float) if name in frame else np.nan for name in read}
     numbers |= {name: np.clip(numbers[name], 0, 1) for name in ("success", "success_loss")}
     frame = frame.assign(**({CHECKS: UNCHECKED} if CHECKS not in frame else {}), **lacking, **numbers)
+    tested = frame[NETWORK].astype(str)
+    number = {name: i for i, name in enumerate(sorted(set(tested) - {""}))}
+    frame[SEED] = (
+        frame["repetition"].where(tested == "", tested.map(number)).astype(int) if number else frame["repetition"]
+    )
     if not frame["cell_id"].is_monotonic_increasing:
         frame = frame.sort_values("cell_id", kind="stable")
     frame = frame.iloc[np.lexsort((frame["repetition"], frame["n_train"]))]
@@ -125,15 +134,29 @@ class Entry:
         """The repetition of each record."""
         return self.column("repetition")
 
+    @cached_property
+    def seeds(self) -> np.ndarray:
+        """The seed of each record, see `SEED`."""
+        return self.column(SEED)
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether its repetitions are draws on networks that are tested as they are."""
+        return bool((self.column(NETWORK) != "").any())
+
     def at(self, n_train: int) -> Entry:
         """Return the part of it with that number of training samples."""
         return Entry(self.columns, self.places[self.sizes == n_train])
 
     def by_seed(self, metric: str) -> dict[int, float]:
-        """Return a metric by repetition, where it was measured."""
-        values = self.column(metric)
+        """Return a metric by seed, where it was measured; the mean over draws on one network."""
+        values = self.column(metric).astype(float)
         known = ~np.isnan(values)
-        return dict(zip(self.repetitions[known].tolist(), values[known].tolist(), strict=True))
+        seeds, values = self.seeds[known], values[known]
+        if self.draws:
+            seeds, place, n = np.unique(seeds, return_inverse=True, return_counts=True)
+            values = np.bincount(place, values) / n
+        return dict(zip(seeds.tolist(), values.tolist(), strict=True))
 
     def over_seeds(self, kind: MetricKind) -> float | None:
         """Return a metric over all seeds, None where it was not measured."""
@@ -166,31 +189,65 @@ class Entry:
 
     @cached_property
     def contender(self) -> Contender:
-        """What it is compared by: the accuracy of each seed, and which test items it got right."""
-        outcomes = zip(self.repetitions.tolist(), *(self.column(name) for name in OUTCOMES), strict=True)
-        hits = {
-            seed: (labels, unpack(predictions, n) == self.columns.unpack(labels, n))
-            for seed, n, labels, predictions in outcomes
-            if predictions
-        }
-        return Contender(self.by_seed("accuracy"), hits, self._clusters(hits))
+        """What it is compared by: the accuracy of each seed, and which test items it got right, mean over draws."""
+        hits = {seed: ("\n".join(tests), self._hits(tests.values())) for seed, tests in self.tests.items()}
+        if any(each.dtype != bool for _, each in hits.values()):
+            hits = {seed: (name, each.astype(float)) for seed, (name, each) in hits.items()}
+        return Contender(self.by_seed("accuracy"), hits, self._clusters())
+
+    @cached_property
+    def tests(self) -> dict[int, dict[str, list[int]]]:
+        """By seed its tests, each named by what it asks, with the places of those of its records that hold outcomes.
+
+        It is one test but for a network that is tested as it is on other pictures in each repetition.
+        """
+        tests: dict[int, dict[str, list[int]]] = defaultdict(dict)
+        names = (OUTCOMES[1], FOREGROUNDS, PREDICTIONS, NETWORK)
+        texts = zip(self.seeds.tolist(), *(self.column(name) for name in names), strict=True)
+        for place, (seed, labels, shown, predictions, network) in enumerate(texts):
+            name = f"{labels} {shown}" if shown else labels
+            if predictions and network:
+                tests[seed].setdefault(name, []).append(place)
+            elif predictions:
+                tests[seed] = {name: [place]}
+        return {seed: dict(sorted(of_seed.items())) for seed, of_seed in tests.items()}
+
+    def _hits(self, tests: Iterable[Sequence[int]]) -> np.ndarray:
+        """Return (I,) which items of tests are right, booleans; the share of draws in which each is, if they differ."""
+        n, labels, predictions = (self.column(name) for name in OUTCOMES)
+        parts = []
+        for places in tests:
+            truth = self.columns.unpack(labels[places[0]], n[places[0]])
+            drawn = np.array([unpack(predictions[place], n[place]) == truth for place in places])
+            parts.append(drawn[0] if (drawn == drawn[0]).all() else drawn.mean(axis=0))
+        return _join(parts)
 
     @cached_property
     def groups(self) -> dict[int, np.ndarray]:
-        """The group of each test item by repetition, where that is known."""
+        """The group of each test item by seed, where that is known."""
         return self._numbers(GROUPS)
 
     def _numbers(self, name: str) -> dict[int, np.ndarray]:
-        """Return a packed column by repetition, where it is not empty."""
-        packed = zip(self.repetitions.tolist(), self.column(OUTCOMES[0]), self.column(name), strict=True)
-        return {seed: self.columns.unpack(text, n) for seed, n, text in packed if text}
+        """Return a packed column by seed, where it is not empty."""
+        n, texts = self.column(OUTCOMES[0]), self.column(name)
+        first = {seed: [places[0] for places in tests.values()] for seed, tests in self.tests.items()}
+        return {
+            seed: _join([self.columns.unpack(texts[place], n[place]) for place in places])
+            for seed, places in first.items()
+            if all(texts[place] for place in places)
+        }
 
-    def _clusters(self, seeds: Iterable[int]) -> dict[int, np.ndarray] | None:
-        """Return the foreground of each test item by repetition; None if one is unknown, or none is shown twice."""
+    def _clusters(self) -> dict[int, np.ndarray] | None:
+        """Return the foreground of each test item by seed; None if one is unknown, or none is shown twice."""
         shown = self._numbers(FOREGROUNDS)
-        if not shown or set(shown) != set(seeds):
+        if not shown or set(shown) != set(self.tests):
             return None
         return shown if np.bincount(np.concatenate(list(shown.values()))).max() > 1 else None
+
+
+def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return parts as one; a single one as it is, which others may share."""
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 @dataclass(frozen=True)
@@ -203,6 +260,7 @@ class Setting:
         n_train: 0 where the task has a success criterion: then all sizes are together.
         track: see `cell.Track`; strategies of two are never ranked together.
         entries: by strategy, kind and budget, sorted.
+        others: the records that are not ok, likewise.
     """
 
     task: str
@@ -211,6 +269,7 @@ class Setting:
     n_train: int
     track: str
     entries: dict[Key, Entry]
+    others: dict[Key, Entry] = field(default_factory=dict)
 
     @cached_property
     def params(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -236,6 +295,24 @@ class Setting:
         """The entries at the largest number of training samples, of those that have it."""
         return {key: tested for key, entry in self.entries.items() if (tested := entry.at(self.largest)).size}
 
+    @cached_property
+    def networks(self) -> dict[int, str]:
+        """By seed the networks that are tested as they are, see `Cell.network`; none where repetitions are trained."""
+        pairs = (
+            zip(entry.seeds.tolist(), entry.column(NETWORK).tolist(), strict=True) for entry in self.entries.values()
+        )
+        return {seed: name for each in pairs for seed, name in each if name}
+
+    @property
+    def of(self) -> str:
+        """What is compared one by one: seeds, or networks that are tested as they are."""
+        return "networks" if self.networks else "seeds"
+
+    @cached_property
+    def lone(self) -> bool:
+        """Whether all is of one network, so that intervals and tests are over its test items."""
+        return len({seed for entry in self.largest_entries.values() for seed in entry.seeds.tolist()}) == 1
+
     def has(self, metric: str) -> bool:
         """Say whether a metric was measured at the largest number of training samples."""
         return any(entry.by_seed(metric) for entry in self.largest_entries.values())
@@ -246,19 +323,51 @@ class Setting:
         return any(entry.trials is not None for entry in self.entries.values())
 
 
+def asked_of(entry: Entry) -> float:
+    """Return the share of dense MACs that an entry was asked for; NaN of another budget."""
+    return float(entry.column("macs_ratio_asked")[0])
+
+
+def line_of(key: Key, entry: Entry) -> tuple[str, str, str] | None:
+    """Return of which curve over budgets an entry is a point: strategy, kind, and what its budget says besides a share.
+
+    None of dense, and of a budget that is no share of the dense MACs.
+    """
+    asked = asked_of(entry)
+    if key[0] == DENSE or not asked < 1:
+        return None
+    return key[0], key[1], key[2].removeprefix(f"macs {asked:g}").lstrip(", ")
+
+
 def settings_of(frame: pd.DataFrame) -> list[Setting]:
     """Return the settings of the records that are ok, by task, setting, size and track; the frame is `frame_of`'s."""
     ok = (frame["status"] == "ok").to_numpy()
     good = frame.loc[ok] if not ok.all() else frame
-    n = np.where(good["success"].isna(), good["n_train"], 0)
-    keys = [good[name] for name in ("task", "setting", "track", "strategy", "kind", "budget")]
-    grouped = good.groupby([*keys[:2], n, *keys[2:]], sort=False, observed=True).indices if len(good) else {}
+    settings = _grouped(good, np.where(good["success"].isna(), good["n_train"], 0))
+    bad = frame.loc[~ok]
+    others = _grouped(bad, bad["n_train"].to_numpy())
+    found = []
+    for (task, setting, n, track), entries in settings.items():
+        model = str(next(iter(entries.values())).column("model")[0])
+        beside: dict[Key, list[Entry]] = defaultdict(list)
+        for (*where, size, of_track), each in others.items():
+            if (*where, of_track) == (task, setting, track) and n in (0, size):
+                for key, entry in each.items():
+                    beside[key].append(entry)
+        joined = {key: Entry(each[0].columns, np.concatenate([e.places for e in each])) for key, each in beside.items()}
+        found.append(Setting(task, model, setting, n, track, entries, joined))
+    return found
+
+
+def _grouped(frame: pd.DataFrame, sizes: np.ndarray) -> dict[tuple[str, str, int, str], dict[Key, Entry]]:
+    """Return entries by task, setting, size and track, and by strategy, kind and budget, sorted."""
+    keys = [frame[name] for name in ("task", "setting", "track", "strategy", "kind", "budget")]
+    grouped = frame.groupby([*keys[:2], sizes, *keys[2:]], sort=False, observed=True).indices if len(frame) else {}
     settings: dict[tuple[str, str, int, str], dict[Key, Entry]] = defaultdict(dict)
-    columns = Columns(good)
+    columns = Columns(frame)
     for (task, setting, size, track, *key), places in sorted(grouped.items()):
         settings[task, setting, int(size), track][tuple(key)] = Entry(columns, places)
-    model = {key: str(next(iter(entries.values())).column("model")[0]) for key, entries in settings.items()}
-    return [Setting(key[0], model[key], *key[1:], entries) for key, entries in settings.items()]
+    return settings
 
 
 def add_titles(settings: Sequence[Setting]) -> list[Setting]:

@@ -38,7 +38,7 @@ def _middle(rows: Sequence[Row]) -> Row:
 def _sentences(row: Row) -> list[str]:
     at = "" if row["budget"] in (None, "") else f" at {row['budget']}"
     if row["rank"] == NOT_RANKED:
-        return [f"{row['strategy']}{at}: cells failed, so it is not ranked and nothing is concluded."]
+        return [f"{row['strategy']}{at}: cells failed or are missing, so it is not ranked and nothing is concluded."]
     return [
         f"{row['strategy']}{at}: {_against_random(row)}.",
         f"Against dense: {_difference(row, 'accuracy_delta', 'versus_dense')}, for {_cost(row)}.",

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsebench.stats.intervals import Interval
 from sparsebench.stats.paired import Contender
-from sparsebench.stats.variance import half_width
+from sparsebench.stats.variance import half_width, student_half
 
 TASKS = ("spurious", "waterbirds")
 """Those whose four test groups are numbered 2 class + background, which fit each other where they are the same."""
@@ -18,23 +18,27 @@ Groups = Mapping[int, np.ndarray]
 """Of each seed (I,) which group each test item is in."""
 
 
-def aligned_gap(one: Contender, groups: Groups) -> Interval | None:
+def aligned_gap(one: Contender, groups: Groups, lone: bool = False) -> Interval | None:
     """Return accuracy where the background fits less that where it does not, with its 95 % interval.
 
-    Unlike the average less the worst group it is not above 0 where groups are alike. None where items are not known.
+    Unlike the average less the worst group it is not above 0 where groups are alike. None where items are not known. A
+    single seed has an interval, over its items, where it is `lone`: where all have no more.
     """
     seeds = sorted(set(one.hits) & set(groups))
-    gap = _interval([one.hits[s][1] for s in seeds], seeds, one, groups)
+    gap = _interval([one.hits[s][1] for s in seeds], seeds, one, groups, lone)
     if gap is None or gap[1] is None or gap[2] is None:
         return gap
     return gap[0], max(-1.0, gap[1]), min(1.0, gap[2])
 
 
-def gap_reduction(one: Contender, dense: Contender, groups: Groups) -> Interval | None:
-    """Return the gap of dense less that of another, seed by seed and item by item, with its 95 % interval."""
+def gap_reduction(one: Contender, dense: Contender, groups: Groups, lone: bool = False) -> Interval | None:
+    """Return the gap of dense less that of another, seed by seed and item by item, with its 95 % interval.
+
+    Of a single seed as in `aligned_gap`.
+    """
     seeds = [s for s in sorted(set(one.hits) & set(groups) & set(dense.hits)) if one.hits[s][0] == dense.hits[s][0]]
     values = [dense.hits[s][1].astype(float) - one.hits[s][1] for s in seeds]
-    return _interval(values, seeds, one, groups)
+    return _interval(values, seeds, one, groups, lone)
 
 
 def worst_group(one: Contender, groups: Groups) -> float | None:
@@ -56,7 +60,9 @@ def _moments(values: Sequence[np.ndarray], groups: Sequence[np.ndarray]) -> tupl
     return n, sums, squares
 
 
-def _interval(values: Sequence[np.ndarray], seeds: Sequence[int], one: Contender, groups: Groups) -> Interval | None:
+def _interval(
+    values: Sequence[np.ndarray], seeds: Sequence[int], one: Contender, groups: Groups, lone: bool
+) -> Interval | None:
     """Return the mean over S seeds of the gaps, with its 95 % interval; None where a group is empty.
 
     Args:
@@ -64,13 +70,14 @@ def _interval(values: Sequence[np.ndarray], seeds: Sequence[int], one: Contender
         seeds: their numbers.
         one: whose tests they are.
         groups: of the items.
+        lone: whether a single seed has an interval, over its items.
     """
     S, grouped = len(values), [groups[s] for s in seeds]
     gaps, items = _gaps(*_moments(values, grouped)) if S else (np.array([np.nan]), np.array([np.nan]))
     mean = float(gaps.mean())
     if np.isnan(mean):
         return None
-    if S < 2:
+    if S < 2 and not lone:
         return mean, None, None
     apart, I = items.sum() / S**2, sum(map(len, values))
     together = apart
@@ -78,7 +85,10 @@ def _interval(values: Sequence[np.ndarray], seeds: Sequence[int], one: Contender
         apart, together, I = _cluster_variance(values, grouped, [one.clusters[s] for s in seeds])
     elif len({one.hits[s][0] for s in seeds}) == 1:
         (together,), I = _gaps(*_moments([np.mean(values, axis=0)], grouped[:1]))[1], len(values[0])
-    half = float(half_width(gaps.var(ddof=1) / S, apart, together, np.array(S), np.array(I)))
+    if S < 2:
+        half = float(student_half(together, np.array(I - 1.0)))
+    else:
+        half = float(half_width(gaps.var(ddof=1) / S, apart, together, np.array(S), np.array(I)))
     return mean, mean - half, mean + half
 
 

@@ -115,10 +115,9 @@ def _groups(about: _About, entry: Entry) -> Iterator[Group]:
     """Yield each group's accuracy, mean over seeds at the largest number of training samples."""
     largest = entry.at(int(entry.sizes.max()))
     for metric in sorted(name for name in entry.columns.frame if name.startswith(GROUP)):
-        values = largest.column(metric).astype(float)
-        values = values[~np.isnan(values)]
-        if values.size:
-            mean, *interval = mean_interval(values.tolist())
+        values = list(largest.by_seed(metric).values())
+        if values:
+            mean, *interval = mean_interval(values)
             low, high = (None if x is None else min(1.0, max(0.0, x)) for x in interval)
             yield Group(*about, metric.removeprefix(GROUP), mean, low, high, len(values))
 

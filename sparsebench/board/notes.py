@@ -9,14 +9,16 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom
 
+from sparsebench.board import missing
 from sparsebench.board.build import Flats, Ranking
-from sparsebench.board.entries import DENSE, PRETRAINING, Setting, add_titles, frame_of, settings_of
+from sparsebench.board.entries import DENSE, NETWORK, PRETRAINING, Setting, add_titles, frame_of, settings_of
 from sparsebench.records import environment, manifests
 from sparsebench.records.badges import REMARK
 from sparsebench.records.record import unpack
 from sparsebench.records.row import OUTCOMES
 from sparsebench.sources.labels import MOST_CLASSES, described
 from sparsebench.stats import paired
+from sparsebench.stats.paired import Contender
 from sparsebench.text import plain
 
 TOLERANCE = 0.02
@@ -30,9 +32,11 @@ SHOWN = 5
 def notes_on(
     records: Flats, rankings: Sequence[Ranking] = (), folder: Path | None = None, *, technical: bool = True
 ) -> list[str]:
-    """Return what is left out, what differences can be significant, what failed, and what checks found, a line each.
+    """Return what was tested, what is missing or left out, what differences can be significant, what failed, and what
+    checks found, a line each.
 
-    Without the technical ones: what is left out, how class folders are numbered, several machines, failures and checks.
+    Without the technical ones: what was tested, what is missing or left out, how class folders are numbered, several
+    machines, failures and checks.
 
     Args:
         records: of a board.
@@ -42,14 +46,53 @@ def notes_on(
     """
     frame = frame_of(records)
     tracks = "data, model, size or track" if frame["track"].nunique() > 1 else "data, model or size"
-    more = [
+    settings = [one for one in settings_of(frame) if one.task != PRETRAINING]
+    more = networks(settings, folder) + missing.notes(settings, folder)
+    more += [
         f"{task}: {n} other setting{'s' if n > 1 else ''} ({tracks}) not shown; see them with --by task"
         for task, n in other_settings(frame).items()
     ]
-    more += below_chance(frame) + class_orders(frame) + strays(frame, folder)
+    more += below_chance(frame, folder) + class_orders(frame) + strays(frame, folder)
     if technical:
         more += detectable(rankings) + cautions(frame) + inactive(frame)
     return more + machines(frame, folder) + failures(frame) + remarks(frame)
+
+
+def networks(settings: Sequence[Setting], folder: Path | None = None) -> list[str]:
+    """Return of each setting that is of one network, or of some that are tested as they are, which, and on how much.
+
+    Args:
+        settings: of a board.
+        folder: the run's, which says how files of networks are called.
+    """
+    files = {} if folder is None else manifests.file_names(folder)
+    lines = []
+    for one, titled in zip(settings, add_titles(settings), strict=True):
+        if one.has_trials or not (one.lone or one.networks):
+            continue
+        contenders = [entry.contender for entry in one.largest_entries.values()]
+        items = max((_items(each) for each in contenders), default=0)
+        names = ", ".join(sorted(missing.file_of(network, files) for network in one.networks.values()))
+        n = len(one.networks) or 1
+        what = f"{n} network{'s' if n > 1 else ''}{f' ({names})' if names else ''}, {items} test items"
+        said = "intervals and tests are over networks and items"
+        if one.lone:
+            said = "intervals and tests are over the items, and say nothing of other networks"
+        tested = list(one.largest_entries.values())
+        draws = max(len(set(entry.repetitions.tolist())) for entry in tested)
+        if any(len(tests) > 1 for entry in tested for tests in entry.tests.values()):
+            what += f" that were drawn in {draws} tests"
+        elif one.networks and draws > 1:
+            said += f"; what draws at random was tested {draws} times, and counts with its mean"
+        lines.append(f"{titled.task}: {what}: {said}")
+    return lines
+
+
+def _items(one: Contender) -> int:
+    """Return how many different test items a contender was tested on, in the seed with the most."""
+    if one.clusters is not None:
+        return max(len(np.unique(numbers)) for numbers in one.clusters.values())
+    return max((len(hits) for _, hits in one.hits.values()), default=0)
 
 
 def class_orders(records: Flats) -> list[str]:
@@ -58,25 +101,27 @@ def class_orders(records: Flats) -> list[str]:
     return [f"{task}: class folders are numbered {line}" for task, line in sorted(said)]
 
 
-def below_chance(records: Flats) -> list[str]:
+def below_chance(records: Flats, folder: Path | None = None) -> list[str]:
     """Return a line for each setting with class folders in which dense is right less often than chance.
 
     Chance is what its answers come to on labels that have nothing to do with them, so that a network that gives one
     answer to everything, or answers that no folder has, is at chance. The test is exact: binomial, one-sided.
     """
+    files = {} if folder is None else manifests.file_names(folder)
     lines = []
     for one in _with_class_folders(records):
         for key, entry in one.entries.items():
-            outcomes = zip(*map(entry.column, OUTCOMES), strict=True) if key[0] == DENSE else ()
-            for n, labels, predictions in {each for each in outcomes if each[0] and each[2]}:
+            outcomes = zip(*map(entry.column, (*OUTCOMES, NETWORK)), strict=True) if key[0] == DENSE else ()
+            for n, labels, predictions, network in {each for each in outcomes if each[0] and each[2]}:
+                whose = f" with {missing.file_of(network, files)}" if len(one.networks) > 1 else ""
                 answers, truth = unpack(predictions, n), unpack(labels, n)
                 shares = np.bincount(answers, minlength=MOST_CLASSES) * np.bincount(truth, minlength=MOST_CLASSES)
                 chance, right = float(shares.sum()) / n**2, int((answers == truth).sum())
                 if binom.cdf(right, n, chance) < SURPRISING:
                     lines.append(
-                        f"{one.task}, {one.model}: dense is right in {right} of {n} pictures, and chance would be "
-                        f"{chance * n:.0f}: the class folders are probably in another order than the head's classes; "
-                        "say it with --task folder:classes=FILE"
+                        f"{one.task}, {one.model}{whose}: dense is right in {right} of {n} pictures, and chance would "
+                        f"be {chance * n:.0f}: the class folders are probably in another order than the head's "
+                        "classes; say it with --task folder:classes=FILE"
                     )
     return sorted(set(lines))
 
@@ -103,7 +148,7 @@ def other_settings(records: Flats) -> dict[str, int]:
 
 def detectable(rankings: Iterable[Ranking]) -> list[str]:
     """Return the difference in accuracy that each task's ranks would tell in 4 of 5 pairs."""
-    clauses = [(one.task, paired.detectable(one.pairs)) for one in rankings]
+    clauses = [(one.task, paired.detectable(one.pairs, of=one.of)) for one in rankings]
     return [f"{task}: {clause}" for task, clause in clauses if clause is not None]
 
 

@@ -27,7 +27,8 @@ from sparsebench.board.columns import (
     short,
     text_of,
 )
-from sparsebench.board.entries import DENSE, Entry, Key, Setting
+from sparsebench.board.entries import DENSE, SEED, Entry, Key, Setting, asked_of, line_of
+from sparsebench.board.missing import Missing
 from sparsebench.stats import curves, paired
 from sparsebench.stats.intervals import Interval
 from sparsebench.stats.paired import Contender, Pairs
@@ -58,7 +59,7 @@ class Line:
 
 
 def board(
-    main: Setting, rows: Sequence[Row], lossy: Collection[tuple[str, str]], declared: Sequence[Column] = ()
+    main: Setting, rows: Sequence[Row], missing: Missing, unranked: Collection[Key], declared: Sequence[Column] = ()
 ) -> BudgetBoard | None:
     """Return the board of curves of some rows, and give the rows their columns of it.
 
@@ -67,7 +68,8 @@ def board(
     Args:
         main: what the rows are of.
         rows: those of a board with a row a strategy and budget.
-        lossy: strategies and budgets of which cells failed: these strategies are not ranked.
+        missing: what strategies lack.
+        unranked: those that are not ranked, as they lack cells or some failed.
         declared: columns of the metrics that the task declares.
     """
     able = [row for row in rows if row["accuracy"] is not None and row["macs_ratio"] is not None]
@@ -76,23 +78,27 @@ def board(
     if dense is None or not any(len(line.rows) > 1 for line in lines):
         return None
     budgets = tuple(sorted({asked for line in lines for asked in line.rows}, reverse=True))
-    middle = min(budgets, key=lambda budget: (abs(budget - HALF), budget))
+    common = missing.budgets or budgets
+    middle = min(common, key=lambda budget: (abs(budget - HALF), budget))
     _add_costs(main.largest_entries, able, dense)
-    heights = [_add_curve(main.largest_entries, line, dense, budgets[-1]) for line in lines]
+    heights = [_add_curve(main, line, dense, common[-1]) for line in lines]
     dense |= {KEPT.key: 1.0, MACS_AT_2.key: 1.0}
     first, *table = [_row(line, budgets, middle, keys_of(declared)) for line in (Line(DENSE, {1.0: dense}), *lines)]
-    failed = {strategy for strategy, _ in lossy}
-    fair = [line.kind != "oracle" and next(iter(line.rows.values()))["strategy"] not in failed for line in lines]
-    area = _rank(table, heights, fair)
-    at_middle = _beside_random(main.largest_entries, table, [line.rows.get(middle) for line in lines], fair)
+    of_lines = [{_key(row) for row in line.rows.values()} for line in lines]
+    whole = [not keys & set(unranked) for keys in of_lines]
+    fair = [of_all and line.kind != "oracle" for of_all, line in zip(whole, lines, strict=True)]
+    lack = [bool(keys & missing.apart) for keys in of_lines]
+    area = _rank(table, heights, fair, lack)
+    at_middle = _beside_random(main.largest_entries, table, [line.rows.get(middle) for line in lines], whole, lack)
     notes = [_measure(main, dense)]
     notes += [
         f"{_significant(area)} pairs of ranked strategies differ significantly on the area, "
         f"{_significant(at_middle)} at {short(middle)}"
     ]
-    notes += [] if (clause := paired.detectable(area, "the area")) is None else [clause]
-    if unranked := sorted(line.strategy for line in lines if budgets[-1] not in line.rows):
-        notes.append(f"not ranked, as they were not asked for the lowest budget: {', '.join(unranked)}")
+    notes += [] if (clause := paired.detectable(area, "the area", main.of)) is None else [clause]
+    if high := sorted(line.strategy for line, of_all in zip(lines, whole, strict=True)
+                      if of_all and common[-1] not in line.rows):  # fmt: skip
+        notes.append(f"not ranked, as they have no result at the lowest budget: {', '.join(high)}")
     if others := len(able) - 1 - sum(len(line.rows) for line in lines):
         notes.append(
             f"not in this table: {others} rows whose budgets are no shares of dense MACs; CSV and JSON have them"
@@ -113,11 +119,9 @@ def lines_of(tested: Entries, rows: Sequence[Row]) -> list[Line]:
     """Return the strategies with budgets below 1; what else a budget says is part of a name where names are alike."""
     by_line: dict[tuple[str, str, str], dict[float, Row]] = defaultdict(dict)
     for row in rows:
-        asked = float(tested[_key(row)].column("macs_ratio_asked")[0])
-        if row["strategy"] != DENSE and asked < 1:
-            by_line[row["strategy"], row["kind"], row["budget"].removeprefix(f"macs {asked:g}").lstrip(", ")][asked] = (
-                row
-            )
+        entry = tested[_key(row)]
+        if (line := line_of(_key(row), entry)) is not None:
+            by_line[line][asked_of(entry)] = row
     alike = [(strategy, kind) for strategy, kind, _ in by_line]
     return [
         Line(f"{strategy} {rest}" if alike.count((strategy, kind)) > 1 and rest else strategy, rows_at)
@@ -127,34 +131,34 @@ def lines_of(tested: Entries, rows: Sequence[Row]) -> list[Line]:
 
 def _add_costs(tested: Entries, rows: Sequence[Row], dense: Row) -> None:
     """Add to rows how tokens are disposed of, the speed-up, and the mean probability of the right class."""
-    base = _speeds(tested[_key(dense)])
+    base = dict(_speeds(tested[_key(dense)]))
     for row in rows:
         entry = tested[_key(row)]
         words = entry.words(HOW.key)
         row[HOW.key] = words.pop() if len(words) == 1 else ""
-        ratios = [speed / base[where] for where, speed in _speeds(entry).items() if base.get(where)]
+        ratios = [speed / base[where] for where, speed in _speeds(entry) if base.get(where)]
         row[SPEED_UP.key] = float(np.median(ratios)) if ratios else None
         sure = list(entry.by_seed(P_LABEL.key).values())
         row[P_LABEL.key] = float(np.mean(sure)) if sure else None
 
 
-def _speeds(entry: Entry) -> dict[tuple[int, str, str], float]:
-    """Return images/s by seed, device and machine."""
-    where = zip(*(entry.column(name).tolist() for name in ("repetition", "device", "environment")), strict=True)
+def _speeds(entry: Entry) -> list[tuple[tuple[int, str, str], float]]:
+    """Return images/s with seed, device and machine."""
+    where = zip(*(entry.column(name).tolist() for name in (SEED, "device", "environment")), strict=True)
     speeds = zip(where, entry.column("images_per_s").tolist(), strict=True)
-    return {place: speed for place, speed in speeds if not math.isnan(speed)}
+    return [(place, speed) for place, speed in speeds if not math.isnan(speed)]
 
 
-def _add_curve(tested: Entries, line: Line, dense: Row, lowest: float) -> Contender | None:
+def _add_curve(main: Setting, line: Line, dense: Row, lowest: float) -> Contender | None:
     """Add to a strategy's rows its kept accuracy and least MACs; return what it is ranked by, None without points."""
     points = list(line.points.values())
     spent = [row["macs_ratio"] for row in points]
-    contenders = [tested[_key(row)].contender for row in (*points, dense)]
+    contenders = [main.largest_entries[_key(row)].contender for row in (*points, dense)]
     height = curves.area(contenders, spent, lowest) if points and lowest in line.rows else None
     if height is None:
         return None
-    interval = _interval(KEPT.keys, curves.kept_accuracy(height, contenders[-1]))
-    least = _interval(MACS_AT_2.keys, curves.least_macs(contenders, spent))
+    interval = _interval(KEPT.keys, curves.kept_accuracy(height, contenders[-1], main.lone))
+    least = _interval(MACS_AT_2.keys, curves.least_macs(contenders, spent, main.lone))
     if least[MACS_AT_2.key] == spent[0]:
         least[MACS_AT_2.key] = f"<= {spent[0]:.3f}"
     for row in line.rows.values():
@@ -185,24 +189,32 @@ def _row(line: Line, budgets: Sequence[float], middle: float, declared: Sequence
     return row | {column.key: first.get(column.key) for column in (CHECKS, VERIFIED)}
 
 
-def _rank(table: Sequence[Row], heights: Sequence[Contender | None], fair: Sequence[bool]) -> Pairs:
-    """Add the ranks by area of strategies that are in fair competition, and return their comparisons."""
+def _rank(
+    table: Sequence[Row], heights: Sequence[Contender | None], fair: Sequence[bool], lack: Sequence[bool]
+) -> Pairs:
+    """Add the ranks by area of strategies that are in fair competition, and return their comparisons.
+
+    Those that lack cells have no say in how much others vary.
+    """
     known = [(i, height) for i, height in enumerate(heights) if height is not None]
-    places = [k for k, (i, _) in enumerate(known) if fair[i]]
-    pairs = paired.compare([height for _, height in known]).among(places)
+    places, apart = ([k for k, (i, _) in enumerate(known) if of[i]] for of in (fair, lack))
+    pairs = paired.compare([height for _, height in known], apart).among(places)
     for k, (first, last) in zip(places, pairs.rank_sets(), strict=True):
         table[known[k][0]]["rank"] = str(first) if first == last else f"{first}-{last}"
     return pairs
 
 
-def _beside_random(tested: Entries, table: Sequence[Row], rows: Sequence[Row | None], fair: Sequence[bool]) -> Pairs:
+def _beside_random(
+    tested: Entries, table: Sequence[Row], rows: Sequence[Row | None], whole: Sequence[bool], lack: Sequence[bool]
+) -> Pairs:
     """Add the differences to random tokens at one budget, and return the comparisons of ranked strategies there."""
     known = [(i, row) for i, row in enumerate(rows) if row is not None]
     copies = [dict(row) for _, row in known]
-    pairs = paired.compare([tested[_key(row)].contender for row in copies])
+    apart = [k for k, (i, _) in enumerate(known) if lack[i]]
+    pairs = paired.compare([tested[_key(row)].contender for row in copies], apart)
     random = references.random(copies)
     references.add_differences(copies, pairs, "random_inside_delta", random)
-    able = {k for k, (i, row) in enumerate(known) if fair[i] or row["kind"] == "oracle"}
+    able = {k for k, (i, _) in enumerate(known) if whole[i]}
     for row in copies:
         row["versus_random_inside"] = None
     references.add_marks(copies, pairs, "versus_random_inside", random, able)

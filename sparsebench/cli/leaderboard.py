@@ -120,9 +120,9 @@ def _page(folder: Path) -> bytes:
 
 
 def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice, technical: bool) -> bytes:
-    from sparsebench.board import budget_table, reading, views
+    from sparsebench.board import budget_table, missing, reading, views
     from sparsebench.board.build import judge
-    from sparsebench.board.entries import METRICS
+    from sparsebench.board.entries import METRICS, frame_of, settings_of
     from sparsebench.board.findings import findings
     from sparsebench.board.gather import bibtex
     from sparsebench.board.notes import machines, notes_on
@@ -138,7 +138,7 @@ def _text(folder: Path, form: str, by: str | None, view: str, choice: Choice, te
     else:
         said = notes_on(records, judged.single, folder, technical=technical or form != "table")
         if form in ("csv", "json"):  # which hold a table and nothing else
-            for line in machines(records, folder):
+            for line in (*missing.notes(settings_of(frame_of(records)), folder), *machines(records, folder)):
                 click.echo(line, err=True)
         text = budget_table.text(judged.rows, judged.budgets, form, said, choice, judged.columns)
         if form == "table" and by is None:

@@ -20,6 +20,15 @@ ALL = "all"
 """In place of a strategy's name: every one that is installed."""
 Contender = tuple[Strategy, Found, Budget, Part]
 """The part is made once: a hundred thousand cells share a few."""
+DRAWING = frozenset({"random", "random_inside", "oracle", "anti_oracle", "tnt", "perturbation", "dpc_knn", "k_medoids"})
+"""The shipped strategies whose tests depend on `view.random`; the hash of a file, which names its cells, lies on it."""
+
+
+def draws_random(found: Found) -> bool:
+    """Say whether a strategy may do another thing when a trained network is tested with it again."""
+    if found.cls.draws_random is not None:
+        return found.cls.draws_random
+    return found.cls.name in DRAWING if found.origin.is_shipped else True
 
 
 def contenders_of(

@@ -15,7 +15,7 @@ from sparsebench.budget import AMOUNTS, FULL, Budget
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
 from sparsebench.planning.budgets import fit_budget, known_cost
-from sparsebench.planning.contenders import Contender, contenders_of, specs_of, usual_budgets
+from sparsebench.planning.contenders import Contender, contenders_of, draws_random, specs_of, usual_budgets
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import training_entry
 from sparsebench.planning.request import Request
@@ -121,7 +121,10 @@ def _both(one: Job, other: Job) -> Job:
 
 
 def _jobs(setting: _Setting, contender: Contender, n_train: int, repetition: int, registry: Registry) -> Iterator[Job]:
-    """Yield the job of one cell, after those of the cells it starts from, if there are any."""
+    """Yield the job of one cell, after those of the cells it starts from, if there are any.
+
+    None of a repetition that could not differ from the first: of trained weights that are tested where nothing draws.
+    """
     dense = registry.strategy("dense")
 
     def job(cell: Cell, registered: Found, strategy: Strategy, network: str = "", **more: Any) -> Job:
@@ -143,6 +146,8 @@ def _jobs(setting: _Setting, contender: Contender, n_train: int, repetition: int
         task=setting.parts[0], model=setting.parts[1], strategy=part, budget=budget, n_train=n_train,
         repetition=repetition, where=_where(setting, strategy), init=init, track=setting.track,
     )  # fmt: skip
+    if repetition and cell.network and not (setting.task.draws_test() or draws_random(registered)):
+        return  # it could not come out otherwise
     for before in cell.inits:
         yield first(before)
     training = init if setting.training else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -157,9 +158,18 @@ def keep_files(out: Path, locations: Mapping[str, Path]) -> None:
 
 
 def keep_suite(out: Path, request: Request, registry: Registry, jobs: Iterable[Job]) -> None:
-    """Write which suite was asked for, unless it is there: none where not all of it was."""
+    """Write which suite was asked for, unless it is there: none where not all of it was.
+
+    A repetition in which some strategies are not tested again, as they draw nothing, is asked of none.
+    """
     suite, cells = load(request.suite), [job.cell for job in jobs if job.asked]
-    settings = tuple(sorted({setting_of(cell) for cell in cells}))
+    of_strategy: dict[str, set[str]] = defaultdict(set)
+    again = set()
+    for cell in cells:
+        of_strategy[cell.strategy.name].add(setting := setting_of(cell))
+        again |= {setting} if cell.network and cell.repetition else set()
+    every = set[str]().union(*of_strategy.values())
+    settings = tuple(sorted(every - again | again.intersection(*of_strategy.values())))
     asked = Asked(name=suite.name, version=suite.version, settings=settings)
     otherwise = request.keep or request.macs or request.single or request.where != "both"
     if otherwise or unanswered(suite, cells, registry, any_budget=True):

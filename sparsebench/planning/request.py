@@ -64,7 +64,9 @@ class Request:
     backgrounds: str | None = None
     pretrain_images: str | None = None
     tested_images: str | None = None
-    seeds: int | None = option(None, "Repetitions of each cell, in place of the suite's.")
+    seeds: int | None = option(
+        None, "Repetitions of each cell, in place of the suite's; what could not differ is run once."
+    )
     keep: tuple[float, ...] = option((), "Keep rates at every stage, in place of the budget.")
     macs: tuple[float, ...] = option((), "Fractions of the dense MACs, in place of the budget.")
     n_train: tuple[int, ...] = option((), "Training samples, in place of the suite's.")

@@ -14,6 +14,7 @@ from sparsebench.measure.scores import TOP_5_FROM, Items, Score, scores, share
 from sparsebench.publish.folder import Unfit, plain
 from sparsebench.records.record import Metric, Record, unpack, unpack_reals
 from sparsebench.tasks.base import Task
+from sparsebench.tasks.folder import Folder
 from sparsebench.tasks.images import ImageTask
 
 TOLERANCE = 1e-14
@@ -96,7 +97,7 @@ def _strange_foregrounds(items: Items, task: Task | None) -> Iterator[str]:
     """Yield what foregrounds cannot be."""
     if items.foregrounds is None:
         return
-    if task is not None and not isinstance(task, ImageTask):
+    if task is not None and not isinstance(task, ImageTask | Folder):
         yield f"its test items show foregrounds, and those of task '{task.name}' have none"
     pairs = np.stack([items.foregrounds, items.labels])
     if np.unique(pairs, axis=1).shape[1] > len(np.unique(items.foregrounds)):

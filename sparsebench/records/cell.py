@@ -24,6 +24,9 @@ from sparsebench.spec import unused_parameters
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 LARGEST = 2**63
+PRETRAINED = "pretrained"
+NETWORK = ("weights", "weights_key", PRETRAINED)
+"""Parameters of a model that say which trained weights it starts from: a file's, or some of it, or its name's."""
 Whole = Annotated[int, Field(gt=-LARGEST, lt=LARGEST)]
 """A number that files with columns of 64 bits can hold."""
 Where = Literal["both", "train", "test"]
@@ -93,6 +96,18 @@ class Cell(BaseModel):
     def tests_only(self) -> bool:
         """Whether the strategy acts in the test only, so that nothing need be trained for it."""
         return self.where == "test"
+
+    @property
+    def network(self) -> str:
+        """Which trained weights it tests as they are, by their name; "" where each repetition has a network of its own.
+
+        Then a repetition numbers what is drawn in the test: by the strategy, or by a task that tests on a part of its
+        pictures.
+        """
+        if self.n_train or self.init is not None:
+            return ""
+        weights, key, pretrained = (self.model.params.get(name) or "" for name in NETWORK)
+        return f"{weights} {key}".strip() or (PRETRAINED if pretrained else "")
 
     @property
     def inits(self) -> tuple[Cell, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sparsebench.errors import UserError
-from sparsebench.records.cell import canonical
+from sparsebench.records.cell import NETWORK, canonical
 from sparsebench.records.record import MOST_METRICS, Metric, Record
 from sparsebench.text import plain
 
@@ -36,7 +36,10 @@ def row_of(record: Record) -> Row:
     """Return what a record is about, without its metrics; its texts are plain, whoever wrote them."""
     cell, origin, outcomes = record.cell, record.origin, record.outcomes
     track = cell.track if cell.n_train else "frozen"  # without training samples weights are tested as they are
-    # Networks of two trainings are two settings; their repetitions are not.
+    # Networks of two trainings are two settings; their repetitions are not, nor are checkpoints of one architecture.
+    model = cell.model.model_dump()
+    if cell.network:
+        model["params"] = {name: value for name, value in model["params"].items() if name not in NETWORK}
     trainings = [] if cell.track == "scratch" else cell.inits
     network = [[part.task.model_dump(), part.model.model_dump(), part.n_train] for part in trainings]
     packed = {
@@ -57,10 +60,9 @@ def row_of(record: Record) -> Row:
         "n_train": cell.n_train,
         "track": track,
         "repetition": cell.repetition,
+        "network": cell.network,
         "macs_ratio_asked": None if cell.where == "train" else cell.budget.macs,
-        "setting": canonical(
-            [{"name": part.name, "params": part.params} for part in (cell.task, cell.model)] + network
-        ),
+        "setting": canonical([cell.task.model_dump(), model, *network]),
         "device": record.device,
         "started": record.started,
         "seconds": record.seconds,

@@ -63,10 +63,11 @@ def area(points: Sequence[Contender], spent: Sequence[float], lowest: float) -> 
     return Contender(means, hits, dense.clusters)
 
 
-def kept_accuracy(height: Contender, dense: Contender) -> Interval:
+def kept_accuracy(height: Contender, dense: Contender, lone: bool = False) -> Interval:
     """Return the mean over seeds of a curve's height over dense's accuracy, with its 95 % interval.
 
-    What items add to a ratio is to first order (z - r d) / mean(d), r the ratio of the seed.
+    What items add to a ratio is to first order (z - r d) / mean(d), r the ratio of the seed. A single seed has an
+    interval, over its items, where it is `lone`, as in `paired.half_of`.
     """
     seeds = [s for s in sorted(height.means) if dense.means.get(s)]
     if not seeds:
@@ -77,32 +78,37 @@ def kept_accuracy(height: Contender, dense: Contender) -> Interval:
         for s, (name, z) in height.hits.items()
         if s in ratios
     }
-    mean, half = float(np.mean(list(ratios.values()))), half_of(Contender(ratios, hits, height.clusters))
+    mean, half = float(np.mean(list(ratios.values()))), half_of(Contender(ratios, hits, height.clusters), lone)
     return (mean, None, None) if np.isnan(half) else (mean, max(0.0, mean - half), mean + half)
 
 
-def least_macs(points: Sequence[Contender], spent: Sequence[float]) -> Interval:
+def least_macs(points: Sequence[Contender], spent: Sequence[float], lone: bool = False) -> Interval:
     """Return the smallest share of dense MACs that keeps dense's accuracy but for LOSS, with its 95 % interval.
 
     It is where the mean curve, followed down from 1, first falls below; infinity where that is so at the largest point
     already, and the smallest point where it never is. The interval draws seeds and clusters of test items again
-    (percentile bootstrap, expanded for few seeds as that of N50 is); of a single seed there is none.
+    (percentile bootstrap, expanded for few seeds as that of N50 is); of a single seed there is none, unless it is the
+    only one there is: then items alone are drawn.
 
     Args:
         points: at K budgets, and then dense.
         spent: (K,) realised shares of dense MACs, below 1.
+        lone: whether all of the board is of one seed.
     """
     seeds = sorted(set.intersection(*(set(one.means) for one in points)))
     if not seeds:
         return float("nan"), None, None
     means = np.array([[one.means[s] for one in points] for s in seeds])
     value = float(crossing(spent, means.mean(axis=0)[None])[0])
-    if len(seeds) < 2:
+    n = len(seeds)
+    if lone and _known(points, seeds):
+        n = len(np.unique(_clusters(points[-1], seeds)[0]))
+    if n < 2:
         return value, None, None
     drawn = np.random.default_rng(0).integers(0, len(seeds), (DRAWS, len(seeds)))
     share = (drawn[:, :, None] == np.arange(len(seeds))).mean(axis=1)
     heights = np.einsum("bs,bsk->bk", share, _resample(points, seeds, means))
-    return value, *percentiles(crossing(spent, heights[~np.isnan(heights).any(axis=1)]), len(seeds))
+    return value, *percentiles(crossing(spent, heights[~np.isnan(heights).any(axis=1)]), n)
 
 
 def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
@@ -125,7 +131,7 @@ def crossing(spent: Sequence[float], heights: np.ndarray) -> np.ndarray:
 def _resample(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarray) -> np.ndarray:
     """Return (DRAWS, S, K + 1) accuracies with the clusters of test items drawn again; `means` where none are known."""
     dense = points[-1]
-    if not all(s in one.hits and one.hits[s][0] == dense.hits[s][0] for one in (dense, *points) for s in seeds):
+    if not _known(points, seeds):
         return np.broadcast_to(means, (DRAWS, *means.shape))
     numbers = _clusters(dense, seeds)
     every = np.unique(np.concatenate(numbers))
@@ -137,6 +143,12 @@ def _resample(points: Sequence[Contender], seeds: Sequence[int], means: np.ndarr
         with np.errstate(invalid="ignore", divide="ignore"):
             draws.append((often @ scores.T) / (often @ n)[:, None])
     return np.stack(draws, axis=1)
+
+
+def _known(points: Sequence[Contender], seeds: Sequence[int]) -> bool:
+    """Say whether it is known of all points what came out for each test item."""
+    dense = points[-1]
+    return all(s in one.hits and one.hits[s][0] == dense.hits[s][0] for one in (dense, *points) for s in seeds)
 
 
 def _clusters(one: Contender, seeds: Sequence[int]) -> list[np.ndarray]:

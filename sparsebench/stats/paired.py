@@ -4,12 +4,14 @@ Three things vary: test items, seeds (data, initial weights, order), and timings
 variance of a difference is what its items explain, times how much more its seeds differ than that. Few seeds of one
 pair say little of the latter, so all strategies of a board are asked for it; see `variance`. Over all pairs Holm's
 method keeps the level.
+
+Where all have one seed, and it the same, items alone vary: what is said is said of that one network.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -53,7 +55,8 @@ class Pairs:
 
     Attributes:
         mean: (R, R) the mean difference over the seeds that both have.
-        half: (R, R) half the width of its 95 % interval; of a single seed there is none.
+        half: (R, R) half the width of its 95 % interval: over items where all are of one seed; else a pair that shares
+            one seed alone has none.
         error: (R, R) the standard error that it is judged by, of a single seed that of its items.
         freedom: (R, R) degrees of freedom of that.
         overdispersion: (R, R) by how much its seeds vary more than its items explain; NaN where it is not pooled.
@@ -95,6 +98,13 @@ class Pairs:
         parts = {each.name: getattr(self, each.name)[np.ix_(rows, rows)] for each in fields(self)[:-1]}
         return Pairs(**parts, accuracy=self.accuracy[rows])
 
+    def replaced(self, places: np.ndarray, others: Pairs) -> Pairs:
+        """Return the comparisons with those of some of them with each other replaced."""
+        parts = {each.name: getattr(self, each.name).copy() for each in fields(self)}
+        for name, part in parts.items():
+            part[np.ix_(places, places) if name != "accuracy" else places] = getattr(others, name)
+        return Pairs(**parts)
+
     def better(self) -> np.ndarray:
         """Return (R, R) booleans, which row is significantly better than which column."""
         with np.errstate(invalid="ignore"):
@@ -127,15 +137,16 @@ class Pairs:
         return high
 
 
-def detectable(pairs: Pairs, what: str = "accuracy") -> str | None:
+def detectable(pairs: Pairs, what: str = "accuracy", of: str = "seeds") -> str | None:
     """Return the difference that would be significant in 4 of 5 pairs, as a clause; None where it is not known.
 
-    What is compared are shares, which differ by 1 at most.
+    What is compared are shares, which differ by 1 at most; `of` says what the seeds are.
     """
     if np.isnan(least := pairs.least()):
         return None
     upper = np.triu_indices(len(pairs.mean), 1)
-    board = f"{int(np.median(pairs.n_seeds[upper]))} seeds each, among the {len(upper[0])} pairs of this board"
+    n = int(np.median(pairs.n_seeds[upper]))
+    board = f"{f'{n} {of} each' if n > 1 else 'on one network'}, among the {len(upper[0])} pairs of this board"
     if least > 1:
         return f"no difference in {what} is large enough to be significant in 4 of 5 pairs of strategies, {board}"
     return (
@@ -196,11 +207,20 @@ class _Differences:
         mean, between, apart, together, clusters, sizes, p_items = np.full((7, a, b), np.nan)
         return cls(mean, between, np.zeros((a, b), dtype=int), apart, together, clusters, sizes, p_items)
 
+    def among(self, places: np.ndarray) -> _Differences:
+        """Return the differences of some of all contenders to each other."""
+        return _Differences(*(getattr(self, each.name)[np.ix_(places, places)] for each in fields(self)))
 
-def compare(contenders: Sequence[Contender]) -> Pairs:
-    """Return the comparisons of all pairs."""
+
+def compare(contenders: Sequence[Contender], apart: Collection[int] = ()) -> Pairs:
+    """Return the comparisons of all pairs.
+
+    Args:
+        contenders: in the order of rows and columns.
+        apart: places of those that say nothing of how much others vary, as they lack seeds that these have.
+    """
     R = len(contenders)
-    every, accuracy = _Differences.unknown(R, R), np.full((R, 2), np.nan)
+    every = _Differences.unknown(R, R)
     alike = defaultdict(list)
     for index, one in enumerate(contenders):
         tests = tuple(sorted((s, name) for s, (name, _) in one.hits.items()))
@@ -214,8 +234,12 @@ def compare(contenders: Sequence[Contender]) -> Pairs:
                 block = getattr(result, each.name)
                 getattr(every, each.name)[np.ix_(rows, columns)] = block
                 getattr(every, each.name)[np.ix_(columns, rows)] = -block.T if each.name == "mean" else block.T
-        accuracy[rows] = _accuracy(_differences(left, [_nothing(left[0])]))
-    return _judge(every, accuracy)
+    lone, accuracy = len({s for one in contenders for s in one.means}) == 1, np.full((R, 2), np.nan)
+    for rows, left in blocks:
+        accuracy[rows] = _accuracy(_differences(left, [_nothing(left[0])]), lone)
+    judged = _judge(every, accuracy, lone)
+    rest = np.setdiff1d(np.arange(R), list(apart))
+    return judged if len(rest) == R else judged.replaced(rest, _judge(every.among(rest), accuracy[rest], lone))
 
 
 def _nothing(one: Contender) -> Contender:
@@ -298,46 +322,67 @@ def _group(parts: Sequence[np.ndarray], numbers: np.ndarray) -> tuple[np.ndarray
     return ordered[starts], [np.add.reduceat(part[:, order], starts, axis=1, dtype=float) for part in parts]
 
 
-def _judge(result: _Differences, accuracy: np.ndarray) -> Pairs:
-    """Return how differences are judged: by seeds and items together, and never more surely than by items alone."""
+def _judge(result: _Differences, accuracy: np.ndarray, lone: bool) -> Pairs:
+    """Return how differences are judged: by seeds and items together, and never more surely than by items alone.
+
+    Where they are `lone`, all of one seed, by items.
+    """
     S, items = result.n_seeds, result.clusters - 1
     rest, main = item_parts(result.apart, result.together, S)
     factor, freedom = overdispersion(result.between, rest, S, result.sizes)
-    lone = np.isnan(factor)
-    seeds = np.where(lone, result.between, factor * rest), np.where(lone, S - 1.0, freedom)
+    own = np.isnan(factor)
+    seeds = np.where(own, result.between, factor * rest), np.where(own, S - 1.0, freedom)
     variance, freedom = satterthwaite(seeds, optional(main, items))
     p_seeds = student(result.mean, variance, freedom)
     # Far in the tail Satterthwaite's approximation is too bold where a pair has its own seeds alone.
-    p_seeds = np.where(lone, np.fmax(p_seeds, student(result.mean, *seeds)), p_seeds)
+    p_seeds = np.where(own, np.fmax(p_seeds, student(result.mean, *seeds)), p_seeds)
     half, least = student_half(variance, freedom), student_half(result.together, items)
     with np.errstate(invalid="ignore"):
         by_items = np.isnan(half) | (least > half)
     return Pairs(
-        mean=result.mean, half=np.where(S > 1, np.fmax(half, least), np.nan),
+        mean=result.mean, half=np.where(S > 1, np.fmax(half, least), _half_of_items(result) if lone else np.nan),
         error=np.sqrt(np.where(by_items, result.together, variance)), freedom=np.where(by_items, items, freedom),
         overdispersion=factor, p_items=result.p_items, p_seeds=p_seeds, n_seeds=S, accuracy=accuracy,
     )  # fmt: skip
 
 
-def half_of(one: Contender) -> float:
-    """Return half the width of the 95 % interval of a mean, from its own seeds and items; NaN of a single seed."""
-    return float(_half(_differences([one], [_nothing(one)]))[0])
+def _half_of_items(result: _Differences) -> np.ndarray:
+    """Return (a, b) half the widths of the intervals of differences on one network, over its items.
+
+    As if half a cluster more told for either side (Agresti and Min 2005, "Simple improved confidence intervals for
+    comparing matched proportions"): where two differ on few, their spread alone says too little.
+    """
+    half = student_half(result.together + 1 / result.clusters**2, result.clusters - 1)
+    np.fill_diagonal(half, np.where(np.isnan(np.diag(half)), np.nan, 0.0))  # of each to itself
+    return half
 
 
-def _half(result: _Differences) -> np.ndarray:
+def half_of(one: Contender, lone: bool = False) -> float:
+    """Return half the width of the 95 % interval of a mean, from its own seeds and items.
+
+    NaN of a single seed, unless it is a `lone` one, as all others have no more.
+    """
+    return float(_half(_differences([one], [_nothing(one)]), lone)[0])
+
+
+def _half(result: _Differences, lone: bool) -> np.ndarray:
     """Return (a,) half the widths of the intervals of means, from their differences to nothing."""
-    return half_width(result.between, result.apart, result.together, result.n_seeds, result.clusters)[:, 0]
+    half = half_width(result.between, result.apart, result.together, result.n_seeds, result.clusters)
+    return (student_half(result.together, result.clusters - 1) if lone else half)[:, 0]
 
 
-def _accuracy(result: _Differences) -> np.ndarray:
+def _accuracy(result: _Differences, lone: bool) -> np.ndarray:
     """Return (a, 2) ends of the 95 % intervals of accuracies, from their differences to nothing right.
 
-    They are never within Wilson's of the items, or of as many as their clusters are worth. NaN of a single seed.
+    They are never within Wilson's of the items, or of as many as their clusters are worth, and of a lone network they
+    are these. NaN of a single seed elsewhere.
     """
-    half = _half(result)
+    half = _half(result, lone)
     mean, items = result.mean[:, 0], result.together[:, 0]
     with np.errstate(divide="ignore", invalid="ignore"):
         worth = np.where(items > 0, mean * (1 - mean) / items, result.clusters[:, 0])
     low, high = wilson(mean, worth)
-    ends = np.stack([np.fmin(mean - half, low), np.fmax(mean + half, high)], axis=1)
+    if not lone:
+        low, high = np.fmin(mean - half, low), np.fmax(mean + half, high)
+    ends = np.stack([low, high], axis=1)
     return np.where(np.isnan(half)[:, None], np.nan, ends)

@@ -39,7 +39,7 @@ class Split:
         order: for images of permuted patches (N,): the place in plain order of the patch that each position shows.
         mask: the rule that says which tokens matter, see `relevant`.
         foregrounds: (n,) the number of the picture that each sample shows, the same in every repetition and task of a
-            source; each is of one class, and training and test are numbered apart. None where nothing is pasted.
+            source; each is of one class, and training and test are numbered apart. None where each shows its own.
     """
 
     inputs: np.ndarray
@@ -260,6 +260,10 @@ class Task(BaseModel):
     def known_classes(self, locations: Locations) -> tuple[str, ...] | None:
         """Return the names of its classes, or None where only the data that are drawn have them."""
         return None
+
+    def draws_test(self) -> bool:
+        """Say whether each repetition tests on other data; asked of a task that trains nothing. By default it may."""
+        return True
 
     def class_counts(self, labels: np.ndarray) -> tuple[int, ...]:
         """Return how many classes its data can have, which is the size of the network's head.

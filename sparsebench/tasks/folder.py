@@ -158,6 +158,10 @@ class Folder(Task):
         seen = int(labels.max()) + 1
         return (seen,) if self.labels == "names" else (seen, IMAGENET)
 
+    def draws_test(self) -> bool:
+        """See `Task.draws_test`: all pictures are the same ones."""
+        return self.test > 0
+
     def check(self) -> None:
         """See `Task.check`."""
         if not self.images.startswith("folder-"):
@@ -211,12 +215,14 @@ class Folder(Task):
         every = [
             (root / name, number) for names, number in zip(folders.values(), numbers, strict=True) for name in names
         ]
-        chosen = [every[i] for i in self._choose(len(every), repetition)]
+        pictures = self._choose(len(every), repetition)
+        chosen = [every[i] for i in pictures]
         content = self.images.partition("-")[2]
         cut = self.with_cut({}).model_dump(include=set(USUAL))
         images = decode(content, root, [path for path, _ in chosen], **cut)
         labels = np.array([number for _, number in chosen], dtype=np.int64)
-        test = Split(images, labels, np.zeros_like(labels))
+        shown = pictures if self.test else None  # another repetition may draw the same again
+        test = Split(images, labels, np.zeros_like(labels), foregrounds=shown)
         return Data(Split(images[:0], labels[:0], labels[:0]), test, classes)
 
     def _number(self, folders: Iterable[str], head: int | None, locations: Locations) -> Numbered:

@@ -137,8 +137,9 @@ def test_a_strategy_without_accuracy_is_not_ranked_and_stands_before_the_oracles
 
 
 def test_equal_accuracies_share_their_ranks() -> None:
-    rows = build([r for name, x in zip("abcd", (0.7, 0.9, 0.7, 0.5), strict=True) for r in seeded(name, [x, x])])
-    assert [(row["rank"], row["strategy"]) for row in rows] == [("1", "b"), ("2-3", "a"), ("2-3", "c"), ("4", "d")]
+    accuracies = {"a": 0.7, "b": 0.9, "c": 0.7, "dense": 0.5}
+    rows = build([record for name, x in accuracies.items() for record in seeded(name, [x, x])])
+    assert [(row["rank"], row["strategy"]) for row in rows] == [("1", "b"), ("2-3", "a"), ("2-3", "c"), ("4", "dense")]
 
 
 @pytest.mark.parametrize("by", [None, "task"])

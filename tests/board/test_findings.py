@@ -54,7 +54,7 @@ def test_the_oracle_is_that_of_the_budget_or_of_the_nearest_cost() -> None:
     [
         ([row("a", 0.5), ORACLE], "not compared with random tokens inside the network; run random_inside beside it"),
         ([TOPK], "No oracle was run"),
-        ([TOPK | {"rank": "not ranked"}], "cells failed, so it is not ranked and nothing is concluded"),
+        ([TOPK | {"rank": "not ranked"}], "cells failed or are missing, so it is not ranked and nothing is concluded"),
     ],
 )
 def test_what_is_not_known_is_said(rows: list[dict[str, Any]], says: str) -> None:

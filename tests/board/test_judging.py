@@ -1,4 +1,4 @@
-"""What benchmarks/judging.py does, in a short form: how often the judge errs, and how much it tells."""
+"""What benchmarks/judging.py and checkpoints.py do, in short: how often the judge errs, and how much it tells."""
 
 import sys
 from pathlib import Path
@@ -8,13 +8,36 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
+import checkpoints
 import judging
+from checkpoints import Checkpoints
 from judging import World
 
 WORLDS = 200
 MOST = stats.binom.ppf(0.995, WORLDS, 0.05) / WORLDS
 """Of the worlds, in each of ten settings: what 5 % leaves open."""
 SEED_NOISE = judging.KINDS[1:]
+SETS = 200
+"""Of pictures that checkpoints are tested on; intervals of one set are as good as one."""
+FEWEST = stats.binom.ppf(0.0005, SETS, 0.95) / SETS
+
+
+@pytest.mark.parametrize("accuracy", [0.8, 0.95])
+def test_intervals_over_the_items_of_one_network_hold(accuracy: float) -> None:
+    shares = checkpoints.holding(Checkpoints(S=1, accuracy=accuracy), SETS)
+    assert min(shares) >= FEWEST and max(shares[:2]) < 0.98  # wider ones would hold more often
+
+
+def test_intervals_over_three_networks_and_their_items_hold() -> None:
+    assert min(checkpoints.holding(Checkpoints(S=3, unsteady=0.4), SETS)) >= FEWEST
+
+
+@pytest.mark.parametrize("S", [1, 3])
+def test_equals_on_checkpoints_have_no_winner_and_what_is_better_has_won(S: int) -> None:
+    world = Checkpoints(S=S, apart=0.0)
+    assert max(checkpoints.erring(world, SETS)) <= stats.binom.ppf(0.9995, SETS, 0.05) / SETS
+    difference, told = judging.power(world, 60)
+    assert difference < 0.3 and told >= 0.7
 
 
 @pytest.mark.slow

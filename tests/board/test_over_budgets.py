@@ -295,10 +295,17 @@ def test_the_axis_of_the_picture_ends_shortly_after_dense() -> None:
 
 def test_who_was_not_asked_for_the_lowest_budget_has_no_area() -> None:
     """Outside of its points a curve is flat: a strategy that was asked for large budgets alone would lead."""
-    board = over(judge([*WORLD, *records("easy", {max(BUDGETS): 0.9})]))
+    some = [*WORLD, *records("easy", {max(BUDGETS): 0.9})]
+    board = over(judge(some))
     easy = row_of(board, "easy")
     assert (easy["rank"], easy["kept_accuracy"]) == ("not ranked", None)
-    assert "not ranked, as they were not asked for the lowest budget: easy" in board.notes
+    assert any(
+        line.startswith("easy on composite: not ranked there, without macs 0.5, macs 0.3;") for line in notes_on(some)
+    )
+    hard = [r | {"status": "unsupported"} for r in records("easy", dict.fromkeys(BUDGETS[1:], 0.9))]
+    board = over(judge([*some, *hard]))
+    assert row_of(board, "easy")["rank"] == "not ranked"
+    assert "not ranked, as they have no result at the lowest budget: easy" in board.notes
 
 
 def test_a_metric_that_a_task_declares_is_shown_at_the_middle_budget() -> None:

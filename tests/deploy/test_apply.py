@@ -20,6 +20,7 @@ from sparsebench.budget import Budget
 from sparsebench.errors import StrategyError, UserError
 from sparsebench.models.actor import Actor
 from sparsebench.models.deep import DeepViT
+from sparsebench.planning.contenders import draws_random
 from sparsebench.plans import Keep, Mask
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy import Published, Strategy
@@ -296,6 +297,19 @@ def test_a_strategy_of_ones_own_in_place_of_the_words(tmp_path):
     )
     last = sparsebench.apply(vit(), f"{file}:keep_rate=0.5")
     assert last.kept(x).tolist() == [[False] * 8 + [True] * 8] * 3 and last.spec == f"{file}:keep_rate=0.5"
+
+
+@pytest.mark.filterwarnings("ignore:'perturbation")
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_which_strategies_draw_is_known(name):
+    """A benchmark of trained weights repeats those alone."""
+    x, outputs = pixels(), []
+    for seed in (0, 1):
+        with sparsebench.apply(vit(), name, macs=0.6, seed=seed) as sparse:
+            outputs.append(sparse(x))
+    assert draws_random(Registry(shipped_only=True).strategy(name)) or torch.equal(*outputs)
+    assert not (name.startswith("random") and torch.equal(*outputs))
 
 
 def test_random_numbers_belong_to_the_seed_and_the_place():

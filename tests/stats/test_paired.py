@@ -86,11 +86,43 @@ def found_means(hits: np.ndarray) -> dict[int, float]:
     return {s: float(one.mean()) for s, one in enumerate(hits)}
 
 
-def test_a_single_seed_is_judged_by_its_items_and_has_no_interval() -> None:
+def test_one_network_is_judged_by_its_items_which_its_intervals_are_over() -> None:
+    hits = np.zeros((2, 1, 400), bool)
+    hits[0, 0, :30] = True
+    hits[1, 0, 20:26] = hits[1, 0, 100:104] = True
+    found = compare([contender(one) for one in hits])
+    only, other, n = 24.5, 4.5, 400 + 2  # Agresti and Min: half an item more in each of the four cells
+    mean = (only - other) / n
+    half = stats.t.ppf(0.975, 399) * np.sqrt(((only + other) / n - mean**2) / n)
+    assert found.mean[0, 1] == pytest.approx(0.05) and found.half[0, 1] == pytest.approx(half, rel=0.02)
+    assert found.half.diagonal().tolist() == [0, 0] and np.isnan(found.p_seeds[0, 1])
+    assert found.p[0, 1] == pytest.approx(stats.binomtest(4, 28).pvalue)
+    low, high = stats.binomtest(30, 400).proportion_ci(method="wilson")
+    assert found.accuracy[0].tolist() == pytest.approx([low, high], rel=0.005)
+
+
+def test_a_seed_alone_has_no_interval_where_others_have_several() -> None:
+    """Its own would be of another question, and narrower: it does not say how networks differ."""
+    several, alone = drawn(2, 3, 60, seed=9), drawn(1, 1, 60, seed=8)
+    found = compare([*map(contender, several), contender(alone[0])])
+    assert np.isnan(found.half[0, 2]) and np.isnan(found.accuracy[2]).all()
+    assert not np.isnan(found.half[0, 1]) and not np.isnan(found.accuracy[:2]).any()
+
+
+def test_those_that_stand_apart_have_no_say_in_how_much_others_vary() -> None:
+    hits = [contender(one) for one in drawn(7, 3, 200, seed=5)]
+    unsteady = Contender({0: 0.9, 1: 0.1}, {})
+    alone, beside = compare(hits), compare([*hits, unsteady], apart=[7])
+    block = beside.among(range(7))
+    for name in ("mean", "half", "p", "error", "overdispersion", "accuracy"):
+        assert getattr(block, name) == pytest.approx(getattr(alone, name), nan_ok=True), name
+    assert not np.isnan(beside.mean[0, 7])
+
+
+def test_a_single_seed_is_told_apart_by_its_items() -> None:
     hits = np.zeros((2, 1, 40), bool)
     hits[0, 0, :30] = True
     found = compare([contender(one) for one in hits])
-    assert np.isnan(found.half[0, 1]) and np.isnan(found.p_seeds[0, 1])
     assert found.p[0, 1] == pytest.approx(2 * 0.5**30) and found.rank_sets() == [(1, 1), (2, 2)]
 
 
@@ -100,7 +132,9 @@ def test_a_single_seed_is_judged_by_its_clusters_where_they_are_known() -> None:
     found = compare([replace(contender(one), clusters={0: numbers}) for one in hits])
     each = hits[0, 0, ::5].astype(float) - hits[1, 0, ::5]
     assert found.p_items[0, 1] == pytest.approx(stats.ttest_1samp(each, 0).pvalue) == found.p[0, 1]
-    assert np.isnan(found.half[0, 1]) and found.error[0, 1] == pytest.approx(stats.sem(each))
+    assert found.error[0, 1] == pytest.approx(stats.sem(each))
+    more = stats.t.ppf(0.975, 29) * np.sqrt(stats.sem(each) ** 2 + 1 / 30**2)
+    assert found.half[0, 1] == pytest.approx(more)
 
 
 def test_contenders_without_a_seed_in_common_are_not_told_apart() -> None:
@@ -199,7 +233,7 @@ def test_the_interval_of_an_accuracy_is_students_where_seeds_differ_more_than_it
     assert compare([contender(hits)]).accuracy[0].tolist() == pytest.approx(expected)
     alone = Contender({s: float(x) for s, x in enumerate(means)}, {})
     assert compare([alone]).accuracy[0].tolist() == pytest.approx(expected)
-    assert np.isnan(compare([contender(hits[:1])]).accuracy).all()
+    assert np.isnan(compare([Contender({0: 0.3}, {})]).accuracy).all()
 
 
 def test_an_accuracy_of_one_has_an_interval() -> None:

@@ -1,0 +1,182 @@
+"""How often boards of networks that are tested as they are err: whether intervals hold, and what is told of equals.
+
+python benchmarks/checkpoints.py              # 8 minutes; prints the tables of RESULTS.md
+python benchmarks/checkpoints.py --sets 200   # fewer sets
+
+A set is what a board is made of: which pictures are classed rightly, by one checkpoint or by three, with nothing acting
+and with each strategy. The last strategy draws at random three times on each network and counts with its mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from judging import power
+from scipy.optimize import brentq
+from scipy.special import expit
+from tabulate import tabulate
+
+from sparsebench.stats.curves import area, kept_accuracy, weights
+from sparsebench.stats.marks import NOT_SIGNIFICANT, marks
+from sparsebench.stats.paired import Contender, Pairs, compare
+
+ITEMS, OWN, ON_NETWORK = 1.5, 0.7, 0.7
+"""Standard deviations in logits: how hard a picture is, how hard for one strategy, and for one network."""
+NETWORK = 0.2
+"""Of how well a network does."""
+DRAWS = 3
+SPENT = (0.4, 0.7)
+"""Of the curve: that of the second and third strategy, which ends at the first."""
+NODES, SHARES = np.polynomial.hermite_e.hermegauss(80)
+MANY = 2_000
+"""Networks that stand for all."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Networks that are tested on the same pictures.
+
+    Attributes:
+        S, R, I: networks, strategies and pictures.
+        accuracy: of the first strategy, mean over networks and pictures.
+        apart: standard deviation of how much strategies differ, in logits; 0 of equals.
+        unsteady: of how much a strategy does otherwise on another network than the others do. Of a single network it
+            is part of what is asked for.
+        kind: as in `judging.World`.
+    """
+
+    S: int = 1
+    R: int = 8
+    I: int = 200
+    accuracy: float = 0.8
+    apart: float = 0.5
+    unsteady: float = 0.1
+    kind: str = "one seed noise"
+
+    @cached_property
+    def level(self) -> float:
+        """The logit of the accuracy."""
+        return float(brentq(lambda x: self.truth(np.array([x]))[0] - self.accuracy, -20, 20))
+
+    def set_of(self, rng: np.random.Generator, better: float = 0.0) -> tuple[list[Contender], np.ndarray]:
+        """Return contenders, the last better by so much, and how well they do in logits, mean over networks.
+
+        The single network is as the mean of many.
+        """
+        S, R, I = self.S, self.R, self.I
+        logits = self.level + self.apart * rng.standard_normal(R) * (np.arange(R) > 0)
+        of_networks = self._networks(rng, S) if S > 1 else np.zeros((R, 1))
+        items = ITEMS * rng.standard_normal((1, 1, I)) + OWN * rng.standard_normal((R, 1, I))
+        chance = expit(
+            logits[:, None, None] + of_networks[:, :, None] + items + ON_NETWORK * rng.standard_normal((1, S, I))
+        )
+        hits = rng.random((R, S, I)) < chance
+        drawn = (rng.random((DRAWS, S, I)) < chance[-1]).mean(axis=0)
+        contenders = [_contender(one) for one in (*hits[:-1], drawn)]
+        if better:
+            contenders[-1] = _contender(hits[-1] | (rng.random((S, I)) < better / (1 - self.accuracy)))
+        return contenders, logits
+
+    def _networks(self, rng: np.random.Generator, S: int) -> np.ndarray:
+        """Return (R, S) how well networks do with strategies, in logits."""
+        return NETWORK * rng.standard_normal((1, S)) + self.unsteady * rng.standard_normal((self.R, S))
+
+    def truth(self, logits: np.ndarray) -> np.ndarray:
+        """Return the true accuracies: mean over all pictures, and over all networks where there are several."""
+        return _mean(logits, NETWORK**2 + self.unsteady**2 if self.S > 1 else 0.0)
+
+    def kept(self, logits: np.ndarray) -> float:
+        """Return the true kept accuracy of the second and third strategy as points of a curve."""
+        curve = logits[[1, 2, 0]][:, None]
+        if self.S > 1:
+            curve = curve + self._networks(np.random.default_rng(0), MANY)[:3]
+        accuracies = _mean(curve, 0.0)
+        return float((weights(SPENT, SPENT[0]) @ accuracies / accuracies[-1]).mean())
+
+    def judged(self, seed: int) -> Pairs:
+        """Return what the judge says of one set."""
+        return compare(self.set_of(np.random.default_rng([seed, self.S, self.I]))[0])
+
+    def drawn(self, rng: np.random.Generator, better: float) -> list[Contender]:
+        """Return contenders, of whom the last, which draws nothing here, is better by so much."""
+        return self.set_of(rng, better)[0]
+
+
+def _contender(hits: np.ndarray) -> Contender:
+    """Return what (S, I) outcomes are to the judge: all networks are tested on the same."""
+    return Contender({s: float(one.mean()) for s, one in enumerate(hits)}, {s: ("", one) for s, one in enumerate(hits)})
+
+
+def _mean(logits: np.ndarray, among: float) -> np.ndarray:
+    """Return the mean accuracies of (...) logits over pictures, and over networks that vary by so much."""
+    spread = np.sqrt(ITEMS**2 + OWN**2 + ON_NETWORK**2 + among)
+    return expit(logits[..., None] + spread * NODES) @ SHARES / SHARES.sum()
+
+
+def holding(world: Checkpoints, sets: int) -> tuple[float, float, float]:
+    """Return which shares of intervals hold: of accuracies, of differences of pairs, and of kept accuracies."""
+    upper, held = np.triu_indices(world.R, 1), []
+    for seed in range(sets):
+        contenders, logits = world.set_of(np.random.default_rng([seed, world.S, world.I]))
+        pairs, truth, lone = compare(contenders), world.truth(logits), world.S == 1
+        own = (pairs.accuracy[:, 0] <= truth) & (truth <= pairs.accuracy[:, 1])
+        right = np.abs(pairs.mean - (truth[:, None] - truth)) <= pairs.half
+        height = area([contenders[1], contenders[2], contenders[0]], SPENT, SPENT[0])
+        assert height is not None
+        _, low, high = kept_accuracy(height, contenders[0], lone)
+        held.append(
+            (
+                own.mean(),
+                right[upper].mean(),
+                low is not None and high is not None and low <= world.kept(logits) <= high,
+            )
+        )
+    return tuple(np.mean(held, axis=0).tolist())  # type: ignore[return-value]
+
+
+def erring(world: Checkpoints, sets: int) -> tuple[float, float]:
+    """Return in which share of sets any of equal strategies is told from another, and marked against the last."""
+    told, marked, last = [], [], world.R - 1
+    for seed in range(sets):
+        pairs = world.judged(seed)
+        told.append(pairs.better().any())
+        marked.append(set(marks(pairs, dict.fromkeys(range(last), last)).values()) != {NOT_SIGNIFICANT})
+    return float(np.mean(told)), float(np.mean(marked))
+
+
+def worlds() -> Iterator[Checkpoints]:
+    """Yield what is tried."""
+    for S in (1, 3):
+        for accuracy in (0.5, 0.8, 0.95):
+            for I in (200, 1000):
+                yield Checkpoints(S=S, I=I, accuracy=accuracy)
+    yield Checkpoints(S=3, unsteady=0.0)
+    yield Checkpoints(S=3, unsteady=0.4)
+
+
+def main() -> None:
+    """Run everything and print the tables."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--sets", type=int, default=2000)
+    n = arguments.parse_args().sets
+
+    def show(headers: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+        print(tabulate(rows, headers=headers, tablefmt="pipe", floatfmt=".3f"), end="\n\n", flush=True)
+
+    about = ("networks", "pictures", "accuracy", "unsteady")
+    show((*about, "accuracies", "differences", "kept accuracies"),
+         [(w.S, w.I, w.accuracy, w.unsteady, *holding(w, n)) for w in worlds()])  # fmt: skip
+    equal = [replace(w, apart=0.0) for w in worlds()]
+    equal += [replace(w, R=35) for w in equal if w.I == 200 and w.accuracy > 0.5 and w.unsteady == 0.1]
+    show(("strategies", *about, "anything told", "anything marked"),
+         [(w.R, w.S, w.I, w.accuracy, w.unsteady, *erring(w, n)) for w in equal])  # fmt: skip
+    show(("strategies", *about, "difference", "told"),
+         [(w.R, w.S, w.I, w.accuracy, w.unsteady, *power(w, n // 10)) for w in equal if w.accuracy < 0.9])  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Boards of networks that are tested as they are: networks are what varies, repetitions are draws on one of them."""
+
+import csv
+import io
+import json
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from click.testing import CliRunner
+from flats import flat, row_of
+from PIL import Image
+from safetensors.torch import save_file
+from scipy import stats
+
+import sparsebench
+from sparsebench.board import reading
+from sparsebench.board.build import build, judge
+from sparsebench.board.gather import gather
+from sparsebench.board.notes import notes_on
+from sparsebench.cli import main
+from sparsebench.records import store
+from sparsebench.records.record import Record, pack
+
+ARCH, SIDE = "test_vit", 32
+CLASSES = {"n01440764": 0, "n01443537": 1, "n01484850": 2}
+Flat = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with pictures in three classes of ImageNet, and three networks that tell these, or guess."""
+    root, rng = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
+    for name in CLASSES:
+        (root / "pictures" / name).mkdir(parents=True)
+        for i in range(8):
+            pixels = rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / "pictures" / name / f"{i}.png")
+    for seed, name in enumerate(("one", "two", "three")):
+        torch.manual_seed(seed)
+        model = timm.create_model(ARCH)
+        with torch.no_grad():
+            model.head.weight.normal_()
+            model.head.bias.fill_(-1000.0)
+            model.head.bias[list(CLASSES.values())] = 0.0
+        save_file(model.state_dict(), root / f"{name}.safetensors")
+    return root
+
+
+def run(files: Path, out: Path, network: str, plugins: tuple[str, ...] = ("attn_topk",), **options: Any) -> None:
+    given = {"macs": [0.8, 0.6], "seeds": 3, "tasks": f"folder:canvas={SIDE}"} | options
+    sparsebench.run(
+        list(plugins), suite="folder", model=f"timm:{ARCH}", images=f"folder:{files / 'pictures'}",
+        weights=files / f"{network}.safetensors", out=out, jobs=0, **given,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def of_one(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("one")
+    run(files, out, "one", ("attn_topk", "random_inside"))
+    return out
+
+
+@pytest.fixture(scope="module")
+def of_three(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("three")
+    for network in ("one", "two", "three"):
+        run(files, out, network, ("attn_topk", "random_inside"), seeds=2)
+    return out
+
+
+def named(out: Path, record: Record) -> str | None:
+    known = [json.loads(path.read_text()) for path in (out / "files").glob("*.json")]
+    return {one["name"]: one["file"] for one in known}.get(str(record.cell.model.params["weights"]))
+
+
+def records(out: Path) -> list[Record]:
+    return list(store.read(out).values())
+
+
+def right(record: Record) -> np.ndarray:
+    from sparsebench.records.record import unpack
+
+    assert record.outcomes is not None
+    return unpack(record.outcomes.predicted, record.outcomes.n) == unpack(record.outcomes.label, record.outcomes.n)
+
+
+def test_seeds_repeat_only_what_draws(of_one: Path) -> None:
+    cells = Counter((record.cell.strategy.name, record.cell.budget.label) for record in records(of_one))
+    assert cells.pop(("dense", "macs 1")) == 1
+    assert {name: n for (name, _), n in cells.items()} == {"attn_topk": 1, "random": 3, "random_inside": 3}
+
+
+def test_each_repetition_is_run_that_tests_on_other_pictures(files: Path, tmp_path: Path) -> None:
+    run(files, tmp_path, "one", macs=[0.7], tasks=f"folder:canvas={SIDE},test=10")
+    every = records(tmp_path)
+    assert Counter(record.cell.strategy.name for record in every) == {"dense": 3, "attn_topk": 3, "random": 3}
+    dense = sorted((r for r in every if r.cell.strategy.name == "dense"), key=lambda r: r.cell.repetition)
+    rows = build(reading.read(tmp_path))
+    assert {row["n_seeds"] for row in rows} == {1}
+    hits = np.concatenate([right(record) for record in dense])
+    row = row_of(rows, "dense")
+    assert row["accuracy"] == pytest.approx(hits.mean())
+    low, high = stats.binomtest(int(hits.sum()), 30).proportion_ci(method="wilson")
+    assert row["accuracy_low"] < low and row["accuracy_high"] > high  # some of the 24 pictures were drawn twice
+    (line,) = [line for line in notes_on(reading.read(tmp_path)) if re.match(r"folder: \d network", line)]
+    n = int(re.search(r"(\d+) test items that were drawn in 3 tests", line)[1])
+    assert 10 < n <= 24
+
+
+def test_one_network_has_intervals_over_its_items(of_one: Path) -> None:
+    rows = build(reading.read(of_one))
+    every = {(r.cell.strategy.name, r.cell.budget.macs, r.cell.repetition): right(r) for r in records(of_one)}
+    dense, topk = every["dense", 1.0, 0], every["attn_topk", 0.6, 0]
+    row = row_of(rows, "attn_topk", budget="macs 0.6")
+    low, high = stats.binomtest(int(topk.sum()), 24).proportion_ci(method="wilson")
+    assert (row["accuracy"], row["accuracy_low"]) == pytest.approx((topk.mean(), low), abs=0.01)
+    assert row["accuracy_high"] == pytest.approx(high, abs=0.01)
+    assert row["accuracy_delta"] == pytest.approx(topk.mean() - dense.mean())
+    assert row["accuracy_delta_low"] < row["accuracy_delta"] < row["accuracy_delta_high"]
+    assert {row["n_seeds"] for row in rows} == {1}
+    drawn = row_of(rows, "random_inside", budget="macs 0.6")
+    mean = np.mean([every["random_inside", 0.6, draw] for draw in range(3)], axis=0)
+    assert drawn["accuracy"] == pytest.approx(mean.mean())
+    assert row["random_inside_delta"] == pytest.approx((topk - mean).mean())
+    error = stats.sem(topk - mean)
+    half = row["random_inside_delta_high"] - row["random_inside_delta"]
+    assert stats.t.ppf(0.975, 23) * error < half < stats.t.ppf(0.975, 23) * (error + 0.06)
+    (board,) = judge(reading.read(of_one)).budgets
+    for one in board.rows[1:]:
+        assert one["kept_accuracy_low"] < one["kept_accuracy"] < one["kept_accuracy_high"]
+    assert all(None not in (*curve.low, *curve.high) for curve in board.curves)
+
+
+def test_a_board_of_one_network_says_so(of_one: Path) -> None:
+    (line,) = [line for line in gather(of_one).notes if re.match(r"folder: \d network", line)]
+    assert line.startswith("folder: 1 network (one.safetensors), 24 test items: intervals and tests are over the items")
+    assert "tested 3 times" in line
+
+
+def test_networks_are_compared_network_by_network_and_called_by_their_files(of_three: Path) -> None:
+    rows, every = build(reading.read(of_three)), records(of_three)
+    assert {row["n_seeds"] for row in rows} == {3} and len(
+        {row["model"] for row in build(reading.read(of_three), "task")}
+    ) == 1
+    means = {name: np.mean([right(r).mean() for r in every if r.cell.strategy.name == "attn_topk"
+                            and r.cell.budget.macs == 0.6 and named(of_three, r) == name])
+             for name in ("one.safetensors", "two.safetensors", "three.safetensors")}  # fmt: skip
+    row = row_of(rows, "attn_topk", budget="macs 0.6")
+    assert row["accuracy"] == pytest.approx(np.mean(list(means.values())))
+    low, high = stats.t.interval(0.95, 2, loc=row["accuracy"], scale=stats.sem(list(means.values())))
+    assert row["accuracy_low"] <= max(0.0, low) and row["accuracy_high"] >= min(1.0, high)
+    (line,) = [line for line in gather(of_three).notes if re.match(r"folder: \d network", line)]
+    names = "one.safetensors, three.safetensors, two.safetensors"
+    assert line.startswith(f"folder: 3 networks ({names}), 24 test items: intervals and tests are over networks and")
+
+
+def test_what_lacks_a_network_or_a_draw_is_not_ranked_and_the_command_of_the_note_runs_it(
+    of_three: Path, files: Path, tmp_path: Path
+) -> None:
+    """The command is typed as it stands; what only the user knows, where the files lie, is filled in."""
+
+    def lost(record: Record) -> bool:
+        cell, file = record.cell, named(of_three, record)
+        whole = cell.strategy.name == "attn_topk" and file == "two.safetensors"
+        drawn = cell.strategy.name == "random_inside" and file == "one.safetensors" and cell.repetition == 1
+        return whole or drawn
+
+    gone = [record for record in records(of_three) if lost(record)]
+    assert len(gone) == 4
+    for path in of_three.rglob("*.json*"):
+        target = tmp_path / "some" / path.relative_to(of_three)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text().splitlines(keepends=True)
+        target.write_text("".join(line for line in lines if not any(f'"{r.cell_id}"' in line for r in gone)))
+    some = tmp_path / "some"
+    result = CliRunner().invoke(main, ["leaderboard", str(some), "--format", "csv"])
+    ranks = {row["strategy"]: row["rank"] for row in csv.DictReader(io.StringIO(result.stdout))}
+    assert ranks["attn_topk"] == ranks["random_inside"] == "not ranked" != ranks["random"]
+    lines = {line.split(" ")[0]: line for line in result.stderr.splitlines() if "not ranked there, without" in line}
+    assert "1 of 3 networks (two.safetensors);" in lines["attn_topk"]
+    assert "1 of 6 draws;" in lines["random_inside"]
+    for strategy, line in lines.items():
+        _, *words = shlex.split(line.split("`")[1])
+        typed = [word.replace("folder:DIR", f"folder:{files / 'pictures'}") for word in words]
+        typed = [str(files / word) if word.endswith(".safetensors") else word for word in typed]
+        told = CliRunner().invoke(main, [*typed, "--out", str(some), "--dry-run"])
+        assert told.exit_code == 0, told.output
+        wanted = sum(record.cell.strategy.name == strategy for record in gone)
+        assert re.match(rf"{wanted} of \d+ cells to run", told.stdout), told.stdout
+        assert re.search(rf"folder +{strategy} +{wanted}\b", told.stdout), told.stdout
+
+
+def flats(strategy: str, tests: int) -> list[Flat]:
+    """Return flat records of a network that is tested so often, with the same outcome."""
+    labels = np.arange(200) % 2
+    hits = np.random.default_rng(len(strategy)).random(200) < (0.95 if strategy == "dense" else 0.8)
+    outcomes = {"test_labels": pack(labels), "test_predictions": pack(np.where(hits, labels, 60000))}
+    more = {"n_train": 0, "network": "weights-1", "accuracy": hits.mean(), "test_items": 200}
+    return [flat(strategy, draw, **outcomes, **more) for draw in range(tests)]
+
+
+def test_copies_of_one_network_make_nothing_surer_or_less_sure() -> None:
+    """Records of versions that repeated what could not differ."""
+    once = [*flats("dense", 1), *flats("mine", 1)]
+    assert (
+        build([*flats("dense", 3), *flats("mine", 3)]) == build([*flats("dense", 3), *flats("mine", 1)]) == build(once)
+    )
+    dense, mine = build(once)
+    assert (dense["rank"], mine["rank"]) == ("1", "2") and mine["versus_dense"] == "worse"
+
+
+@pytest.mark.parametrize("draws_random", [True, None, False])
+def test_a_strategy_of_ones_own_says_whether_it_draws(draws_random: bool | None, files: Path, tmp_path: Path) -> None:
+    source = f"""
+import sparsebench
+from sparsebench import Strategy
+
+class Mine(Strategy):
+    name = "mine"
+    draws_random = {draws_random}
+
+    def scores(self, view):
+        return view.tokens.norm(dim=2)
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Mine]
+"""
+    (tmp_path / "mine.py").write_text(source)
+    run(files, tmp_path / "out", "one", (str(tmp_path / "mine.py"),), macs=[0.7], seeds=2)
+    cells = [record for record in records(tmp_path / "out") if record.cell.strategy.name == "mine"]
+    assert [record.status for record in cells] == ["ok"] * len(cells)
+    assert len(cells) == (1 if draws_random is False else 2)

@@ -1,0 +1,42 @@
+"""The published boards, cell by cell: what their records give is what it was when somebody last looked at it.
+
+A change that is meant is written with python .ci/golden_boards.py.
+"""
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sparsebench.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("embedded", "cifar")]
+
+
+def same(found: str, golden: str) -> bool:
+    """Say whether two cells are alike: numbers but for what another processor rounds otherwise, texts exactly."""
+    try:
+        return math.isclose(float(found), float(golden), rel_tol=1e-6, abs_tol=1e-9)
+    except ValueError:
+        return found == golden
+
+
+@pytest.mark.parametrize("board", ["quick", "tuned", "cifar-networks", *SLOW])
+def test_the_records_give_the_board_that_is_kept(board: str) -> None:
+    made = CliRunner().invoke(main, ["leaderboard", str(ROOT / "leaderboard" / board), "--format", "csv"])
+    assert made.exit_code == 0, made.output
+    golden = (ROOT / "tests" / "golden" / "boards" / f"{board}.csv").read_text(encoding="utf-8")
+    (headings, *rows), (kept_headings, *kept) = (list(csv.reader(io.StringIO(text))) for text in (made.stdout, golden))
+    assert headings == kept_headings
+    assert [row[1:5] for row in rows] == [row[1:5] for row in kept]  # strategy, kind, trained, budget
+    others = [
+        f"{row[1]}, {row[4]}: {heading} is {found}, and was {was}"
+        for row, before in zip(rows, kept, strict=True)
+        for heading, found, was in zip(headings, row, before, strict=True)
+        if not same(found, was)
+    ]
+    assert not others
