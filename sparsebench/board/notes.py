@@ -9,14 +9,15 @@ import pandas as pd
 
 from sparsebench.board.build import Flats, Ranking
 from sparsebench.board.entries import PRETRAINING, frame_of, settings_of
-from sparsebench.records import environment
+from sparsebench.records import environment, manifests
 from sparsebench.records.badges import REMARK
 from sparsebench.stats import paired
+from sparsebench.text import plain
 
 TOLERANCE = 0.02
 """How far realised MACs may be from those asked for, and from planned ones, before the board says so."""
 SHOWN = 5
-"""Parts of the descriptions of machines that are named."""
+"""Parts of the descriptions of machines, and bad pictures, that are named."""
 
 
 def notes_on(
@@ -24,7 +25,7 @@ def notes_on(
 ) -> list[str]:
     """Return what is left out, what differences can be significant, what failed, and what checks found, a line each.
 
-    Without the technical ones: what is left out, several machines, failures and checks.
+    Without the technical ones: what is left out, of pictures too, several machines, failures and checks.
 
     Args:
         records: of a board.
@@ -40,7 +41,22 @@ def notes_on(
     ]
     if technical:
         more += detectable(rankings) + cautions(frame) + inactive(frame)
-    return more + machines(frame, folder) + failures(frame) + remarks(frame)
+    return left_out(frame, folder) + more + machines(frame, folder) + failures(frame) + remarks(frame)
+
+
+def left_out(records: Flats, folder: Path | None) -> list[str]:
+    """Return a line for each set of pictures of which some are left out, as they cannot be read."""
+    settings = [str(setting) for setting in frame_of(records)["setting"].unique()]
+    lines = []
+    for one in manifests.left_out(folder) if folder is not None else ():
+        if any(one.images in setting for setting in settings):
+            n, names = len(one.names), ", ".join(plain(name) for name in one.names[:SHOWN])
+            more = f" and {n - SHOWN} more" if n > SHOWN else ""
+            lines.append(
+                f"{plain(one.images)}: {one.count:,} of {one.count + n:,} pictures; {n:,} that cannot be read "
+                f"{'are' if n > 1 else 'is'} left out: {names}{more}"
+            )
+    return lines
 
 
 def other_settings(records: Flats) -> dict[str, int]:

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from sparsebench.planning.expected import Expected
     from sparsebench.planning.job import Job
     from sparsebench.planning.planner import Plan
+    from sparsebench.sources import Pixels
 
 
-def forecast(plan: Plan) -> str:
-    """Return the cells to run by task and strategy, and what is expected of them."""
+def forecast(plan: Plan, pictures: Sequence[Pixels] = ()) -> str:
+    """Return the cells to run by task and strategy, what is expected of them, and what is to be decoded before."""
     from tabulate import tabulate
 
     groups: defaultdict[tuple[str, str], list[Job]] = defaultdict(list)
@@ -26,7 +27,9 @@ def forecast(plan: Plan) -> str:
     ]
     total = [{"task": "all", "strategy": "", "cells": len(plan.todo), **_totals(plan.todo, plan.expected)}]
     table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
-    return f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}\n{table}"
+    n, size = sum(one.shape[0] for one in pictures), sum(one.size for one in pictures)
+    first = f"\n{n:,} pictures to decode first, {size / 1e9:.2f} GB; nothing is decoded now" if n else ""
+    return f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}{first}\n{table}"
 
 
 def _totals(jobs: Sequence[Job], expected: Expected) -> dict[str, str]:

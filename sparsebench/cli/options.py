@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparsebench.engine.run import Callbacks
 
 C = TypeVar("C", bound=Callable[..., Any])
-PICTURES = ("images", "backgrounds", "pretrain_images", "data_root", "download")
+PICTURES = ("images", "backgrounds", "pretrain_images", "data_root", "download", "skip_bad")
 SETTING = ("suite", "model", "pretrained", "weights", "networks", *PICTURES, "device", "keep", "macs", "n_train")
 RUN = ("out", "rerun", "checkpoint", "timeout", "memory_limit", "jobs")
 REQUEST = ("plugins", *SETTING, "where", *RUN)
@@ -89,4 +89,4 @@ def callbacks_of(progress: Progress) -> Callbacks:
     """Return what tells a bar of a run."""
     from sparsebench.engine.run import Callbacks
 
-    return Callbacks(progress.begin, progress.step, progress.stopping)
+    return Callbacks(progress.begin, progress.step, progress.stopping, progress.pictures)

@@ -77,6 +77,7 @@ class Files:
     """Where pictures and trained weights come from; None leaves the suite's.
 
     Attributes:
+        dry: whether nothing is to be decoded.
         located: name and place of what was looked at, by its use; see `files.locate`.
     """
 
@@ -85,12 +86,14 @@ class Files:
     pretrain_images: str | None = option(None, "Pictures of pre-training. [the task's own]", metavar="NAME|folder:DIR")
     data_root: Path | None = option(None, "Where official data sets lie. [./data]")
     download: bool = option(False, "Fetch what torchvision can to --data-root if it is missing.")
+    skip_bad: bool = option(False, "Leave out pictures that cannot be read; the board says how many.")
     weights: Path | None = option(None, "Begin with a file's weights.", metavar="FILE.safetensors")
     networks: Path | None = option(
         None,
         "A run's folder with networks that were trained for the suite. [those of --out, then sparsebench's own]",
         metavar="DIR",
     )
+    dry: bool = False
     located: dict[str, tuple[str, Path | None]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
 
@@ -148,6 +151,7 @@ class Options(TypedDict, total=False):
     pretrain_images: str | None
     data_root: str | os.PathLike[str] | None
     download: bool
+    skip_bad: bool
     weights: str | os.PathLike[str] | None
     networks: str | os.PathLike[str] | None
     device: str

@@ -3,6 +3,7 @@
 OUT/strategies/<hash>.json      one for each source of a strategy
 OUT/suites/<hash>.json          one for each suite, as it was asked for
 OUT/metrics/<hash>.json         one for each metric that a task declares, see `MetricKind`
+OUT/pictures/<hash>.json        one for each folder of pictures of which some were left out
 
 Each file is named after what it says, and no record hangs on it.
 """
@@ -20,7 +21,7 @@ from sparsebench.records import files
 from sparsebench.records.cell import Cell, digest
 from sparsebench.strategy import Kind, Site, Strategy
 
-STRATEGIES, SUITES, METRICS = "strategies", "suites", "metrics"
+STRATEGIES, SUITES, METRICS, PICTURES = "strategies", "suites", "metrics", "pictures"
 DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
 """How tokens are disposed of, by the disposals."""
 _DISPOSAL = re.compile(rf"[(\s]disposal=({'|'.join(DISPOSED)})[,)]")
@@ -66,7 +67,21 @@ class Asked(_Model):
         return digest(self.model_dump(mode="json"))
 
 
-T = TypeVar("T", Described, Asked)
+class LeftOut(_Model):
+    """Pictures of a folder that were left out, as they cannot be read.
+
+    Attributes:
+        images: what cells call those that were not.
+        count: how many these are.
+        names: the paths of the others in the folder.
+    """
+
+    images: str
+    count: int
+    names: tuple[str, ...]
+
+
+T = TypeVar("T", Described, Asked, LeftOut)
 
 
 def setting_of(cell: Cell) -> str:
@@ -98,6 +113,11 @@ def strategies(out: Path) -> dict[tuple[str, str], Described]:
 def suites(out: Path) -> list[Asked]:
     """Return the suites that a run's folder answers, by name and version."""
     return sorted(_read(out / SUITES, Asked), key=lambda asked: (asked.name, asked.version, asked.settings))
+
+
+def left_out(out: Path) -> list[LeftOut]:
+    """Return what pictures were left out of the data of a run's folder."""
+    return sorted(_read(out / PICTURES, LeftOut), key=lambda one: one.images)
 
 
 def _read(folder: Path, kind: type[T]) -> Iterator[T]:

@@ -19,7 +19,9 @@ from sparsebench.records.record import Record
 
 log = logging.getLogger(__name__)
 
-BESIDE = (environment.FOLDER, "checks", manifests.STRATEGIES, manifests.SUITES, manifests.METRICS)
+BESIDE = (
+    environment.FOLDER, "checks", manifests.STRATEGIES, manifests.SUITES, manifests.METRICS, manifests.PICTURES,
+)  # fmt: skip
 """Folders whose .json files belong to records and are named after what they say."""
 _NAMED = re.compile(r"[\w-]{1,64}\.json", re.ASCII)
 

@@ -1,11 +1,12 @@
 """Where pictures come from: foregrounds with classes, backgrounds without, sets with groups. Read lazily."""
 
-from sparsebench.sources.classes import HELD_OUT, Foregrounds, foregrounds
-from sparsebench.sources.files import contents_of, fingerprint, pictures_in, read_rgb, read_square
+from sparsebench.sources.cache import BadPicturesError, Pixels, decode, telling
+from sparsebench.sources.classes import HELD_OUT, Foregrounds, foreground_pixels, foregrounds
+from sparsebench.sources.files import Bad, contents, contents_of, keep_contents, names_in, read_rgb, read_square
 from sparsebench.sources.known import CIFAR10, CLASSES, DIGITS, OWN_TASK, PHOTOS
-from sparsebench.sources.labelled import Labelled, labelled_pictures, squares_of
+from sparsebench.sources.labelled import Labelled, labelled_pictures, pixels_of
 from sparsebench.sources.locate import locate_backgrounds, locate_images
-from sparsebench.sources.scenes import Backgrounds, Photos, Pictures, backgrounds
+from sparsebench.sources.scenes import Backgrounds, Photos, Pictures, background_pixels, backgrounds
 
 __all__ = [
     "CIFAR10",
@@ -15,19 +16,27 @@ __all__ = [
     "OWN_TASK",
     "PHOTOS",
     "Backgrounds",
+    "Bad",
+    "BadPicturesError",
     "Foregrounds",
     "Labelled",
     "Photos",
     "Pictures",
+    "Pixels",
+    "background_pixels",
     "backgrounds",
+    "contents",
     "contents_of",
-    "fingerprint",
+    "decode",
+    "foreground_pixels",
     "foregrounds",
+    "keep_contents",
     "labelled_pictures",
     "locate_backgrounds",
     "locate_images",
-    "pictures_in",
+    "names_in",
+    "pixels_of",
     "read_rgb",
     "read_square",
-    "squares_of",
+    "telling",
 ]

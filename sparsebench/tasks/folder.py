@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +13,8 @@ from pydantic import Field
 
 from sparsebench import seeds, sources
 from sparsebench.errors import UserError
-from sparsebench.sources import cache, imagenet
+from sparsebench.sources import imagenet
+from sparsebench.sources.files import REFUSED, Bad
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 
 IMAGENET = 1000
@@ -21,13 +22,17 @@ IMAGENET = 1000
 
 Resize = Literal["short", "squash"]
 Filter = Literal["bicubic", "bilinear"]
+MOST_RESIZED = 2**24
+"""Pixels of what a picture is resized to as a whole, before the middle is cut out of it."""
 USUAL = {"canvas": 224, "crop": 0.9, "resize": "short", "filter": "bicubic"}
 """How pictures are cut where the model does not say it."""
 LAYOUT = "a folder with val/<class>/*, test/<class>/* or <class>/*"
 
 
-def locate(spec: str) -> tuple[str, Path]:
+def locate(spec: str, bad: Bad = REFUSED) -> tuple[str, Path]:
     """Return the name that a cell has for folder:DIR, from the contents of the pictures, and where these lie.
+
+    `bad` says what is to be done about pictures that cannot be read.
 
     Raises:
         UserError: another source, no such folder, no classes, or one without pictures.
@@ -36,10 +41,19 @@ def locate(spec: str) -> tuple[str, Path]:
     if kind != "folder" or not path:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
     root = test_folder_of(Path(path).expanduser())
-    for folder in class_folders(root):
-        if not sources.pictures_in(folder):
+    folders, names = class_folders(root), sources.names_in(root)
+    _check_full(folders, names)
+    found = sources.contents(root, names, bad=bad)
+    _check_full(folders, list(found.pictures))
+    return f"folder-{found.fingerprint}", root
+
+
+def _check_full(folders: Sequence[Path], names: Sequence[str]) -> None:
+    """Raise UserError for a class without pictures."""
+    full = {name.partition("/")[0] for name in names}
+    for folder in folders:
+        if folder.name not in full:
             raise UserError(f"{folder} holds no pictures", allowed="at least one in each class")
-    return f"folder-{sources.fingerprint(root)}", root
 
 
 def test_folder_of(root: Path) -> Path:
@@ -67,38 +81,40 @@ def read_cropped(
 ) -> np.ndarray:  # fmt: skip
     """Return a picture as (canvas, canvas, 3) uint8, as networks are tested on ImageNet.
 
-    The short side becomes canvas / crop pixels, or with "squash" both sides do; then the middle is cut out. The file
-    must have that SHA-256.
+    The short side becomes canvas / crop pixels, or with "squash" both sides do; then the middle is cut out. Of a
+    picture so long that this would take much memory the middle alone is resized, which gives the same pixels but for
+    rounding. The file must have that SHA-256.
     """
     from PIL import Image
 
-    rgb = sources.read_rgb(path, sha256)
+    rgb, how = sources.read_rgb(path, sha256), Image.Resampling[filter.upper()]
     side = int(canvas / crop)
     width, height = (side if resize == "squash" else int(side * length / min(rgb.size)) for length in rgb.size)
-    rgb = rgb.resize((width, height), Image.Resampling[filter.upper()])
     left, top = round((width - canvas) / 2), round((height - canvas) / 2)
-    return np.asarray(rgb.crop((left, top, left + canvas, top + canvas)))
+    if width * height <= MOST_RESIZED:
+        return np.asarray(rgb.resize((width, height), how).crop((left, top, left + canvas, top + canvas)))
+    across, down = rgb.width / width, rgb.height / height  # pixels of the picture in one of what it becomes
+    box = left * across, top * down, (left + canvas) * across, (top + canvas) * down
+    return np.asarray(rgb.resize((canvas, canvas), how, box))
 
 
-def decode(
-    content: str, root: Path, paths: Sequence[Path], canvas: int, crop: float, resize: Resize = "short",
+def cropped(
+    content: str, root: Path, names: Sequence[str], canvas: int, crop: float, resize: Resize = "short",
     filter: Filter = "bicubic",
-) -> np.ndarray:  # fmt: skip
-    """Return (n, 3, canvas, canvas) uint8 of pictures below a folder, see `read_cropped`; kept under its content.
+) -> sources.Pixels:  # fmt: skip
+    """Return (n, 3, canvas, canvas) pixels of some pictures of a folder with that fingerprint; see `read_cropped`.
 
     Raises:
-        UserError: one cannot be read, or the folder has not that content any more.
+        UserError: the folder has not that content any more.
     """
-    names = [path.relative_to(root).as_posix() for path in paths]
+    known = sources.contents_of(content, root).pictures
 
-    def pictures() -> Iterator[np.ndarray]:
-        known = sources.contents_of(content, root)
-        for path, name in zip(paths, names, strict=True):
-            yield read_cropped(path, canvas, crop, resize, filter, known.get(name, "")).transpose(2, 0, 1)
+    def row(i: int) -> np.ndarray:
+        return read_cropped(root / names[i], canvas, crop, resize, filter, known[names[i]]).transpose(2, 0, 1)
 
     which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:12]
     name = f"{content}-{which}-{canvas}-crop-{crop}-{resize}-{filter}-first"
-    return cache.keep_pixels(name, (len(paths), 3, canvas, canvas), pictures)
+    return sources.Pixels(name, (len(names), 3, canvas, canvas), row)
 
 
 class Folder(Task):
@@ -165,21 +181,34 @@ class Folder(Task):
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
-        root = self._root(locations)
-        folders = class_folders(root)
-        classes, numbers = self._classes(folders)
-        every = [
-            (path, number)
-            for folder, number in zip(folders, numbers, strict=True)
-            for path in sources.pictures_in(folder)
-        ]
-        chosen = [every[i] for i in self._choose(len(every), repetition)]
-        content = self.images.partition("-")[2]
-        cut = self.with_cut({}).model_dump(include=set(USUAL))
-        images = decode(content, root, [path for path, _ in chosen], **cut)
-        labels = np.array([number for _, number in chosen], dtype=np.int64)
+        chosen, names = self._chosen(repetition, locations)
+        classes, numbers = self._classes([self._root(locations) / name for name in names])
+        number = dict(zip(names, numbers, strict=True))
+        images = self._pixels(chosen, locations).array()
+        labels = np.array([number[name.partition("/")[0]] for name in chosen], dtype=np.int64)
         test = Split(images, labels, np.zeros_like(labels))
         return Data(Split(images[:0], labels[:0], labels[:0]), test, classes)
+
+    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[sources.Pixels]:
+        """See `Task.pictures`."""
+        return (self._pixels(self._chosen(repetition, locations)[0], locations),)
+
+    def _chosen(self, repetition: int, locations: Locations) -> tuple[list[str], list[str]]:
+        """Return the paths of the pictures that are tested on, and the names of all folders of classes, in order."""
+        known = sources.contents_of(self._content, self._root(locations)).pictures
+        in_classes = sorted(name.partition("/") for name in known if "/" in name)
+        every = ["".join(parts) for parts in in_classes]
+        chosen = [every[i] for i in self._choose(len(every), repetition)]
+        return chosen, list(dict.fromkeys(folder for folder, _, _ in in_classes))
+
+    def _pixels(self, names: Sequence[str], locations: Locations) -> sources.Pixels:
+        """Return those pictures, cut as the task has it."""
+        cut = self.with_cut({}).model_dump(include=set(USUAL))
+        return cropped(self._content, self._root(locations), names, **cut)
+
+    @property
+    def _content(self) -> str:
+        return self.images.partition("-")[2]
 
     def _root(self, locations: Locations) -> Path:
         if self.images not in locations:
