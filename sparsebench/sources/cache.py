@@ -58,14 +58,14 @@ class BadPicturesError(UserError):
 
     def __init__(self, reasons: Mapping[str, str], of: int = 1):
         self.reasons = dict(reasons)
-        named = [f"{name} ({reason})" for name, reason in list(self.reasons.items())[:NAMED]]
-        if of == 1:
+        named = [f"{name} ({reason})" for name, reason in self.reasons.items()]
+        if len(named) == 1:
             (name, reason), *_ = self.reasons.items()
-            what = f"{name} cannot be read as a picture ({reason})"
+            what = f"{name} cannot be read as a picture ({reason})" + f"; the other {of - 1:,} can" * (of > 1)
         else:
-            more = f", and {len(reasons) - NAMED:,} more" if len(reasons) > NAMED else ""
-            what = f"{len(reasons):,} of {of:,} pictures cannot be read: {', '.join(named)}{more}"
-        them = "it" if len(reasons) == 1 else "them"
+            more = f" and {len(named) - NAMED:,} more" if len(named) > NAMED else ""
+            what = f"{len(named):,} of {of:,} pictures cannot be read: {', '.join(named[:NAMED])}{more}"
+        them = "it" if len(named) == 1 else "them"
         super().__init__(what, next_step=f"mend or remove {them}, or leave {them} out with --skip-bad")
 
 
