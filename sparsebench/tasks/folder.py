@@ -82,8 +82,8 @@ def read_cropped(
     """Return a picture as (canvas, canvas, 3) uint8, as networks are tested on ImageNet.
 
     The short side becomes canvas / crop pixels, or with "squash" both sides do; then the middle is cut out. Of a
-    picture so long that this would take much memory the middle alone is resized, which gives the same pixels but for
-    rounding. The file must have that SHA-256.
+    picture so long that this would take much memory the middle alone is resized, which is the same but for rounding.
+    The file must have that SHA-256.
     """
     from PIL import Image
 

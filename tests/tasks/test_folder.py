@@ -158,8 +158,9 @@ def test_a_picture_that_changes_under_a_run_is_refused_and_nothing_of_it_is_kept
 def test_a_picture_of_which_the_middle_alone_is_resized_has_the_same_pixels_but_for_rounding(
     tmp_path, monkeypatch, size, canvas, crop, resize, filter
 ):
-    pixels = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "x.png")
+    across, down = np.arange(size[0]), np.arange(size[1])[:, None]
+    waves = [np.sin(across / 9 + down / 5), np.cos(across / 7 - down / 8), np.sin(across / 6) * np.cos(down / 10)]
+    Image.fromarray((128 + 90 * np.stack(np.broadcast_arrays(*waves), 2)).astype(np.uint8)).save(tmp_path / "x.png")
     whole = read_cropped(tmp_path / "x.png", canvas, crop, resize, filter)
     monkeypatch.setattr("sparsebench.tasks.folder.MOST_RESIZED", 0)
     alone = read_cropped(tmp_path / "x.png", canvas, crop, resize, filter)
