@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from sparsebench.planning.expected import Expected
     from sparsebench.planning.job import Job
     from sparsebench.planning.planner import Plan
-    from sparsebench.sources import Pixels
 
 
-def forecast(plan: Plan, pictures: Sequence[Pixels] = ()) -> str:
+def forecast(plan: Plan) -> str:
     """Return the cells to run by task and strategy, what is expected of them, and what is to be decoded before."""
     from tabulate import tabulate
+
+    from sparsebench.planning.files import pictures_of
+    from sparsebench.plugin.registry import Registry
 
     groups: defaultdict[tuple[str, str], list[Job]] = defaultdict(list)
     for job in plan.todo:
@@ -27,6 +29,7 @@ def forecast(plan: Plan, pictures: Sequence[Pixels] = ()) -> str:
     ]
     total = [{"task": "all", "strategy": "", "cells": len(plan.todo), **_totals(plan.todo, plan.expected)}]
     table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
+    pictures = pictures_of(plan.todo, Registry(), plan.locations)
     n, size = sum(one.shape[0] for one in pictures), sum(one.size for one in pictures)
     first = f"\n{n:,} pictures to decode first, {size / 1e9:.2f} GB; nothing is decoded now" if n else ""
     return f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}{first}\n{table}"

@@ -58,11 +58,9 @@ def run(
     if dry_run:
         from sparsebench.cli.dry_run import forecast
         from sparsebench.engine.run import plan_of
-        from sparsebench.planning.files import pictures_of
         from sparsebench.plugin.registry import Registry
 
-        plan = plan_of(request, replace(files, download=False, dry=True), how, registry := Registry(), out)
-        click.echo(forecast(plan, pictures_of(plan.todo, registry, plan.locations)))
+        click.echo(forecast(plan_of(request, replace(files, dry=True), how, Registry(), out)))
         return
     with Progress(out) as progress:
         finished = execute(request, files, how, out, callbacks_of(progress))

@@ -53,7 +53,7 @@ def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:
         if use == "tested_images":
             files.located[use] = folder.locate(spec, bad)
         else:
-            files.located[use] = LOCATED[use](spec, files.data_root, files.download, bad)
+            files.located[use] = LOCATED[use](spec, files.data_root, files.download and not files.dry, bad)
     return files.located[use]
 
 
@@ -67,7 +67,7 @@ def places_of(files: Files, jobs: Sequence[Job], named: Mapping[str, Path]) -> d
     named_in = ((key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED)
     for parameter, name in sorted({(key, name) for key, name in named_in if isinstance(name, str)}):
         if name in OFFICIAL and name not in places:
-            place = LOCATED[parameter](name, files.data_root, files.download)[1]
+            place = LOCATED[parameter](name, files.data_root, files.download and not files.dry)[1]
             assert place is not None
             places[name] = place
     return places

@@ -77,7 +77,7 @@ class Files:
     """Where pictures and trained weights come from; None leaves the suite's.
 
     Attributes:
-        dry: whether nothing is to be decoded.
+        dry: whether nothing is to be fetched or decoded.
         located: name and place of what was looked at, by its use; see `files.locate`.
     """
 
