@@ -94,7 +94,7 @@ def decode(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) 
         BadPicturesError: all that cannot be read.
         UserError: there is no room for what they become, or a picture is not what it was.
     """
-    for name in places:
+    for name in places if jobs else ():
         sources.keep_contents(name)
     if wanted := pictures_of(jobs, registry, places):
         sources.decode(wanted)

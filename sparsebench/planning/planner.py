@@ -151,7 +151,7 @@ def keep_metrics(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
 def keep_left_out(out: Path, names: Iterable[str]) -> None:
     """Write which pictures were left out of located ones, unless it is there."""
     for name in names:
-        if (found := sources.keep_contents(name)) is not None and found.left_out:
+        if (found := sources.known_contents(name)) is not None and found.left_out:
             names_ = (path.encode("utf-8", "backslashreplace").decode() for path in sorted(found.left_out))
             said = LeftOut(images=name, count=len(found.pictures), names=tuple(names_))
             store.keep(out / manifests.PICTURES, said.model_dump(mode="json"))

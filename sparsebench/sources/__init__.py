@@ -2,7 +2,16 @@
 
 from sparsebench.sources.cache import BadPicturesError, Pixels, decode, telling
 from sparsebench.sources.classes import HELD_OUT, Foregrounds, foreground_pixels, foregrounds
-from sparsebench.sources.files import Bad, contents, contents_of, keep_contents, names_in, read_rgb, read_square
+from sparsebench.sources.files import (
+    Bad,
+    contents,
+    contents_of,
+    keep_contents,
+    known_contents,
+    names_in,
+    read_rgb,
+    read_square,
+)
 from sparsebench.sources.known import CIFAR10, CLASSES, DIGITS, OWN_TASK, PHOTOS
 from sparsebench.sources.labelled import Labelled, labelled_pictures, pixels_of
 from sparsebench.sources.locate import locate_backgrounds, locate_images
@@ -31,6 +40,7 @@ __all__ = [
     "foreground_pixels",
     "foregrounds",
     "keep_contents",
+    "known_contents",
     "labelled_pictures",
     "locate_backgrounds",
     "locate_images",

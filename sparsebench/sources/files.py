@@ -192,14 +192,15 @@ def _each(work: Callable[[str], T], names: Sequence[str], what: str) -> dict[str
     return dict(zip(names, found, strict=True))
 
 
-def keep_contents(name: str) -> Contents | None:
-    """Keep what lies in a folder that this process has looked at, so that no other need; return it if there is one.
+def known_contents(name: str) -> Contents | None:
+    """Return what this process has found in a folder, by what cells call its pictures: their kind and fingerprint."""
+    return _known.get(name.partition("-")[2])
 
-    The name is what cells have for the pictures: their kind and the fingerprint.
-    """
-    if (found := _known.get(fingerprint := name.partition("-")[2])) is not None:
-        cache.keep_about(fingerprint, [found.pictures, found.tables, found.left_out])
-    return found
+
+def keep_contents(name: str) -> None:
+    """Keep what this process has found in a folder, if it has, so that no other need look; see `known_contents`."""
+    if (found := known_contents(name)) is not None:
+        cache.keep_about(found.fingerprint, [found.pictures, found.tables, found.left_out])
 
 
 def contents_of(fingerprint: str, root: Path, tables: Sequence[str] = ()) -> Contents:
