@@ -139,6 +139,16 @@ def test_left_out_they_are_other_data_and_every_board_says_how_many_there_are(
     assert clean.exit_code == 0 and "decode" not in clean.stderr and set(store.read(tmp_path / "clean")) == ids
 
 
+def test_a_submission_says_it_too(root: Path, weights: Path, tmp_path: Path) -> None:
+    spoil(root)
+    assert run(root, weights, tmp_path / "out", "--skip-bad", "--plugin", "attn_topk").exit_code == 0
+    done = CliRunner().invoke(main, ["submit", str(tmp_path / "out"), "--to", str(tmp_path / "to")])
+    assert done.exit_code == 0, done.output
+    (folder,) = (tmp_path / "to" / "attn_topk").iterdir()
+    assert "9 of 14 pictures" in CliRunner().invoke(main, ["leaderboard", str(folder)]).stdout
+    assert CliRunner().invoke(main, ["verify", str(folder)]).exit_code == 0
+
+
 def test_python_leaves_them_out_too(root: Path, weights: Path, tmp_path: Path) -> None:
     spoil(root)
     given = {"suite": "folder", "tasks": "folder:canvas=32", "model": f"timm:{ARCH}", "weights": weights, "seeds": 1}
