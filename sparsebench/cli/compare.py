@@ -59,7 +59,7 @@ def compare(
     if dry_run:
         from sparsebench.cli.dry_run import forecast
 
-        trainer = Trainer(replace(files, download=False), how, out)
+        trainer = Trainer(replace(files, dry=True), how, out)
         forecast(comparing.plan_of((a, b), request, trainer, drawn))
         return
     with Progress(out) as progress:

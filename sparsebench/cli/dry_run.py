@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
 
 def forecast(plan: Plan) -> None:
-    """Print the cells to run by task and strategy, what is expected of them, and how class folders are numbered.
+    """Print the cells to run by task and strategy, what is expected of them, what is to be decoded before, and how
+    class folders are numbered.
 
     Leaves with 1 where a plugin does not load: its cells would have failed.
     """
     from tabulate import tabulate
 
+    from sparsebench.planning.files import pictures_of
     from sparsebench.planning.planner import apart
+    from sparsebench.plugin.registry import Registry
     from sparsebench.sources.labels import described
 
     todo = [job for job in plan.todo if job.failure is None]
@@ -41,7 +44,10 @@ def forecast(plan: Plan) -> None:
     said = {(job.cell.task.name, line) for job in plan.jobs if (line := described(job.cell.task.params))}
     orders = "".join(f"\n{task}: class folders are numbered {line}" for task, line in sorted(said))
     split = apart(len(todo), sum(bool(job.network) for job in todo))
-    click.echo(f"{len(todo)} of {len(plan.jobs)} cells to run{split}\n{_networks(plan)}{table}{orders}")
+    pictures = pictures_of(todo, Registry(), plan.locations)
+    n, size = sum(one.shape[0] for one in pictures), sum(one.size for one in pictures)
+    first = f"\n{n:,} pictures to decode first, {size / 1e9:.2f} GB; nothing is decoded now" if n else ""
+    click.echo(f"{len(todo)} of {len(plan.jobs)} cells to run{split}{first}\n{_networks(plan)}{table}{orders}")
     broken = sorted({(job.label, job.failure) for job in plan.todo if job.failure is not None})
     for label, reason in broken:
         click.echo(f"{label} does not load, and its cells would fail: {reason}", err=True)

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import get_args
 
+from sparsebench import sources
 from sparsebench.errors import UserError
 from sparsebench.planning.expand import expand, image_uses, unanswered
 from sparsebench.planning.expected import Expected
@@ -22,7 +23,7 @@ from sparsebench.planning.suite import load
 from sparsebench.planning.weights import file_names
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
-from sparsebench.records.manifests import OWN, Asked, Described, Given, how_of, setting_of
+from sparsebench.records.manifests import OWN, Asked, Described, Given, LeftOut, how_of, setting_of
 from sparsebench.records.record import ANSWERS, Head, Past
 
 HISTORY = 10_000
@@ -149,6 +150,15 @@ def keep_metrics(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
         with suppress(UserError):  # in a file that the workers load
             for kind in registry.task(name).metrics:
                 store.keep(out / manifests.METRICS, asdict(kind))
+
+
+def keep_left_out(out: Path, names: Iterable[str]) -> None:
+    """Write which pictures were left out of located ones, unless it is there."""
+    for name in names:
+        if (found := sources.known_contents(name)) is not None and found.left_out:
+            names_ = (path.encode("utf-8", "backslashreplace").decode() for path in sorted(found.left_out))
+            said = LeftOut(images=name, count=len(found.pictures), names=tuple(names_))
+            store.keep(out / manifests.PICTURES, said.model_dump(mode="json"))
 
 
 def keep_files(out: Path, locations: Mapping[str, Path]) -> None:

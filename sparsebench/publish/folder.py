@@ -3,6 +3,7 @@
 FOLDER/manifest.json                 what it is, and the SHA-256 of every other file
 FOLDER/records/records.jsonl         sorted by their cells' hashes, in canonical JSON
 FOLDER/environments/<hash>.json      FOLDER/strategies/<hash>.json      FOLDER/suites/<hash>.json
+FOLDER/pictures/<hash>.json
 
 But for the manifest it is laid out as a run's folder, and can be read as one.
 """
@@ -27,7 +28,7 @@ from sparsebench.records.origin import Origin
 from sparsebench.text import plain
 
 MANIFEST, RECORDS = "manifest.json", "records/records.jsonl"
-BESIDE = (environment.FOLDER, manifests.STRATEGIES, manifests.SUITES)
+BESIDE = (environment.FOLDER, manifests.STRATEGIES, manifests.SUITES, manifests.PICTURES)
 """Folders whose files are named after what they say."""
 _NAMED = re.compile(rf"({'|'.join(BESIDE)})/([0-9a-f]{{16}})\.json")
 MOST_FILES = 1000

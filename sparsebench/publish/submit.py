@@ -193,6 +193,7 @@ def _write(part: Path, out: Path, chosen: list[_Known], source: tuple[str, str],
     named = (digest(described[key].model_dump(mode="json")) for key in sources & set(described))
     _copy(out, part, manifests.STRATEGIES, named)
     store.keep(part / manifests.SUITES, suite.model_dump(mode="json"))
+    _copy(out, part, manifests.PICTURES, (digest(one.model_dump(mode="json")) for one in manifests.left_out(out)))
 
 
 def _copy(out: Path, part: Path, folder: str, hashes: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from sparsebench.publish.parts import shipped_model, shipped_task, truths, unans
 from sparsebench.publish.redraw import Redraw
 from sparsebench.records import environment, manifests
 from sparsebench.records.cell import Cell
-from sparsebench.records.manifests import Asked, Described, setting_of
+from sparsebench.records.manifests import Asked, Described, LeftOut, setting_of
 from sparsebench.records.record import Record
 from sparsebench.tasks.base import Task
 
@@ -215,6 +215,7 @@ class _Examined:
             raise Unfit("it does not say what its strategy is, or not from that source")
         self.kind = self.described[source].kind
         folders.beside(folder, manifest, environment.FOLDER, Machine)
+        folders.beside(folder, manifest, manifests.PICTURES, LeftOut)
         self._networks, self._redraw = recount.Networks(), Redraw()
         self._truths: dict[tuple[str, str], tuple[str, str]] = {}
         self._settings: dict[str, tuple[bool, str]] = {}  # whether the strategy has it, and what it is called

@@ -18,9 +18,9 @@ import numpy as np
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.sources import cache
-from sparsebench.sources.files import Locations, contents_of, fingerprint_of, read_bytes, read_square
+from sparsebench.sources.cache import BadPicturesError
+from sparsebench.sources.files import DIGITS, Contents, Locations, contents_of, read_square, sha256_of
 from sparsebench.sources.known import CELEBA, WATERBIRDS
-from sparsebench.sources.listing import names_in
 
 SPLITS = {"0": 0, "1": 1, "2": 2}
 BITS = {"0": 0, "1": 1}
@@ -35,18 +35,17 @@ class Labelled:
     """Pictures of a set, n of them, in the order of its table.
 
     Attributes:
-        content: the fingerprint of the set, which lies in `root`; `tables` are files in it that belong to it.
-        paths: the n files.
+        contents: of the folder `root`, in which the set lies.
+        names: the paths in it of the n pictures.
         lines: the line of each in `table`.
         splits: (n,) 0 for training, 1 for validation, 2 for the test.
         labels, attributes: (n,) 0 or 1.
     """
 
-    content: str
+    contents: Contents
     root: Path
-    tables: tuple[str, ...]
+    names: Sequence[str]
     table: Path
-    paths: Sequence[Path]
     lines: np.ndarray
     splits: np.ndarray
     labels: np.ndarray
@@ -87,11 +86,15 @@ def labelled_pictures(kind: str, name: str, columns: tuple[str, str], locations:
 
 @lru_cache(maxsize=4)
 def _read(kind: str, content: str, root: Path, columns: tuple[str, str]) -> Labelled:
-    return read(root, kind, columns, content)
+    names = tables(root, kind)
+    found = contents_of(content, root, names)
+    if {name: sha256_of(root / name) for name in names} != found.tables:
+        raise UserError(f"the tables in {root} changed while the run was under way", next_step="run it again")
+    return read(root, kind, columns, found)
 
 
-def read(root: Path, kind: str, columns: tuple[str, str], content: str = "") -> Labelled:
-    """Return the set that lies in a folder; see `labelled_pictures`."""
+def read(root: Path, kind: str, columns: tuple[str, str], found: Contents) -> Labelled:
+    """Return the set that lies in a folder, without what is left out of its contents; see `labelled_pictures`."""
     if kind == WATERBIRDS:
         table, below = root / METADATA, root
         values: Mapping[str, Mapping[str, int]] = {columns[0]: BITS, columns[1]: BITS, "split": SPLITS}
@@ -104,12 +107,13 @@ def read(root: Path, kind: str, columns: tuple[str, str], content: str = "") -> 
             if name not in split_of:
                 raise UserError(f"{table}, line {line}: {name} is not in {partition.name}")
             rows.append((line, name, [*bits, split_of[name]]))
-    _check_files(table, below, rows)
+    prefix = "" if below == root else f"{below.relative_to(root).as_posix()}/"
+    rows = [(line, prefix + name, bits) for line, name, bits in rows]
+    _check_files(table, root, rows, {*found.pictures, *found.left_out})
+    rows = [row for row in rows if row[1] not in found.left_out]
     numbers = np.array([bits for _, _, bits in rows], dtype=np.int64)
-    lines = np.array([line for line, _, _ in rows])
-    paths = [below / name for _, name, _ in rows]
-    names = tuple(tables(root, kind))
-    return Labelled(content, root, names, table, paths, lines, numbers[:, 2], numbers[:, 0], numbers[:, 1])
+    lines, names = np.array([line for line, _, _ in rows]), [name for _, name, _ in rows]
+    return Labelled(found, root, names, table, lines, numbers[:, 2], numbers[:, 0], numbers[:, 1])
 
 
 def _table(root: Path, name: str) -> Path:
@@ -123,15 +127,14 @@ def _faces(root: Path) -> Path:
     return inner if inner.is_dir() else root / FACES
 
 
-def _check_files(table: Path, below: Path, rows: list[tuple[int, str, list[int]]]) -> None:
+def _check_files(table: Path, root: Path, rows: list[tuple[int, str, list[int]]], names: set[str]) -> None:
     """Raise UserError for a table without rows, a row without its picture, and a picture with two rows."""
     if not rows:
         raise UserError(f"{table} has no rows")
-    names = set(names_in(below))
     seen: dict[str, int] = {}
     for line, name, _ in rows:
         if name not in names:
-            raise UserError(f"{table}, line {line}: {below / name} is not there")
+            raise UserError(f"{table}, line {line}: {root / name} is not there")
         if seen.setdefault(name, line) != line:
             raise UserError(f"{table}, line {line}: {name} is in line {seen[name]}, too")
 
@@ -187,10 +190,10 @@ def _txt(lines: Iterator[str], path: Path) -> tuple[list[str], Iterator[tuple[in
     return header, rows()
 
 
-def squares_of(labelled: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
-    """Return (n, 3, size, size) uint8, the middle squares of the pictures in those rows, resized (bilinear).
+def pixels_of(labelled: Labelled, rows: np.ndarray, size: int) -> tuple[cache.Pixels, np.ndarray | None]:
+    """Return (n, 3, size, size) pixels with the middle squares of pictures, resized (bilinear), and which are wanted.
 
-    The array is mapped from a file, so that a set may be larger than the memory.
+    They are mapped from a file, so that a set may be larger than the memory.
 
     Args:
         labelled: the set.
@@ -198,31 +201,27 @@ def squares_of(labelled: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
             it; one that would take more than `cache.LARGE` bytes has a file for each choice.
         size: side of the squares in pixels.
 
-    Raises:
-        UserError: a picture cannot be read, with its file and the line of the table, or the set changed.
+    Returns:
+        The pixels of the split or of its chosen pictures, and where the rows are among them; None for all of them.
     """
     split = np.flatnonzero(labelled.splits == labelled.splits[rows[0]])
     if len(rows) < len(split) and len(split) * 3 * size**2 <= cache.LARGE:
-        return _decode(labelled, split, size)[np.searchsorted(split, rows)]
-    return _decode(labelled, rows, size)
+        return _pixels(labelled, split, size), np.searchsorted(split, rows)
+    return _pixels(labelled, rows, size), None
 
 
-def _decode(labelled: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
-    """Return the squares of exactly those rows, from one file."""
+def _pixels(labelled: Labelled, rows: np.ndarray, size: int) -> cache.Pixels:
+    """Return the pixels of exactly those rows."""
+    known = labelled.contents
 
-    def pictures() -> Iterator[np.ndarray]:
-        known = contents_of(labelled.content, labelled.root, labelled.tables)
-        for name in labelled.tables:
-            read_bytes(labelled.root / name, known[name])
-        for row in rows:
-            path = labelled.paths[row]
-            try:
-                sha256 = known.get(path.relative_to(labelled.root).as_posix(), "")
-                yield read_square(path, size, sha256).transpose(2, 0, 1)
-            except UserError as error:
-                raise UserError(f"{labelled.table}, line {labelled.lines[row]}: {error}") from error
+    def row(i: int) -> np.ndarray:
+        name = labelled.names[rows[i]]
+        try:
+            return read_square(labelled.root / name, size, known.pictures[name]).transpose(2, 0, 1)
+        except BadPicturesError as error:
+            where = f"{labelled.table}, line {labelled.lines[rows[i]]}"
+            raise BadPicturesError({f"{where}: {path}": why for path, why in error.reasons.items()}) from error
 
-    # With the tables in the name, one that changed under a run is found out before its labels meet kept pixels.
-    tables = "".join(fingerprint_of(labelled.root / name) for name in labelled.tables)
-    which = hashlib.sha256(tables.encode() + labelled.lines[rows].astype("<i8").tobytes()).hexdigest()[:12]
-    return cache.keep_pixels(f"{labelled.content}-{which}-{size}-first", (len(rows), 3, size, size), pictures)
+    about = "".join(sha256[:DIGITS] for sha256 in known.tables.values())
+    which = hashlib.sha256(about.encode() + labelled.lines[rows].astype("<i8").tobytes()).hexdigest()[:DIGITS]
+    return cache.Pixels(f"{known.fingerprint}-{which}-{size}-first", (len(rows), 3, size, size), row)

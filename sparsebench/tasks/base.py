@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.record import MOST_ITEMS
+from sparsebench.sources.cache import Pixels
 from sparsebench.sources.files import Locations
 
 if TYPE_CHECKING:
@@ -229,6 +230,10 @@ class Task(BaseModel):
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """Return the data of one repetition; the same for every strategy and model."""
         raise NotImplementedError(f"task '{self.name}' must define draw(n_train, repetition, locations)")
+
+    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
+        """Return the decoded pictures that `draw` maps, which are made before the first cell; by default none."""
+        return ()
 
     def check(self) -> None:
         """Raise UserError if these parameters contradict each other."""

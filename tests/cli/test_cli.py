@@ -17,6 +17,7 @@ import sparsebench
 from sparsebench.board.columns import COLUMNS, keys_of
 from sparsebench.board.tables import FORMATS
 from sparsebench.cli import main
+from sparsebench.records import store
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
@@ -420,12 +421,12 @@ def pictures(root: Path) -> None:
                 )
 
 
-def test_a_corrupt_picture_leaves_1_and_is_named(tmp_path: Path) -> None:
+def test_a_corrupt_picture_leaves_1_and_is_named_and_no_cell_is_run(tmp_path: Path) -> None:
     pictures(tmp_path / "pictures")
     bad = tmp_path / "pictures" / "train" / "cat" / "3.png"
     bad.write_bytes(bad.read_bytes()[:50])
     result = call("run", *IMAGES, "--images", f"folder:{tmp_path / 'pictures'}", "--jobs", 0, "--out", tmp_path / "out")
     assert result.exit_code == 1
-    assert f"{bad} cannot be read as a picture" in result.stdout
+    assert f"{bad} cannot be read as a picture" in result.stderr
     assert "Traceback" not in result.output
-    assert (tmp_path / "out" / "leaderboard.csv").read_text() == ",".join(keys_of(COLUMNS)) + "\n"
+    assert store.read(tmp_path / "out") == {}

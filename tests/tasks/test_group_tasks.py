@@ -6,6 +6,7 @@ from PIL import Image
 
 from sparsebench import sources
 from sparsebench.errors import UserError
+from sparsebench.sources import labelled
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
 
 
@@ -80,8 +81,8 @@ def test_images_are_mapped_from_a_file_and_not_read(waterbirds, monkeypatch):
 
 
 def test_a_split_is_decoded_once_whatever_is_drawn_of_it(waterbirds, monkeypatch):
-    seen, real = [], sources.files.decode_square
-    monkeypatch.setattr(sources.files, "decode_square", lambda *given: seen.append(given[2]) or real(*given))
+    seen, real = [], labelled.read_square
+    monkeypatch.setattr(labelled, "read_square", lambda *given: seen.append(given[0]) or real(*given))
     parts = [draw(waterbirds, 14, repetition=k, test=4) for k in range(3)]
     decoded = sum(row[0] != 1 for row in waterbirds.rows)
     assert len(seen) == len(set(seen)) == decoded
@@ -106,6 +107,7 @@ def test_what_changes_under_a_run_is_refused_and_nothing_of_it_is_kept(waterbird
     data = Waterbirds(images=name, canvas=8).draw(28, 0, locations)
     assert [shown(split) for split in (data.train, data.test)] == expected
     edit(waterbirds, "/sea/3.jpg", "/sea/4.jpg")
+    labelled._read.cache_clear()  # as in another process
     with pytest.raises(UserError, match="changed while the run was under way"):
         Waterbirds(images=name, canvas=8).draw(28, 0, locations)
 
