@@ -151,7 +151,7 @@ def erring(world: Checkpoints, sets: int) -> tuple[float, float]:
 def worlds() -> Iterator[Checkpoints]:
     """Yield what is tried."""
     for S in (1, 3):
-        for accuracy in (0.5, 0.8, 0.95):
+        for accuracy in (0.5, 0.8, 0.95, 0.98):
             for I in (200, 1000):
                 yield Checkpoints(S=S, I=I, accuracy=accuracy)
     yield Checkpoints(S=3, unsteady=0.0)

@@ -61,7 +61,7 @@ class Pairs:
         freedom: (R, R) degrees of freedom of that.
         overdispersion: (R, R) by how much its seeds vary more than its items explain; NaN where it is not pooled.
         p_items: (R, R) would these networks differ on other items? McNemar's exact test of booleans, where no items go
-            together, and Student's t of everything else.
+            together, and Student's t of everything else, see `_of_one` for a single network.
         p_seeds: (R, R) would networks from other seeds differ on other items? Student's t of mean and error.
         n_seeds: (R, R) how many seeds both have.
         accuracy: (R, 2) ends of the 95 % interval of each one's accuracy.
@@ -291,7 +291,8 @@ def _add_items(result: _Differences, left: Sequence[Contender], right: Sequence[
         result.together = item_variance(x, y, sizes, squared_differences(x, y))
         result.clusters[:] = len(every)
     if numbers or float in (x.dtype, y.dtype):
-        result.p_items = student(result.mean, result.together, result.clusters - 1)
+        variance = result.together if S > 1 else _of_one(result)
+        result.p_items = student(result.mean, variance, result.clusters - 1)
     else:
         result.p_items = mcnemar((squares + counts) / 2, (squares - counts) / 2)
 
@@ -340,19 +341,24 @@ def _judge(result: _Differences, accuracy: np.ndarray, lone: bool) -> Pairs:
     with np.errstate(invalid="ignore"):
         by_items = np.isnan(half) | (least > half)
     return Pairs(
-        mean=result.mean, half=np.where(S > 1, np.fmax(half, least), _half_of_items(result) if lone else np.nan),
+        mean=result.mean, half=np.where(S > 1, np.fmax(half, least), _half_of_one(result) if lone else np.nan),
         error=np.sqrt(np.where(by_items, result.together, variance)), freedom=np.where(by_items, items, freedom),
         overdispersion=factor, p_items=result.p_items, p_seeds=p_seeds, n_seeds=S, accuracy=accuracy,
     )  # fmt: skip
 
 
-def _half_of_items(result: _Differences) -> np.ndarray:
-    """Return (a, b) half the widths of the intervals of differences on one network, over its items.
+def _of_one(result: _Differences) -> np.ndarray:
+    """Return (a, b) variances of differences on one network, were its clusters of items drawn again.
 
     As if half a cluster more told for either side (Agresti and Min 2005, "Simple improved confidence intervals for
     comparing matched proportions"): where two differ on few, their spread alone says too little.
     """
-    half = student_half(result.together + 1 / result.clusters**2, result.clusters - 1)
+    return np.asarray(result.together + 1 / result.clusters**2)
+
+
+def _half_of_one(result: _Differences) -> np.ndarray:
+    """Return (a, b) half the widths of the intervals of differences on one network, over its items."""
+    half = student_half(_of_one(result), result.clusters - 1)
     np.fill_diagonal(half, np.where(np.isnan(np.diag(half)), np.nan, 0.0))  # of each to itself
     return half
 
