@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -217,7 +218,7 @@ def test_cells_take_the_decoded_pictures_and_do_not_look_at_the_folder(
     of = planned(files, tmp_path / "out", suite="folder", tasks=("folder:canvas=32",), model=f"timm:{ARCH}")
     places = {name: path for name, path in of.locations.items() if name.startswith("folder-")}
     decode(of.todo, Registry(), of.locations)
-    of = Plan(of.jobs, of.todo, places, of.whole, of.known, of.expected, of.suite)
+    of = replace(of, locations=places)
     (name,) = places
     expected = Folder(images=name, canvas=32).draw(0, 0, places).test
     labels, total = elsewhere(of, "folder")
