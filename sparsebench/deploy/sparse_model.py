@@ -44,6 +44,8 @@ class SparseModel(nn.Module):
         actor.doubts = False  # nobody would read them
         self._visit, self._removed = 0, False
         self._last: Pass | None = None
+        self._untouched = 0  # images of the last call, on which the strategy did not act
+        self._size = _size_of(self.model)
         if actor.learned:
             device = next(self.model.parameters()).device
             learned = modules_of(actor).to(device).train(self.training)
@@ -70,7 +72,7 @@ class SparseModel(nn.Module):
         """Return what the model returns for (B, channels, height, width) pixels, normalised as for the model."""
         self._check(x)
         if not self._acts:
-            self._last = None
+            self._last, self._untouched = None, len(x)
             return self.model(x)
         network, actor = self._parts()
         items = torch.arange(len(x), device=x.device)
@@ -103,6 +105,11 @@ class SparseModel(nn.Module):
         if self._removed:
             raise UserError(f"'{self.spec}' was removed from this network", next_step="call apply again")
         network = self._network
+        if (size := _size_of(self.model)) != self._size:
+            raise UserError(
+                "the network was changed after apply", got=f"images of {size}", allowed=f"of {self._size}",
+                next_step="call remove(), and apply again",
+            )  # fmt: skip
         weight = next(self.model.parameters())
         if not isinstance(x, Tensor) or x.ndim != 4 or tuple(x.shape[1:]) != network.pixels:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -142,21 +149,30 @@ class SparseModel(nn.Module):
     def kept(self, x: Tensor | None = None) -> Tensor:
         """Return (B, patches) booleans, which patches are still there at the end, as themselves or as a group's first.
 
+        All are there where the strategy did not act: one that acts in training only leaves the test as it was.
+
         Args:
             x: pixels, on which the network is called; None for those of the last call.
 
         Raises:
-            UserError: nothing was called before, and no pixels are given.
+            UserError: nothing was called before, and no pixels are given; or no token stands for a patch any more, as
+                the strategy mixes them.
         """
         if x is not None:
             with torch.no_grad():
                 self(x)
-        if self._last is None and (x is None or self._acts):
-            raise UserError("nothing was called yet", next_step="give the pixels: kept(x)")
+        N = self._network.cost.tokens
         if self._last is None:
-            assert x is not None
-            return torch.ones(len(x), self._network.cost.tokens, dtype=torch.bool, device=x.device)
-        return patches_in(self._last.index, self._network.cost.tokens)
+            if not self._untouched:
+                raise UserError("nothing was called yet", next_step="give the pixels: kept(x)")
+            return torch.ones(self._untouched, N, dtype=torch.bool, device=next(self.model.parameters()).device)
+        kept = patches_in(self._last.index, N)
+        if not bool(kept.any(dim=1).all()):
+            raise UserError(
+                f"'{self.spec}' mixes tokens: none that is left stands for a patch",
+                next_step="look at sparse.tokens for how many there are",
+            )
+        return kept
 
     def steps(self) -> list[Step]:
         """Return what goes on in each block: as planned, or, where each image decides, in the mean of the last call."""
@@ -213,6 +229,12 @@ class SparseModel(nn.Module):
     def extra_repr(self) -> str:
         """Return what it is, for `repr`."""
         return f"{self.spec}, {self.macs_ratio:.3f} of the MACs"
+
+
+def _size_of(model: nn.Module) -> str:
+    """Return the size of the images, in pixels and patches, that a timm model is made for."""
+    patches: Any = model.get_submodule("patch_embed")
+    return " x ".join(map(str, patches.img_size or ("any", "any"))) + f" pixels, {patches.num_patches} patches"
 
 
 def _plain_names(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:

@@ -24,6 +24,7 @@ from sparsebench.planning.contenders import draws_random
 from sparsebench.plans import Keep, Mask
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy import Published, Strategy
+from sparsebench.training.evaluate import patches_in
 
 STRATEGIES = [
     registered.cls
@@ -74,7 +75,9 @@ def test_outputs_are_those_of_the_benchmark(cls, kind):
     else:
         assert not torch.allclose(outputs, model(x), atol=1e-3)
         assert (sparse.macs_ratio < 1) == (cls.name != "perturbation")  # which asks the network itself, many times
-        assert sparse.kept().sum(dim=1).max() <= 16
+        stay = patches_in(acting.index, 16)
+        if stay.any(dim=1).all():  # else tokens are mixed, and none stands for a patch
+            assert torch.equal(sparse.kept(), stay)
 
 
 @torch.no_grad()
@@ -390,6 +393,30 @@ def test_pixels_that_the_model_does_not_take(x, said):
 def test_which_patches_stay_is_not_known_before_a_call():
     with pytest.raises(UserError, match="nothing was called yet; give the pixels"):
         sparsebench.apply(vit(), "tome:per_block=2").kept()
+
+
+@pytest.mark.parametrize("name", ["tps", "pru_merge", "downsample"])
+def test_no_patch_stays_where_tokens_are_mixed(name):
+    with sparsebench.apply(vit(), name, macs=0.6) as sparse, pytest.raises(UserError, match="mixes tokens"):
+        sparse.kept(pixels())
+
+
+def test_all_patches_stay_in_a_test_of_what_acts_in_training_only():
+    with sparsebench.apply(vit().eval(), "patch_dropout", macs=0.6) as sparse:
+        sparse(pixels())
+        assert sparse.kept().shape == (3, 16) and sparse.kept().all()
+
+
+@pytest.mark.parametrize("side", [32, 64])
+def test_a_network_that_was_changed_after_apply_is_said(side):
+    model = vit()
+    with sparsebench.apply(model, "tome", macs=0.6) as sparse:
+        sparse(pixels())
+        model.set_input_size((64, 64))
+        with pytest.raises(UserError, match=r"changed after apply.*64 x 64.*apply again"):
+            sparse(pixels(side=side))
+    with sparsebench.apply(model, "tome", macs=0.6) as sparse:
+        sparse(pixels(side=64))
 
 
 def test_a_plan_that_breaks_the_contract_is_said_and_the_model_is_whole():
