@@ -58,6 +58,7 @@ def expand(request: Request, registry: Registry, locations: Locations = NOWHERE)
     settings = list(_settings(suite, request, registry))
     _check_pictures(suite, request, [setting.task for setting in settings])
     for setting in {repr((s.task, s.model)): s for s in settings}.values():
+        setting.task.check_located(locations)
         setting.model.check_weights(setting.task, locations)
         check_items(setting.task, getattr(setting.task, "test", 0))
     jobs: dict[str, Job] = {}

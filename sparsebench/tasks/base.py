@@ -240,6 +240,9 @@ class Task(BaseModel):
         """Return the task with what it leaves to the model; `cut` is how that wants its pictures, see `Model.cut`."""
         return self
 
+    def check_located(self, locations: Locations) -> None:
+        """Raise UserError if what lies at these locations lacks something that each cell needs; before any is run."""
+
     def known_classes(self, locations: Locations) -> tuple[str, ...] | None:
         """Return the names of its classes, or None where only the data that are drawn have them."""
         return None
