@@ -33,7 +33,7 @@ DECLARED = "metrics of tasks"
 """Under which a table of records says what the metrics are that its tasks declare."""
 ABOUT = (
     "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
-    "inactive",
+    "inactive", "cost_model",
 )  # fmt: skip
 TRACK = "scratch"
 """The track of records that say none."""

@@ -24,7 +24,8 @@ def notes_on(
 ) -> list[str]:
     """Return what is left out, what differences can be significant, what failed, and what checks found, a line each.
 
-    Without the technical ones: what is left out, several machines, failures and checks.
+    Without the technical ones: what is left out, costs that are planned otherwise than networks run, several machines,
+    failures and checks.
 
     Args:
         records: of a board.
@@ -40,7 +41,7 @@ def notes_on(
     ]
     if technical:
         more += detectable(rankings) + cautions(frame) + inactive(frame)
-    return more + machines(frame, folder) + failures(frame) + remarks(frame)
+    return more + cost_models(frame) + machines(frame, folder) + failures(frame) + remarks(frame)
 
 
 def other_settings(records: Flats) -> dict[str, int]:
@@ -74,6 +75,21 @@ def _without_name(reason: str, strategy: str) -> str:
     """Return a reason without the name of the strategy that it may begin with."""
     name = strategy.partition("(")[0]
     return reason.removeprefix(f"'{name}' ").removeprefix(f"{name}: ")
+
+
+def cost_models(records: Flats) -> list[str]:
+    """Return one line for each model and task whose network spends other MACs than its cost model plans."""
+    frame = frame_of(records)
+    said = frame[frame["cost_model"] != ""].sort_values(["task", "model", "strategy", "budget"], kind="stable")
+    lines = []
+    for (task, model), rows in said.groupby(["task", "model"], observed=True):
+        first, n = rows.iloc[0], rows["strategy"].nunique()
+        lines.append(
+            f"{model} on {task}: its cost model does not plan as the network runs, for {n} "
+            f"{'strategy' if n == 1 else 'strategies'}, such as {first['strategy']}, {first['budget']}: "
+            f"{first['cost_model']}"
+        )
+    return lines
 
 
 def inactive(records: Flats) -> list[str]:
