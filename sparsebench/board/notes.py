@@ -36,7 +36,7 @@ def notes_on(
     checks found, a line each.
 
     Without the technical ones: what was tested, what is missing or left out, of pictures too, how class folders are
-    numbered, several machines, failures and checks.
+    numbered, costs that are planned otherwise than networks run, several machines, failures and checks.
 
     Args:
         records: of a board.
@@ -55,7 +55,8 @@ def notes_on(
     more += below_chance(frame, folder) + class_orders(frame) + strays(frame, folder)
     if technical:
         more += detectable(rankings) + cautions(frame) + inactive(frame)
-    return left_out(frame, folder) + more + machines(frame, folder) + failures(frame) + remarks(frame)
+    more = left_out(frame, folder) + more + cost_models(frame)
+    return more + machines(frame, folder) + failures(frame) + remarks(frame)
 
 
 def left_out(records: Flats, folder: Path | None) -> list[str]:
@@ -186,6 +187,21 @@ def _without_name(reason: str, strategy: str) -> str:
     """Return a reason without the name of the strategy that it may begin with."""
     name = strategy.partition("(")[0]
     return reason.removeprefix(f"'{name}' ").removeprefix(f"{name}: ")
+
+
+def cost_models(records: Flats) -> list[str]:
+    """Return one line for each model and task whose network spends other MACs than its cost model plans."""
+    frame = frame_of(records)
+    said = frame[frame["cost_model"] != ""].sort_values(["task", "model", "strategy", "budget"], kind="stable")
+    lines = []
+    for (task, model), rows in said.groupby(["task", "model"], observed=True):
+        first, n = rows.iloc[0], rows["strategy"].nunique()
+        lines.append(
+            f"{model} on {task}: its cost model does not plan as the network runs, for {n} "
+            f"{'strategy' if n == 1 else 'strategies'}, such as {first['strategy']}, {first['budget']}: "
+            f"{first['cost_model']}"
+        )
+    return lines
 
 
 def inactive(records: Flats) -> list[str]:

@@ -84,6 +84,7 @@ def _check_weights(settings: Collection[_Setting], locations: Locations) -> None
     """
     said: dict[str, None] = {}
     for setting in settings:
+        setting.task.check_located(locations)
         said[setting.model.check_weights(setting.task, locations)] = None
         check_items(setting.task, getattr(setting.task, "test", 0))
     for line in filter(None, said):

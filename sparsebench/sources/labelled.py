@@ -3,12 +3,17 @@
 Waterbirds: DIR/metadata.csv with the columns img_filename, y, split and place, and the pictures below DIR.
 CelebA: DIR/list_attr_celeba and DIR/list_eval_partition, both .txt as published or both .csv as Kaggle has them, and
 the pictures in DIR/img_align_celeba (or once more img_align_celeba in it).
+
+A table may spell the name of a picture otherwise than the disk does, see `_key`, if only one picture can be meant.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import posixpath
+import unicodedata
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -101,15 +106,16 @@ def read(root: Path, kind: str, columns: tuple[str, str], found: Contents) -> La
         rows = list(_rows(table, "img_filename", values))
     else:
         table, partition, below = _table(root, ATTRIBUTES), _table(root, PARTITION), _faces(root)
-        split_of = {name: split for _, name, (split,) in _rows(partition, "image_id", {"partition": SPLITS})}
+        splits = _one_table(partition, {"partition": SPLITS})
+        split_of = {_key(name): split for _, name, (split,) in splits}
         rows = []
-        for line, name, bits in _rows(table, "image_id", {columns[0]: SIGNS, columns[1]: SIGNS}):
-            if name not in split_of:
+        for line, name, bits in _one_table(table, {columns[0]: SIGNS, columns[1]: SIGNS}):
+            if _key(name) not in split_of:
                 raise UserError(f"{table}, line {line}: {name} is not in {partition.name}")
-            rows.append((line, name, [*bits, split_of[name]]))
+            rows.append((line, name, [*bits, split_of[_key(name)]]))
     prefix = "" if below == root else f"{below.relative_to(root).as_posix()}/"
-    rows = [(line, prefix + name, bits) for line, name, bits in rows]
-    _check_files(table, root, rows, {*found.pictures, *found.left_out})
+    names = [one.removeprefix(prefix) for one in {**found.pictures, **found.left_out} if one.startswith(prefix)]
+    rows = [(line, prefix + name, bits) for line, name, bits in _with_files(table, below, names, rows)]
     rows = [row for row in rows if row[1] not in found.left_out]
     numbers = np.array([bits for _, _, bits in rows], dtype=np.int64)
     lines, names = np.array([line for line, _, _ in rows]), [name for _, name, _ in rows]
@@ -127,19 +133,75 @@ def _faces(root: Path) -> Path:
     return inner if inner.is_dir() else root / FACES
 
 
-def _check_files(table: Path, root: Path, rows: list[tuple[int, str, list[int]]], names: set[str]) -> None:
-    """Raise UserError for a table without rows, a row without its picture, and a picture with two rows."""
+def _one_table(path: Path, values: Mapping[str, Mapping[str, int]]) -> list[_Row]:
+    """Return the rows of one of CelebA's tables, which may be there as .csv and as .txt.
+
+    Raises:
+        UserError: the two say different things.
+    """
+    rows, other = list(_rows(path, "image_id", values)), path.with_suffix(".txt")
+    if path.suffix != ".csv" or not other.is_file():
+        return rows
+    said = {_key(name): numbers for _, name, numbers in _rows(other, "image_id", values)}
+    for line, name, numbers in rows:
+        if said.pop(_key(name), None) != numbers:
+            raise UserError(
+                f"{path}, line {line}: {other.name} says something else of {name}, in {' or '.join(values)}",
+                next_step="remove the one that is wrong",
+            )
+    if said:
+        raise UserError(
+            f"{path} has no row of {min(said)}, and {other.name} has one", next_step="remove the one that is wrong"
+        )
+    return rows
+
+
+def _key(name: str) -> str:
+    """Return a name without what tables and disks spell differently: case, form of Unicode, separators, `./`."""
+    plain = posixpath.normpath(name.replace("\\", "/"))
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", plain).casefold())
+
+
+def _with_files(table: Path, below: Path, names: Sequence[str], rows: list[_Row]) -> list[_Row]:
+    """Return the rows with the names of their files as they are on the disk: `names`, of all that lie in `below`.
+
+    Raises:
+        UserError: there are no rows, a row has no picture, several may be meant, or a picture has two rows.
+    """
     if not rows:
         raise UserError(f"{table} has no rows")
+    exact, alike = set(names), defaultdict[str, list[str]](list)
+    if not all(name in exact for _, name, _ in rows):
+        for name in names:
+            alike[_key(name)].append(name)
     seen: dict[str, int] = {}
-    for line, name, _ in rows:
-        if name not in names:
-            raise UserError(f"{table}, line {line}: {root / name} is not there")
-        if seen.setdefault(name, line) != line:
-            raise UserError(f"{table}, line {line}: {name} is in line {seen[name]}, too")
+    found = []
+    for line, name, numbers in rows:
+        meant = [name] if name in exact else alike[_key(name)]
+        if len(meant) > 1:
+            raise UserError(f"{table}, line {line}: {name} may be {' or '.join(meant)}", next_step="say which")
+        if not meant:
+            raise UserError(f"{table}, line {line}: {below / name} is not there", next_step=_near(name, names))
+        if seen.setdefault(meant[0], line) != line:
+            raise UserError(f"{table}, line {line}: {name} is in line {seen[meant[0]]}, too")
+        found.append((line, meant[0], numbers))
+    return found
 
 
-def _rows(path: Path, file: str, values: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[int, str, list[int]]]:
+def _near(name: str, names: Sequence[str]) -> str | None:
+    """Return a hint at a picture that may be meant: one of that name in another folder, or of another suffix."""
+    whole = _key(name)
+    for part in (posixpath.basename, lambda path: posixpath.splitext(path)[0]):
+        if near := [one for one in names if part(_key(one)) == part(whole)][:1]:
+            return f"did you mean '{near[0]}'?"
+    return None
+
+
+_Row = tuple[int, str, list[int]]
+"""A line of a table, the name of its picture, and numbers."""
+
+
+def _rows(path: Path, file: str, values: Mapping[str, Mapping[str, int]]) -> Iterator[_Row]:
     """Yield of each row of a table its line, the picture's file name, and the numbers of the columns in `values`.
 
     Args:
@@ -157,12 +219,19 @@ def _rows(path: Path, file: str, values: Mapping[str, Mapping[str, int]]) -> Ite
                 if len(row) != len(header):
                     raise UserError(f"{path}, line {line}", got=f"{len(row)} fields", allowed=f"{len(header)}")
                 name, *texts = (row[place].strip() for place in places)
+                texts = [_whole(text) for text in texts]
                 for (column, numbers), text in zip(values.items(), texts, strict=True):
                     if text not in numbers:
                         raise UserError(f"{path}, line {line}: {column}", got=f"'{text}'", allowed=numbers)
                 yield line, name, [numbers[text] for numbers, text in zip(values.values(), texts, strict=True)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read: {error}", next_step="mend or replace it") from error
+
+
+def _whole(text: str) -> str:
+    """Return a number as tables have it: spreadsheets write 1 as 1.0."""
+    whole, _, rest = text.partition(".")
+    return whole if not rest.strip("0") else text
 
 
 def _csv(lines: Iterator[str]) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:

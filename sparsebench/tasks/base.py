@@ -262,6 +262,9 @@ class Task(BaseModel):
         """
         return self
 
+    def check_located(self, locations: Locations) -> None:
+        """Raise UserError if what lies at these locations lacks something that each cell needs; before any is run."""
+
     def known_classes(self, locations: Locations) -> tuple[str, ...] | None:
         """Return the names of its classes, or None where only the data that are drawn have them."""
         return None

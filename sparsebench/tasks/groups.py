@@ -52,6 +52,12 @@ class GroupTask(PictureTask):
                 next_step=f"give --images {self.name} with --data-root, or --images folder:DIR",
             )  # fmt: skip
 
+    def check_located(self, locations: Locations) -> None:
+        """See `Task.check_located`: each group has pictures to train on and to test."""
+        if self.images in locations:
+            labelled = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
+            self._check_groups(labelled, 2 * labelled.labels + labelled.attributes)
+
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`: a part of a split keeps the shares of its groups and is drawn anew each repetition.
 
@@ -90,7 +96,10 @@ class GroupTask(PictureTask):
             counts = np.bincount(groups[labelled.splits == number], minlength=4)
             if 0 in counts:
                 name = self.names()[1][int(counts.argmin())]
-                raise UserError(f"{labelled.table}: its {OF[number]} split has no picture of '{name}'")
+                raise UserError(
+                    f"{labelled.table}: its {OF[number]} split has no picture of '{name}'",
+                    next_step="accuracy is of each group, of which each needs some: take a table that has them",
+                )
 
     def _part(self, rows: np.ndarray, groups: np.ndarray, n: int, number: int, repetition: int) -> np.ndarray:
         """Return n of a split's rows in their order, or all for 0."""
