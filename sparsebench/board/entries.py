@@ -298,9 +298,8 @@ class Setting:
     @cached_property
     def networks(self) -> dict[int, str]:
         """By seed the networks that are tested as they are, see `Cell.network`; none where repetitions are trained."""
-        pairs = (
-            zip(entry.seeds.tolist(), entry.column(NETWORK).tolist(), strict=True) for entry in self.entries.values()
-        )
+        tested = [entry for entry in self.entries.values() if entry.draws]
+        pairs = (zip(entry.seeds.tolist(), entry.column(NETWORK).tolist(), strict=True) for entry in tested)
         return {seed: name for each in pairs for seed, name in each if name}
 
     @property
@@ -311,7 +310,8 @@ class Setting:
     @cached_property
     def lone(self) -> bool:
         """Whether all is of one network, so that intervals and tests are over its test items."""
-        return len({seed for entry in self.largest_entries.values() for seed in entry.seeds.tolist()}) == 1
+        seeds = [np.unique(entry.seeds) for entry in self.largest_entries.values()]
+        return len(np.unique(np.concatenate(seeds))) == 1
 
     def has(self, metric: str) -> bool:
         """Say whether a metric was measured at the largest number of training samples."""

@@ -9,6 +9,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,9 +89,9 @@ def missing_of(setting: Setting) -> Missing:
     every = {key: _cells(setting, key) for key in setting.entries}
     # What draws nothing is tested once on a network, unless each repetition tests it on other pictures.
     parts = any(len(tests) > 1 for entry in setting.entries.values() if entry.draws for tests in entry.tests.values())
-    drawing = {key for key, cells in every.items() if parts or any(cell.draw for cell in cells)}
+    drawing = {key for key, cells in every.items() if parts or any(cell[2] for cell in cells)}
     counts = Counter(cell for cells in every.values() for cell in cells)
-    wanted = frozenset(cell for cell, n in counts.items() if 2 * n >= len(drawing if cell.draw else every))
+    wanted = frozenset(Cell(*cell) for cell, n in counts.items() if 2 * n >= len(drawing if cell[2] else every))
     budgets, run = _budgets(setting)
     lacks = {}
     for key, entry in setting.entries.items():
@@ -103,12 +104,14 @@ def missing_of(setting: Setting) -> Missing:
     return Missing(dense, wanted, budgets, lacks, apart)
 
 
-def _cells(setting: Setting, key: Key) -> set[Cell]:
-    """Return the cells of an entry that have a record, whatever came of it."""
-    records = [entry for entry in (setting.entries[key], setting.others.get(key)) if entry is not None]
-    columns = ((entry.sizes, entry.seeds, entry.repetitions) for entry in records)
-    cells = (Cell(*map(int, cell)) for each in columns for cell in zip(*each, strict=True))
-    return set(cells) if setting.networks else {cell._replace(draw=0) for cell in cells}
+def _cells(setting: Setting, key: Key) -> set[tuple[int, int, int]]:
+    """Return the cells of an entry that have a record, whatever came of it, as plain tuples: there may be a million."""
+    cells = set[tuple[int, int, int]]()
+    for entry in (setting.entries[key], setting.others.get(key)):
+        if entry is not None:
+            draws = entry.repetitions.tolist() if setting.networks else repeat(0, entry.size)
+            cells.update(zip(entry.sizes.tolist(), entry.seeds.tolist(), draws, strict=True))
+    return cells
 
 
 def _budgets(setting: Setting) -> tuple[tuple[float, ...], dict[object, set[float]]]:
@@ -147,7 +150,9 @@ def file_of(network: str, files: Mapping[str, str]) -> str:
 
 def _notes(setting: Setting, title: str, asked: Sequence[Asked], files: Mapping[str, str]) -> Iterator[str]:
     missing = missing_of(setting)
-    if missing.dense:
+    if missing.dense and any(key[0] == DENSE for key in setting.others):
+        yield f"{title}: dense has no result, so nothing is ranked"
+    elif missing.dense:
         command = _command(setting, [DENSE], [], missing.wanted, missing.wanted, asked, files)
         yield f"{title}: dense is missing, so nothing is ranked; {command}"
     by_strategy: dict[str, dict[Key, Lack]] = defaultdict(dict)

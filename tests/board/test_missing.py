@@ -99,6 +99,12 @@ def test_without_dense_nothing_is_ranked_in_any_format(world: list[Flat], tmp_pa
     for form, found in ranks(some, tmp_path).items():
         assert set().union(*found.values()) <= {"-"}, form  # a column of nothing is not shown
     assert any(line.startswith("composite: dense is missing, so nothing is ranked;") for line in notes_on(some))
+    failed = [
+        *some,
+        *(record | {"status": "failed", "reason": "x"} for record in world if record["strategy"] == "dense"),
+    ]
+    assert {row["rank"] for row in build(failed)} == {"not ranked"}
+    assert "composite: dense has no result, so nothing is ranked" in notes_on(failed)
 
 
 @pytest.mark.parametrize("status", ["failed", "unsupported"])
