@@ -197,8 +197,10 @@ def as_shipped(raw: Raw) -> None:
 def kinds(forger: Forger, plugin: Path, place: Path) -> dict[str, tuple[str, Path, Path]]:
     """Return the ten kinds of forgery: the best badge that is true of each, its folder and its plugin file."""
     evil, peeks = place / "evil.py", place / "peeks.py"
-    evil.write_text(PATCH + plugin.read_text())
-    peeks.write_text(plugin.read_text().replace("scores(self, view):", f"scores(self, view):{PEEKS}", 1))
+    evil.write_text(PATCH + plugin.read_text(encoding="utf-8"))
+    peeks.write_text(
+        plugin.read_text(encoding="utf-8").replace("scores(self, view):", f"scores(self, view):{PEEKS}", 1)
+    )
     made = {
         "outcomes that nobody had": ("recounted", forger.changed(all_right)),
         "the same, of another machine": ("recounted", forger.moved(forger.changed(all_right))),

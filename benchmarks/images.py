@@ -284,7 +284,7 @@ def resident(what: str) -> float:
 
     getrusage's peak would begin with that of the process which started this one.
     """
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition(f"{what}:")[2].split()[0]) / 1024
 
 

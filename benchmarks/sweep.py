@@ -100,8 +100,8 @@ def bare(number: int) -> tuple[int, str, str]:
 
 def isolation(rounds: int) -> str:
     """Time what a worker compares after each cell; for cells with the code of strangers, functions too."""
-    import sparsebench.cells.run_cell
-    import sparsebench.training.kernels  # noqa: F401  # what is watched must be there, as in a worker
+    import sparsebench.cells.run_cell  # noqa: F401  # what is watched must be there, as in a worker
+    import sparsebench.training.kernels  # noqa: F401
     from sparsebench.contain.health import Health
 
     health, rows = Health([0, 1], "cpu", os.getppid()), list[tuple[object, ...]]()
@@ -123,7 +123,9 @@ def cpu_seconds_of_workers() -> float:
     for pid in descendants(os.getpid()):
         try:
             if b"sparsebench.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+                ticks += sum(
+                    map(int, Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13])
+                )
         except OSError:
             continue
     return ticks / os.sysconf("SC_CLK_TCK")
@@ -285,7 +287,7 @@ def drive(number: int, address: str) -> None:
 
 def resident() -> float:
     """Return the MiB of memory that this process holds."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def main() -> None:

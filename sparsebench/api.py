@@ -74,7 +74,7 @@ def _callbacks(
         yield Callbacks(on_record=_each(calls))
         return
     with Progress(out, exits=False) as bar:
-        yield Callbacks(bar.begin, _each([bar.step, *calls]), bar.stopping)
+        yield Callbacks(bar.begin, _each([bar.step, *calls]), bar.stopping, bar.pictures)
 
 
 def _folder_of(out: Any) -> Path:

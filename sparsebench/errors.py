@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from sparsebench.text import plain
 
@@ -17,7 +17,12 @@ class UserError(Exception):
         got: what was given.
         allowed: what would have been right.
         next_step: what to do now.
+
+    Attributes:
+        code: with what the command line exits: 2 for a wrong command, 1 for data that are at fault.
     """
+
+    code: ClassVar[int] = 2
 
     def __init__(self, what: str, *, got: Any = None, allowed: Any = None, next_step: str | None = None):
         parts = [what]

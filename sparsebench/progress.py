@@ -42,6 +42,7 @@ class Progress:
     def __init__(self, out: Path, exits: bool = True) -> None:
         self.out, self.exits = out, exits
         self.bar: Any = None
+        self.pictures_bar: Any = None
         self.live = sys.stderr.isatty() or in_a_notebook()
         self.cells = self.total = 0
         self.left = self.last = ""
@@ -49,6 +50,31 @@ class Progress:
         self.over = threading.Event()
         self.thread: threading.Thread | None = None
         self.failures: set[tuple[str, str]] = set()
+        self.began = self.said = time.monotonic()
+
+    def pictures(self, what: str, done: int, total: int) -> None:
+        """Show how far pictures are that are looked at before the first cell, in a bar of their own.
+
+        What is done with them is said first; where that is "", the bar is there only if it takes more than a second.
+        """
+        now = time.monotonic()
+        if done == 0:
+            self.began = self.said = now
+            if what:
+                click.echo(what, err=True)
+            if self.live and total:
+                from tqdm import tqdm
+
+                form = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} pictures, {elapsed} gone, {remaining} left"
+                self.pictures_bar = tqdm(total=total, bar_format=form, dynamic_ncols=True, delay=0 if what else 1)
+        elif self.pictures_bar is not None:
+            self.pictures_bar.update(done - self.pictures_bar.n)
+            if done == total:
+                self.pictures_bar.close()
+                self.pictures_bar = None
+        elif (done == total and what) or now > self.said + LINE:
+            self.said = now
+            click.echo(f"{done}/{total} pictures, {clock(now - self.began)} gone", err=True)
 
     def begin(self, plan: Plan, workers: int) -> None:
         """Say what is to do, and how long that is expected to take if anything is known."""
@@ -142,8 +168,9 @@ class Progress:
         if self.thread is not None:
             self.over.set()
             self.thread.join()
-        if self.bar is not None:
-            self.bar.close()
+        for bar in (self.bar, self.pictures_bar):
+            if bar is not None:
+                bar.close()
         if stopped and self.exits:
             sys.exit(130)
 

@@ -13,6 +13,14 @@ _MARKUP, _MARKUP_OR_CODE = re.compile(f"({_ACTIVE})"), re.compile(f"({_ACTIVE}|`
 _ADDRESS = re.compile(r"(?<=[\w.+-])@(?=[\w-]+\.)")
 
 
+def as_utf8(text: str) -> str:
+    """Return a text as UTF-8 can write it: bytes that Python found no character for are read as UTF-8."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:  # half a pair of another kind
+        return text.encode("utf-8", "replace").decode()
+
+
 def plain(text: object, most: int | None = 200) -> str:
     """Return a text in one line of at most so many characters that can be seen, for people to read.
 
@@ -22,6 +30,7 @@ def plain(text: object, most: int | None = 200) -> str:
     if most is not None:
         shown = shown[: most + 1]
     if not shown.isprintable():
+        shown = as_utf8(shown)
         shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in shown)
     return shown if most is None or len(shown) <= most else shown[: most - 3] + "..."
 

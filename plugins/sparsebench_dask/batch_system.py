@@ -57,7 +57,7 @@ def read(file: Path) -> tuple[str, dict[str, Any]]:
     except ImportError as error:
         raise UserError("Dask is not installed", next_step="pip install 'sparsebench[cluster]'") from error
     try:
-        settings = yaml.safe_load(file.read_text())
+        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"cluster file {file} cannot be read: {' '.join(str(error).split())}") from error
     systems = settings.get("jobqueue") if isinstance(settings, dict) and len(settings) == 1 else None

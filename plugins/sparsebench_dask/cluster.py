@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sparsebench.contain.messages import dump
+from sparsebench.engine.messages import Question
 from sparsebench.engine.queue import Queue, Seconds, most_together, unknown
 from sparsebench.engine.setting import OnBegin, Setting, nobody
 from sparsebench.engine.stop import Stop
@@ -84,7 +86,7 @@ class Cluster:
                 files={path: _source(Path(path)) for path in sorted({path for job in jobs for path in job.files})},
             )  # fmt: skip
             queue = Queue(jobs, most_together(self.device), self.seconds)
-            run = _Run(self, sent.model_dump_json(), queue, setting.out, on_begin)
+            run = _Run(self, dump(sent), queue, setting.out, on_begin)
             stop.tell(run.begin_no_more)
             yield from run.records()
 
@@ -142,7 +144,7 @@ class _Run:
         key = f"sparsebench-{secrets.token_hex(8)}"
         self.open[key] = jobs
         resources = {} if self.cluster.device == "cpu" else {"resources": {worker.GPU: 1}}
-        question = worker.Question(jobs=tuple(jobs)).model_dump_json()
+        question = dump(Question(jobs=tuple(jobs)))
         submit = partial(self.client.submit, worker.answer, self.setting, question, key=key, pure=False, **resources)
         self.futures[key] = future = self._ask(submit)
         self.coming.add(future)

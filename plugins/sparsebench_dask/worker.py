@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from sparsebench.contain.messages import load
+from sparsebench.engine.messages import Question
 from sparsebench.engine.processes import LOOK, Supervisor, log_of
 from sparsebench.engine.setting import OnBegin, Setting
 from sparsebench.engine.slots import slots
@@ -73,12 +75,6 @@ class Sent(_Model):
     files: dict[str, Source]
 
 
-class Question(_Model):
-    """Cells to run; those of a batch may be trained in one program."""
-
-    jobs: tuple[Job, ...]
-
-
 class Answer(_Model):
     """What became of them.
 
@@ -114,7 +110,7 @@ def answer(setting: str, question: str) -> str:
             dask.log_event(topic(setting), {"task": task, "cells": list(cells)})
 
     dask.log_event(topic(setting), {"task": task, "cells": []})
-    jobs = Question.model_validate_json(question).jobs
+    jobs = load(Question, question).jobs
     try:
         with _PLACING:
             gpus = int(dask.state.total_resources.get(GPU, 0))
@@ -135,7 +131,7 @@ _PLACING = threading.Lock()
 
 @lru_cache(maxsize=8)
 def _place(setting: str, folder: str, threads: int, gpus: int) -> _Place:
-    return _Place(Sent.model_validate_json(setting), Path(folder), threads, gpus)
+    return _Place(load(Sent, setting), Path(folder), threads, gpus)
 
 
 class _Idle(NamedTuple):

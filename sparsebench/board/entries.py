@@ -35,7 +35,7 @@ DECLARED = "metrics of tasks"
 """Under which a table of records says what the metrics are that its tasks declare."""
 ABOUT = (
     "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "setting", "device", "environment",
-    "inactive", "plugin",
+    "inactive", "plugin", "cost_model",
 )  # fmt: skip
 TRACK = "scratch"
 """The track of records that say none."""

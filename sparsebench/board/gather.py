@@ -54,7 +54,8 @@ def board_of(records: Flats, folder: Path) -> Board:
     frame = frame_of(records)
     over_all, by_task = judge(frame), judge(frame, "task")
     settings, pictures = add_titles(settings_of(frame)), _pictures(folder)
-    suites = (plain(f"{suite.name}, version {suite.version}") for suite in manifests.suites(folder))
+    asked = (suite for suite in manifests.suites(folder) if suite.name != manifests.OWN)
+    suites = (plain(f"{suite.name}, version {suite.version}") for suite in asked)
     if (diagram := critical.critical(by_task.rankings)) is not None:
         pictures = {CRITICAL: critical.draw(diagram)} | pictures
     return Board(

@@ -17,7 +17,7 @@ from sparsebench.board.entries import DENSE, PRETRAINING, Key, Setting, add_titl
 from sparsebench.planning import suite as suites
 from sparsebench.records import manifests
 from sparsebench.records.cell import PRETRAINED, digest
-from sparsebench.records.manifests import Asked
+from sparsebench.records.manifests import OWN, Asked
 
 SHOWN = 5
 """Networks of a line that are named."""
@@ -237,7 +237,11 @@ def _command(
         files: names of files, by those that cells have for them.
     """
     suite = next((one for one in asked if _asks(one, setting, wanted)), asked[0] if len(asked) == 1 else None)
-    if suite is None:
+    name = "" if suite is None else suite.name
+    if name == OWN:  # of the same task in a suite that trains for it, too little is known
+        every = suites.names() if setting.networks else ()
+        name = next((one for one in every if any(task.name == setting.task for task in suites.load(one).task)), "")
+    if not name:
         return "the command of the run, given again, runs what is missing"
     amounts: dict[str, list[str]] = defaultdict(list)
     for label in budgets:
@@ -245,7 +249,7 @@ def _command(
         amounts[word].append(found.replace(",", "+") if word == "counts" else found)
     own = [f"{word}={','.join(values)}" for word, values in amounts.items() if word and word not in OPTIONS]
     words = [_words(strategy, setting, own) for strategy in strategies]
-    words += ["--suite", suite.name if suite.name in suites.names() else f"{suite.name}.toml", "--task", _task(setting)]
+    words += ["--suite", name if name in suites.names() else f"{name}.toml", "--task", _task(setting)]
     for word in OPTIONS:
         words += [f"--{word}", ",".join(amounts[word])] if amounts[word] else []
     words += ["--seeds", str(1 + max(cell.draw if setting.networks else cell.seed for cell in wanted))]
@@ -254,8 +258,8 @@ def _command(
         words += ["--images", "folder:DIR"]
         keys = {network.partition(" ")[2] for network in networks} - {""}
         words += [word for key in sorted(keys) for word in ("--weights-key", key)]
-        for name in dict.fromkeys(network.partition(" ")[0] for network in networks):
-            words += ["--pretrained"] if name == PRETRAINED else ["--weights", file_of(name, files)]
+        for file in dict.fromkeys(network.partition(" ")[0] for network in networks):
+            words += ["--pretrained"] if file == PRETRAINED else ["--weights", file_of(file, files)]
     return f"`sparsebench run {shlex.join(words)}` with this folder as --out, and the run's other options, runs it"
 
 

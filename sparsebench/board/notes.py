@@ -26,7 +26,7 @@ TOLERANCE = 0.02
 SURPRISING = 1e-3
 """How improbable so few right answers are by chance before the board says that classes are in another order."""
 SHOWN = 5
-"""Parts of the descriptions of machines that are named."""
+"""Parts of the descriptions of machines, and bad pictures, that are named."""
 
 
 def notes_on(
@@ -35,8 +35,8 @@ def notes_on(
     """Return what was tested, what is missing or left out, what differences can be significant, what failed, and what
     checks found, a line each.
 
-    Without the technical ones: what was tested, what is missing or left out, how class folders are numbered, several
-    machines, failures and checks.
+    Without the technical ones: what was tested, what is missing or left out, of pictures too, how class folders are
+    numbered, costs that are planned otherwise than networks run, several machines, failures and checks.
 
     Args:
         records: of a board.
@@ -55,7 +55,23 @@ def notes_on(
     more += below_chance(frame, folder) + class_orders(frame) + strays(frame, folder)
     if technical:
         more += detectable(rankings) + cautions(frame) + inactive(frame)
+    more = left_out(frame, folder) + more + cost_models(frame)
     return more + machines(frame, folder) + failures(frame) + remarks(frame)
+
+
+def left_out(records: Flats, folder: Path | None) -> list[str]:
+    """Return a line for each set of pictures of which some are left out, as they cannot be read."""
+    settings = [str(setting) for setting in frame_of(records)["setting"].unique()]
+    lines = []
+    for one in manifests.left_out(folder) if folder is not None else ():
+        if any(one.images in setting for setting in settings):
+            n, names = len(one.names), ", ".join(plain(name) for name in one.names[:SHOWN])
+            more = f" and {n - SHOWN} more" if n > SHOWN else ""
+            lines.append(
+                f"{plain(one.images)}: {one.count:,} of {one.count + n:,} pictures; {n:,} that cannot be read "
+                f"{'are' if n > 1 else 'is'} left out: {names}{more}"
+            )
+    return lines
 
 
 def networks(settings: Sequence[Setting], folder: Path | None = None) -> list[str]:
@@ -171,6 +187,21 @@ def _without_name(reason: str, strategy: str) -> str:
     """Return a reason without the name of the strategy that it may begin with."""
     name = strategy.partition("(")[0]
     return reason.removeprefix(f"'{name}' ").removeprefix(f"{name}: ")
+
+
+def cost_models(records: Flats) -> list[str]:
+    """Return one line for each model and task whose network spends other MACs than its cost model plans."""
+    frame = frame_of(records)
+    said = frame[frame["cost_model"] != ""].sort_values(["task", "model", "strategy", "budget"], kind="stable")
+    lines = []
+    for (task, model), rows in said.groupby(["task", "model"], observed=True):
+        first, n = rows.iloc[0], rows["strategy"].nunique()
+        lines.append(
+            f"{model} on {task}: its cost model does not plan as the network runs, for {n} "
+            f"{'strategy' if n == 1 else 'strategies'}, such as {first['strategy']}, {first['budget']}: "
+            f"{first['cost_model']}"
+        )
+    return lines
 
 
 def inactive(records: Flats) -> list[str]:

@@ -142,14 +142,19 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     train = _on_device(data.train, network.grid, context.device, augmentation)
     test, held = _on_device(data.test, network.grid, context.device), data.validation
     validation = None if held is None else _on_device(held, network.grid, context.device)
-    teacher = _teacher(network) if strategy.distils and start.head else None
+    teacher = _teacher(network, strategy) if strategy.distils and start.head else None
     actor = _actor(cell, strategy, network, task)
     return Prepared(
         cell, task, data, network, actor, train, test, validation, start.name, teacher, outcome, tested, start.head
     )  # fmt: skip
 
 
-def _teacher(network: Network) -> Teacher:
+def _teacher(network: Network, strategy: Strategy) -> Teacher:
+    if not hasattr(network, "tell"):
+        raise UnsupportedError(
+            f"'{strategy.name}' learns from the dense network, which this model does not let it ask: it must have "
+            "tell(inputs), ModelOutputs without gradients"
+        )
     teacher: Any = copy.deepcopy(network)
     teacher.module.eval().requires_grad_(False)
     return cast(Teacher, teacher)

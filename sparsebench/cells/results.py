@@ -27,6 +27,8 @@ from sparsebench.training.watch import Watch
 
 FEWEST_TIMED = 7
 """Batches whose median time counts."""
+MISPLANNED = 0.02
+"""How far the MACs of the token counts that were planned may be from the planned ones before a record says so."""
 SELECTION = ("selection_precision", "selection_recall", "selection_auroc")
 
 
@@ -137,7 +139,10 @@ def _add_validation(result: Result, cell: Prepared) -> None:
 def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation) -> None:
     """Add accuracy, loss, success and group metrics, and each item's outcome."""
     test, groups_ = data.test, data.group_names
-    items = Items(evaluation.predicted, test.labels, test.groups, evaluation.rank, evaluation.losses, test.foregrounds)
+    items = Items(
+        evaluation.predicted, test.labels, test.groups, evaluation.rank, evaluation.losses, test.foregrounds,
+        evaluation.confidence, evaluation.kept,
+    )  # fmt: skip
     sizes = np.bincount(data.train.groups, minlength=len(groups_))
     for score in scores(items, len(data.classes), groups_, sizes.tolist()):
         result.add_score(score)
@@ -238,6 +243,9 @@ def _add_cost(result: Result, network: Network, actor: Actor | None, evaluation:
     if len(evaluation.macs) and np.ptp(evaluation.macs):
         result.add("macs_p95", float(np.quantile(evaluation.macs, 0.95)), n)
     result.add("macs_ratio_planned", None if bounds else planned / dense, n)
+    counts = [[(step.tokens_in, step.tokens_out) for step in one] for one in (steps, actor.planned if actor else full)]
+    if counts[0] == counts[1] and abs(macs / planned - 1) > MISPLANNED:
+        result.notes["cost_model"] = f"{macs / dense:.3f} of the dense MACs, planned as {planned / dense:.3f}"
 
 
 def _add_timing(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 
@@ -149,10 +151,14 @@ class _Run:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Note what went wrong."""
+        """Note what went wrong; a process of its own, whose log is read for it, says where."""
         acting = None if self.cell is None else self.cell.in_training or self.cell.in_test
         strategy = None if acting is None else acting.strategy
         self.status, self.failure = _status(error), failure_of(error, strategy)
+        if self.context.alone and self.status != "unsupported":
+            lines = [f"cell {self.job.cell.id}, {self.job.label}: {self.status}\n", *traceback.format_exception(error)]
+            with suppress(OSError):  # a strategy may have closed it
+                os.write(2, "".join(lines).encode("utf-8", "backslashreplace"))
 
     def prepare(self, registry: Registry) -> None:
         """Draw the data and build the network."""

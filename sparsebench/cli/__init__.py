@@ -61,7 +61,7 @@ class _Group(click.Group):
             sys.exit(error.exit_code)
         except UserError as error:
             click.echo(f"Error: {error}", err=True)
-            sys.exit(2)
+            sys.exit(error.code)
         except BrokenPipeError:  # who reads has enough
             sys.exit(1)
         except (OSError, MemoryError, RuntimeError) as error:

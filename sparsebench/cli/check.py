@@ -16,7 +16,7 @@ SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "C
 
 
 @click.command(cls=Guided)
-@click.argument("target", metavar="[NAME|FILE.py[:PARAM=VALUE...]]", required=False)
+@click.argument("targets", metavar="[NAME|FILE.py[:PARAM=VALUE...]]...", nargs=-1)
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
@@ -33,8 +33,8 @@ SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "C
     metavar="SECONDS",
     help="For each check.",
 )
-def check(target: str | None, results: Path | None, as_json: bool, markdown: bool, time_limit: float) -> None:
-    """Check that a strategy keeps the rules, on tiny networks and in a process of its own.
+def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdown: bool, time_limit: float) -> None:
+    """Check that strategies keep the rules, on tiny networks, each in a process of its own.
 
     Required checks are what every strategy must pass; recommended ones say what is good to have; informative ones
     measure. Exits with 0 if all required checks pass, 1 if not, 2 if the command is wrong. A check that the strategy
@@ -46,22 +46,22 @@ def check(target: str | None, results: Path | None, as_json: bool, markdown: boo
     from sparsebench.testing import process
     from sparsebench.testing import results as of_results
 
-    if target is None and results is None:
+    if not targets and results is None:
         raise click.UsageError("name a strategy or a file, or a results folder with --results")
     reports: list[Any] = []
 
     def show(report: Any) -> None:
         reports.append(report)
         if not as_json:
-            click.echo(_markdown(report) if markdown else _text(report, whole=target is not None))
+            click.echo(_markdown(report) if markdown else _text(report, whole=bool(targets)))
 
     left_out: list[str] = []
-    if results is not None:
-        left_out = of_results.check(results, target, time_limit, show)
-    else:
-        assert target is not None
-        for report in process.check(target, time_limit):
-            show(report)
+    for target in targets or (None,):
+        if results is not None:
+            left_out += of_results.check(results, target, time_limit, show)
+        elif target is not None:
+            for report in process.check(target, time_limit):
+                show(report)
     if as_json:
         click.echo(json.dumps([{**r.model_dump(mode="json"), "conforms": r.conforms} for r in reports], indent=1))
     if results is not None:

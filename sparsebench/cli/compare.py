@@ -18,6 +18,13 @@ from sparsebench.progress import Progress
 @click.command(cls=Guided)
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
+@click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="FILE.py",
+    help="A file with the task or the model. Repeatable.",
+)
 @options(*SETTING, *RUN)
 @click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task.")
 @click.option("--json", "as_json", is_flag=True, help="What was compared, and a list of rows, one a block.")
@@ -59,8 +66,8 @@ def compare(
     if dry_run:
         from sparsebench.cli.dry_run import forecast
 
-        trainer = Trainer(replace(files, download=False), how, out)
-        click.echo(forecast(comparing.plan_of((a, b), request, trainer, drawn)))
+        trainer = Trainer(replace(files, dry=True), how, out)
+        forecast(comparing.plan_of((a, b), request, trainer, drawn))
         return
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, callbacks_of(progress))

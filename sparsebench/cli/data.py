@@ -44,6 +44,7 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
 
 def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
     from sparsebench.errors import UserError
+    from sparsebench.sources.files import Contents, names_in
     from sparsebench.sources.known import KNOWN
     from sparsebench.sources.labelled import DEFAULTS, read
 
@@ -52,7 +53,8 @@ def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
         state, note = known.look(root, verify)
         if verify and state == "there" and known.name in DEFAULTS:
             try:
-                read(root / known.folder, known.name, DEFAULTS[known.name])
+                pictures = dict.fromkeys(names_in(root / known.folder), "")
+                read(root / known.folder, known.name, DEFAULTS[known.name], Contents(pictures))
             except UserError as error:
                 state, note = "corrupt", str(error)
         rows.append(

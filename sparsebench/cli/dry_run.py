@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING
+
+import click
 
 from sparsebench.text import plain
 
@@ -15,24 +18,41 @@ if TYPE_CHECKING:
     from sparsebench.planning.planner import Plan
 
 
-def forecast(plan: Plan) -> str:
-    """Return the cells to run by task and strategy, what is expected of them, and how class folders are numbered."""
+def forecast(plan: Plan) -> None:
+    """Print the cells to run by task and strategy, what is expected of them, what is to be decoded before, and how
+    class folders are numbered.
+
+    Leaves with 1 where a plugin does not load: its cells would have failed.
+    """
     from tabulate import tabulate
 
+    from sparsebench.planning.files import pictures_of
+    from sparsebench.planning.planner import apart
+    from sparsebench.plugin.registry import Registry
     from sparsebench.sources.labels import described
 
+    todo = [job for job in plan.todo if job.failure is None]
     groups: defaultdict[tuple[str, str], list[Job]] = defaultdict(list)
-    for job in plan.todo:
+    for job in todo:
         groups[job.cell.task.name, job.label].append(job)
     rows = [
         {"task": task, "strategy": label, "cells": len(jobs), **_totals(jobs, plan.expected)}
         for (task, label), jobs in sorted(groups.items())
     ]
-    total = [{"task": "all", "strategy": "", "cells": len(plan.todo), **_totals(plan.todo, plan.expected)}]
+    total = [{"task": "all", "strategy": "", "cells": len(todo), **_totals(todo, plan.expected)}]
     table = tabulate(rows + total, headers="keys", tablefmt="simple", disable_numparse=True)
     said = {(job.cell.task.name, line) for job in plan.jobs if (line := described(job.cell.task.params))}
     orders = "".join(f"\n{task}: class folders are numbered {line}" for task, line in sorted(said))
-    return f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}\n{_networks(plan)}{table}{orders}"
+    split = apart(len(todo), sum(bool(job.network) for job in todo))
+    pictures = pictures_of(todo, Registry(), plan.locations)
+    n, size = sum(one.shape[0] for one in pictures), sum(one.size for one in pictures)
+    first = f"\n{n:,} pictures to decode first, {size / 1e9:.2f} GB; nothing is decoded now" if n else ""
+    click.echo(f"{len(todo)} of {len(plan.jobs)} cells to run{split}{first}\n{_networks(plan)}{table}{orders}")
+    broken = sorted({(job.label, job.failure) for job in plan.todo if job.failure is not None})
+    for label, reason in broken:
+        click.echo(f"{label} does not load, and its cells would fail: {reason}", err=True)
+    if broken:
+        sys.exit(1)
 
 
 def _networks(plan: Plan) -> str:

@@ -17,20 +17,9 @@ if TYPE_CHECKING:
     from sparsebench.engine.run import Callbacks
 
 C = TypeVar("C", bound=Callable[..., Any])
-PICTURES = ("images", "backgrounds", "pretrain_images", "data_root", "download")
-SETTING = (
-    "suite",
-    "model",
-    "pretrained",
-    "weights",
-    "weights_key",
-    "networks",
-    *PICTURES,
-    "device",
-    "keep",
-    "macs",
-    "n_train",
-)
+PICTURES = ("images", "backgrounds", "pretrain_images", "data_root", "download", "skip_bad")
+WEIGHTS = ("weights", "weights_key", "networks")
+SETTING = ("suite", "model", "pretrained", *WEIGHTS, *PICTURES, "device", "keep", "macs", "n_train")
 RUN = ("out", "rerun", "checkpoint", "timeout", "memory_limit", "jobs")
 REQUEST = ("plugins", *SETTING, "where", *RUN)
 PLACE = ("engine", "exclusive", "address", "cluster", "dry_run", "observe")
@@ -103,4 +92,4 @@ def callbacks_of(progress: Progress) -> Callbacks:
     """Return what tells a bar of a run."""
     from sparsebench.engine.run import Callbacks
 
-    return Callbacks(progress.begin, progress.step, progress.stopping)
+    return Callbacks(progress.begin, progress.step, progress.stopping, progress.pictures)

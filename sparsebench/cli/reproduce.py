@@ -93,7 +93,7 @@ def _make(paper: str, figures: tuple[str, ...], preset: str, out: Path | None, d
     if dry_run:
         from sparsebench.cli.dry_run import forecast
 
-        click.echo(forecast(run.plan_of(about, figures, preset, folder, how, replace(files, download=False))))
+        forecast(run.plan_of(about, figures, preset, folder, how, replace(files, dry=True)))
         return
     with Progress(folder) as progress:
         verdicts, lost = run.reproduce(about, figures, preset, folder, how, files, callbacks_of(progress))

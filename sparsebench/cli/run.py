@@ -45,7 +45,7 @@ def run(
     A strategy is named by itself or after --plugin, both as often as wanted.
 
     What the folder has is not run again: the same command goes on where it was stopped. Exits with 0 if all is well,
-    1 if cells failed, 2 if the command is wrong.
+    1 if cells failed or pictures cannot be read, 2 if the command is wrong.
     """
     from sparsebench.api import execute
     from sparsebench.board.budget_table import text
@@ -60,7 +60,7 @@ def run(
         from sparsebench.engine.run import plan_of
         from sparsebench.plugin.registry import Registry
 
-        click.echo(forecast(plan_of(request, replace(files, download=False), how, Registry(), out)))
+        forecast(plan_of(request, replace(files, dry=True), how, Registry(), out))
         return
     with Progress(out) as progress:
         finished = execute(request, files, how, out, callbacks_of(progress))

@@ -49,7 +49,7 @@ def show_tokens(
     if dry_run:
         from sparsebench.cli.dry_run import forecast
 
-        click.echo(forecast(plan_of(request, Trainer(replace(files, download=False), how, out))))
+        forecast(plan_of(request, Trainer(replace(files, dry=True), how, out)))
         return
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, callbacks_of(progress))

@@ -60,7 +60,7 @@ def speed(
     how["modes"] = how["modes"] or MODES
     out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
-    with (out / "speed.jsonl").open("a") as file:
+    with (out / "speed.jsonl").open("a", encoding="utf-8") as file:
         for row in measure(network, model.removeprefix("timm:"), strategies, device=device, **how):
             rows.append(row)
             file.write(lines([row]))

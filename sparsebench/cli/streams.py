@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -20,8 +21,19 @@ class _Lenient(io.FileIO):
         return len(data)
 
 
+def _writes(encoding: str, errors: str) -> tuple[str, str]:
+    """Return encoding and errors of a stream: of a shell that has ASCII alone what Python would take for it.
+
+    Names of files are written as the bytes that they are then.
+    """
+    return ("utf-8", "surrogateescape") if codecs.lookup(encoding).name == "ascii" else (encoding, errors)
+
+
 def open_streams() -> None:
-    """Open standard streams that are closed, so that no other file has their numbers; let nothing fail of stderr."""
+    """Open standard streams that are closed, so that no other file has their numbers; let nothing fail of stderr.
+
+    What the encoding of a stream cannot hold is replaced.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -29,9 +41,12 @@ def open_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
     if sys.stdout is None:
         sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        encoding, errors = _writes(sys.stdout.encoding, "replace")
+        sys.stdout.reconfigure(encoding=encoding, errors=errors)
     raw = io.BufferedWriter(_Lenient(2, "w", closefd=False))
-    encoding = getattr(sys.stderr, "encoding", "utf-8")
-    sys.stderr = io.TextIOWrapper(raw, encoding, "backslashreplace", line_buffering=True, write_through=True)
+    encoding, errors = _writes(getattr(sys.stderr, "encoding", "utf-8"), "backslashreplace")
+    sys.stderr = io.TextIOWrapper(raw, encoding, errors, line_buffering=True, write_through=True)
 
 
 def flush_output() -> str | None:

@@ -24,7 +24,8 @@ def submit(folder: Path, strategy: str | None, to: Path) -> None:
     """Write the records of a run's FOLDER as a submission, TO/<strategy>/<version>, and say how to publish it.
 
     It has the strategy's records and those of the baselines beside it, their outcomes, the hash of the plugin's source,
-    the machine and the suite. Nothing is sent: the git commands are printed.
+    the machine and the suite. It names a suite only if it has all its cells. Nothing is sent: the git commands are
+    printed.
     """
     from sparsebench.publish.submit import git_steps
     from sparsebench.publish.submit import submit as submitted

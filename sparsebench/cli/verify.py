@@ -60,7 +60,7 @@ def verify(
     replayed   cells that were run again here agree to the bit
     A submission without any is rejected.
 
-    Only --replay runs the strategy's code, and needs the pictures that the suite was run on.
+    Only --replay runs the strategy's code, and needs the pictures, weights and networks that the run was given.
 
     Exits with 0 if nothing contradicts itself, 1 if something does, 2 if the command is wrong.
     """
@@ -107,11 +107,12 @@ def _lines(verdict: Verdict) -> str:
     within = "" if verdict.points is None else f", agrees within {verdict.points:g} points"
     lines = [f"{verdict.folder}: {verdict.badge}{within}"]
     if verdict.strategy:
-        lines.append(f"{verdict.strategy} {verdict.version}, suite {verdict.suite}, {verdict.records} records")
+        of = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
+        lines.append(f"{verdict.strategy} {verdict.version}, {of}, {verdict.records} records")
     lines += [f"not the next badge: {why}" for why in verdict.why] + verdict.notes
     if verdict.as_reported:
         lines.append(f"as reported: {', '.join(verdict.as_reported)}")
     return "\n  ".join(lines)
 
 
-options(*PICTURES)(verify)
+options("weights", "weights_key", "networks", *PICTURES)(verify)

@@ -29,7 +29,7 @@ def held_over(pids: Sequence[int], limit: float) -> int:
 
 def forget_peak() -> None:
     """Begin to look anew for the most that this process holds."""
-    with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
         file.write("5")
 
 
@@ -41,7 +41,7 @@ def peak() -> int:
 def _sum(pid: int, name: str, *keys: str) -> int:
     """Return the sum of some lines of /proc/PID/NAME in bytes; 0 if the process is gone."""
     try:
-        with open(f"/proc/{pid}/{name}") as file:
+        with open(f"/proc/{pid}/{name}", encoding="utf-8") as file:
             lines = dict(line.split(":", 1) for line in file if ":" in line)
     except OSError:
         return 0

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
+from typing import TypeVar
 
 from pydantic import BaseModel
 
 from sparsebench.records.place import identity
 
+M = TypeVar("M", bound=BaseModel)
 LINE_IS_CUT = 78
 """Exit code of a worker that finds the descriptor of its answers closed or replaced."""
+
+
+def dump(message: BaseModel) -> str:
+    """Return JSON in ASCII. Names of files may have bytes that the shell's encoding has not, which pydantic refuses."""
+    return json.dumps(message.model_dump(mode="json"))
+
+
+def load(kind: type[M], line: str | bytes) -> M:
+    """Return what `dump` was given."""
+    return kind.model_validate(json.loads(line))
 
 
 class Line:

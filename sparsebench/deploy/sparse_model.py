@@ -15,6 +15,7 @@ from sparsebench.errors import UserError
 from sparsebench.measure.cost import Step, mean_step
 from sparsebench.models.actor import LEARNED, Actor, Pass
 from sparsebench.models.deep import DeepViT
+from sparsebench.plans import Mix
 from sparsebench.strategy import ModelOutputs
 from sparsebench.training.evaluate import patches_in
 from sparsebench.training.fit import modules_of
@@ -44,6 +45,7 @@ class SparseModel(nn.Module):
         actor.doubts = False  # nobody would read them
         self._visit, self._removed = 0, False
         self._last: Pass | None = None
+        self._dense: Tensor | None = None  # the images of the last call, if nothing acted: all patches are there
         if actor.learned:
             device = next(self.model.parameters()).device
             learned = modules_of(actor).to(device).train(self.training)
@@ -59,7 +61,7 @@ class SparseModel(nn.Module):
         return None if holder is None else holder()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last": None}
+        return self.__dict__ | {"_last": None, "_dense": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -70,7 +72,8 @@ class SparseModel(nn.Module):
         """Return what the model returns for (B, channels, height, width) pixels, normalised as for the model."""
         self._check(x)
         if not self._acts:
-            self._last = None
+            if not torch.compiler.is_compiling():
+                self._last, self._dense = None, torch.arange(len(x), device=x.device)
             return self.model(x)
         network, actor = self._parts()
         items = torch.arange(len(x), device=x.device)
@@ -79,7 +82,7 @@ class SparseModel(nn.Module):
         outputs = network.act(x, acting, lambda: network.restore(x))
         if not torch.compiler.is_compiling():
             self._visit += training
-            self._last = acting
+            self._last, self._dense = acting, None
         return outputs
 
     @property
@@ -103,6 +106,11 @@ class SparseModel(nn.Module):
         if self._removed:
             raise UserError(f"'{self.spec}' was removed from this network", next_step="call apply again")
         network = self._network
+        if changed := self._changed():
+            raise UserError(
+                f"the network was changed after '{self.spec}' was applied to it: {changed}",
+                next_step="call .remove(), and apply again",
+            )
         weight = next(self.model.parameters())
         if not isinstance(x, Tensor) or x.ndim != 4 or tuple(x.shape[1:]) != network.pixels:
             got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -119,6 +127,16 @@ class SparseModel(nn.Module):
                 "pixels of another precision than the network", got=str(x.dtype).removeprefix("torch."),
                 allowed=f"{kind}, normalised as for the network", next_step="call .to() of one of them",
             )  # fmt: skip
+
+    def _changed(self) -> str | None:
+        """Return what of the model is no longer as the strategy's counts were made for, or None."""
+        model: Any = self.model
+        before = self._network.grid, self._network.patch, self._network.prefix, self._actor.depth
+        now = model.patch_embed.grid_size, model.patch_embed.patch_size, model.num_prefix_tokens, len(model.blocks)
+        for what, old, new in zip(("patches", "pixels of a patch", "class tokens", "blocks"), before, now, strict=True):
+            if (tuple(new) if isinstance(old, tuple) else new) != old:
+                return f"its {what} were {old}, and are {new}"
+        return None
 
     def loss(self, teacher: ModelOutputs | None = None) -> Tensor:
         """Return what the strategy adds to the mean loss of the last call in training; 0 where it has no loss.
@@ -142,21 +160,29 @@ class SparseModel(nn.Module):
     def kept(self, x: Tensor | None = None) -> Tensor:
         """Return (B, patches) booleans, which patches are still there at the end, as themselves or as a group's first.
 
+        All are there where the strategy did not act: one that acts in training only leaves the test as it was.
+
         Args:
             x: pixels, on which the network is called; None for those of the last call.
 
         Raises:
-            UserError: nothing was called before, and no pixels are given.
+            UserError: nothing was called before, and no pixels are given; or tokens are mixed of many patches, of which
+                none stays.
         """
         if x is not None:
             with torch.no_grad():
                 self(x)
-        if self._last is None and (x is None or self._acts):
+        N, last = self._network.cost.tokens, self._last
+        if last is not None and any(isinstance(decision.plan, Mix) for decision in last.decisions):
+            raise UserError(
+                f"'{self.spec}' mixes each token of many patches, so that no patch stays",
+                next_step="sparse.tokens says how many tokens there are after each block",
+            )
+        if last is not None:
+            return patches_in(last.index, N)
+        if self._dense is None:
             raise UserError("nothing was called yet", next_step="give the pixels: kept(x)")
-        if self._last is None:
-            assert x is not None
-            return torch.ones(len(x), self._network.cost.tokens, dtype=torch.bool, device=x.device)
-        return patches_in(self._last.index, self._network.cost.tokens)
+        return torch.ones(len(self._dense), N, dtype=torch.bool, device=self._dense.device)
 
     def steps(self) -> list[Step]:
         """Return what goes on in each block: as planned, or, where each image decides, in the mean of the last call."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sparsebench.errors import UserError
 from sparsebench.planning.planner import Plan
+from sparsebench.sources.cache import cores
 
 MOST_WORKERS = 16
 
@@ -20,15 +21,11 @@ def workers_for(plan: Plan, device: str, asked: int | None, exclusive: bool = Fa
     if asked == 0:
         return 0
     alone = gpus() if device == "cuda" else 1
-    most = min(_cores(), MOST_WORKERS) if device == "cpu" and not exclusive else alone
+    most = min(cores(), MOST_WORKERS) if device == "cpu" and not exclusive else alone
     if exclusive and asked is not None and asked > alone:
         one = "one cell at a time on each GPU" if device == "cuda" else "one cell at a time"
         raise UserError(f"--exclusive runs {one}", got=f"--jobs {asked}", allowed=f"0 to {alone}")
     return max(1, min(asked or most, len(plan.todo)))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resolve_device(device: str) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
 from sparsebench.planning.job import Job
 from sparsebench.records.record import Record
 
-JOBS = TypeAdapter(list[Job])
-"""What a run gives to a worker: one line of JSON."""
+
+class Question(BaseModel):
+    """What a run gives to a worker: cells, those of a batch may be trained in one program."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    jobs: tuple[Job, ...]
 
 
 class Message(BaseModel):

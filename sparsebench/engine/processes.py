@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparsebench.contain.memory import held_over
+from sparsebench.contain.messages import dump
 from sparsebench.contain.process import Worker, how_it_left, was_killed
 from sparsebench.engine.limits import CHECKPOINT, Limits, shown_size, shown_time
-from sparsebench.engine.messages import JOBS, Message
+from sparsebench.engine.messages import Message, Question
 from sparsebench.engine.queue import Queue, Seconds, most_together, unknown
 from sparsebench.engine.setting import OnBegin, Setting, nobody
 from sparsebench.engine.slots import Slot, slots
@@ -116,7 +117,7 @@ def local(
 
 def _command(setting: Setting, strangers: Strangers) -> list[str]:
     """Return what starts a worker; see `worker.main`."""
-    command = [sys.executable, "-u", "-P", "-m", "sparsebench.engine.worker", setting.model_dump_json()]
+    command = [sys.executable, "-u", "-P", "-m", "sparsebench.engine.worker", dump(setting)]
     return [*command, *(["strangers"] if strangers else [])]
 
 
@@ -222,7 +223,7 @@ class Supervisor:
         if worker is None:
             return None
         asked.begins()
-        worker.ask(JOBS.dump_json(list(asked.left.values())))
+        worker.ask(dump(Question(jobs=tuple(asked.left.values()))).encode())
         while asked.left:
             heard = self._hear(worker, asked)
             if isinstance(heard, _End):

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from sparsebench import engine
-from sparsebench.engine import devices
+from sparsebench import engine, sources
+from sparsebench.engine import devices, underway
 from sparsebench.engine.options import Choice
 from sparsebench.engine.setting import Engine, Setting
 from sparsebench.engine.stop import Stop
-from sparsebench.engine.underway import Beat
 from sparsebench.errors import UserError
 from sparsebench.observe.observers import Observers
+from sparsebench.planning import files as pictures
 from sparsebench.planning import planner
 from sparsebench.planning.job import Job
 from sparsebench.planning.planner import Plan, keep_files, keep_metrics, keep_strategies
@@ -37,11 +37,13 @@ class Callbacks:
         on_plan: called with the plan and the number of workers before the first cell starts.
         on_record: called with each stored record.
         on_stop: called, in a signal handler, at the first Ctrl-C.
+        on_pictures: called with how far pictures are that are looked at before, see `sources.cache.Tell`.
     """
 
     on_plan: Callable[[Plan, int], None] = lambda plan, workers: None
     on_record: Callable[[Record], None] = lambda record: None
     on_stop: Callable[[], None] = lambda: None
+    on_pictures: Callable[[str, int, int], None] = lambda what, done, total: None
 
 
 SILENT = Callbacks()
@@ -76,8 +78,9 @@ def run(
         KeyboardInterrupt: it was stopped; what is done is stored.
     """
     choice = Choice.of(how)
-    plan = plan_of(request, files, how, registry, out, narrow, prior)
-    carry_out(plan, how, choice, registry, out, callbacks)
+    with sources.telling(callbacks.on_pictures):
+        plan = plan_of(request, files, how, registry, out, narrow, prior)
+        carry_out(plan, how, choice, registry, out, callbacks)
     return plan
 
 
@@ -105,14 +108,16 @@ def plan_of(
 def carry_out(
     plan: Plan, how: How, choice: Choice, registry: Registry, out: Path, callbacks: Callbacks = SILENT
 ) -> None:
-    """Run what is to do of a plan; see `run`."""
+    """Run what is to do of a plan, its pictures decoded first; see `run`."""
     limits = engine.Limits.parse(how.timeout, how.memory_limit, choice.in_processes, how.exclusive)
     store.check_writable(out)
-    if plan.suite is not None:
-        planner.keep_suite(out, plan.suite, plan.whole)
+    if plan.request is not None:
+        planner.keep_suite(out, plan.request, registry, plan.whole)
     planner.keep_strays(out, plan.strays)
+    planner.keep_left_out(out, plan.locations)
     observers = Observers(registry)
     observers.attach(how.observe, out)
+    pictures.decode(plan.todo, registry, plan.locations)
     seconds, device = plan.expected.seconds, choice.device
     setting = Setting(
         out=out, device=device, locations=dict(plan.locations), checkpoint=how.checkpoint, limits=limits
@@ -178,11 +183,12 @@ def collect(
     keep_files(out, plan.locations)
     _clear_checkpoints(plan, out)
     if not plan.todo:
+        underway.clear(out)
         return
     writer = store.Writer(out)
     store.keep(out / environment.FOLDER, environment.describe())
     stop, first_weights = Stop(callbacks.on_stop), FirstWeights(plan, setting.locations)
-    beat, home = Beat(out, plan.todo, workers, plan.expected), place.identity(out)
+    beat, home = underway.Beat(out, plan.todo, workers, plan.expected), place.identity(out)
     records = engine.records(plan.todo, setting.model_copy(update={"home": home}), stop, beat.begin)
     try:
         with stop.on_interrupt(), beat, _closing(records):

@@ -66,8 +66,9 @@ class Underway(BaseModel):
 
     @property
     def alive(self) -> bool:
-        """Whether it was written lately."""
-        return time.time() - self.updated < SILENT
+        """Whether it was written lately, and, on this machine, by a process that is still there."""
+        there = self.host != socket.gethostname() or _is_there(self.pid)
+        return there and time.time() - self.updated < SILENT
 
 
 class Beat:
@@ -99,9 +100,7 @@ class Beat:
             self.remaining.done(record)
 
     def __enter__(self) -> Beat:
-        for path, underway in _files(self.path.parent):
-            if not underway.alive:
-                path.unlink(missing_ok=True)
+        clear(self.out)
         self.thread.start()
         return self
 
@@ -149,6 +148,25 @@ def read(path: Path) -> Underway | None:
 def underway(out: Path) -> list[Underway]:
     """Return what the runs of a folder say of themselves; one that was killed is silent and not alive."""
     return [state for _, state in _files(out / "underway")]
+
+
+def clear(out: Path) -> None:
+    """Remove what runs of a folder have left that were killed: who runs there now goes on with their cells."""
+    for path, run in _files(out / "underway"):
+        if not run.alive:
+            path.unlink(missing_ok=True)
+    with suppress(OSError):  # others are under way, or there is none
+        (out / "underway").rmdir()
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return pid > 0
 
 
 def _files(folder: Path) -> list[tuple[Path, Underway]]:

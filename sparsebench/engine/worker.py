@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from sparsebench.collector import without_collector
 from sparsebench.contain.exclusive import turn
 from sparsebench.contain.keeper import end_with_parent
-from sparsebench.contain.messages import Line
-from sparsebench.engine.messages import JOBS, Message
+from sparsebench.contain.messages import Line, load
+from sparsebench.engine.messages import Message, Question
 from sparsebench.engine.setting import Setting
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
@@ -92,7 +92,7 @@ def main(setting: Setting, *, strangers: bool) -> None:
             for asked in line.jobs:
                 # Who waits says so: no second of it is a cell's.
                 with turn(context.device, lambda: line.say(Message())) if context.exclusive else nullcontext():
-                    yield JOBS.validate_json(asked)
+                    yield list(load(Question, asked).jobs)
 
         for jobs in turns():
             unfit = ""
@@ -121,7 +121,7 @@ def _watch_functions(health: Health) -> None:
 def _end_before_others() -> None:
     """Have Linux choose this process if the machine is out of memory, and not the run or somebody else's."""
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("900")
+        Path("/proc/self/oom_score_adj").write_text("900", encoding="utf-8")
 
 
 def _say_where_it_hangs(timeout: float) -> None:
@@ -131,4 +131,4 @@ def _say_where_it_hangs(timeout: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Setting.model_validate_json(sys.argv[1]), strangers=len(sys.argv) > 2)
+    main(load(Setting, sys.argv[1]), strangers=len(sys.argv) > 2)

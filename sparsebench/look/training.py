@@ -113,7 +113,7 @@ def narrow(plan: Plan, files: Files, out: Path) -> Plan:
     again |= planner.needed_by(again, jobs, lacks)
     todo = [job for job in jobs if job.cell.id in again]
     places = places_of(files, jobs, plan.locations) | networks.places({job.weights for job in jobs})
-    return replace(plan, jobs=jobs, todo=todo, locations=places, suite=None)
+    return replace(plan, jobs=jobs, todo=todo, locations=places, request=None)
 
 
 def trained_cell(job: Job, registry: Registry, context: Context) -> Prepared:

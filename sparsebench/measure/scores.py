@@ -26,6 +26,9 @@ class Items:
         ranks: how many classes come before the item's own; 0 where that is the predicted one.
         losses: in single precision.
         foregrounds: numbers of the pictures that they show, or None; see `Split`.
+        confidence: the probability of the predicted class, where the loss is the cross-entropy.
+        kept: (n, N) booleans, which patches or tokens of the input were still there at the end, a merged one as its
+            group's first; all where nothing acts. Records hold neither: both are None when they are read again.
     """
 
     predicted: np.ndarray
@@ -34,6 +37,8 @@ class Items:
     ranks: np.ndarray
     losses: np.ndarray
     foregrounds: np.ndarray | None = None
+    confidence: np.ndarray | None = None
+    kept: np.ndarray | None = None
 
     @property
     def correct(self) -> np.ndarray:

@@ -155,7 +155,7 @@ class Pass:
     Attributes:
         keep, scaled: as in `Actor`, in this pass.
         index, sizes: (B, N) of the tokens that are there now, see `TokenView`.
-        weights: (B, N) how much each counts as a key, see `Mask`.
+        asked: what the network asked for of what it must heed, see `check_network`.
         ragged: whether images kept different numbers of tokens; what fills up their rows has size 0 and index -1.
         masked: whether some tokens count less than others.
         decisions: what the strategy chose so far, in order.
@@ -177,7 +177,7 @@ class Pass:
     scaled: frozenset[int]
     index: Tensor = field(init=False)
     sizes: Tensor = field(init=False)
-    weights: Tensor = field(init=False)
+    _weights: Tensor = field(init=False)
     ragged: bool = False
     masked: bool = False
     decisions: list[Decision] = field(default_factory=list)
@@ -189,11 +189,12 @@ class Pass:
     doubts: list[tuple[Tensor, Callable[[], None]]] = field(default_factory=list)
     previous: Tensor | None = None
     resting: int = 0
+    asked: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         B, device = len(self.items), self.items.device
         self.index = torch.arange(self.count, device=device).expand(B, self.count)
-        self.sizes = self.weights = torch.ones(B, self.count, device=device)
+        self.sizes = self._weights = torch.ones(B, self.count, device=device)
 
     @property
     def scores(self) -> Tensor | None:
@@ -243,6 +244,12 @@ class Pass:
         return self.actor.weighs_sizes and any(merges(d.plan) for d in self.decisions)
 
     @property
+    def weights(self) -> Tensor:
+        """(B, N) how much each token that is there counts as a key, see `Mask`."""
+        self.asked.add("weights")
+        return self._weights
+
+    @property
     def whole(self) -> bool:
         """Whether every token that is there is one patch, and none fills up a row: so far they were only removed."""
         plans = [decision.plan for decision in self.decisions]
@@ -255,6 +262,7 @@ class Pass:
 
     def bias(self) -> Tensor | None:
         """Return (B, N), what is added to what tokens are weighed by as keys: log sizes, -inf for padding, or None."""
+        self.asked.add("bias")
         if self.weighs_sizes:
             return self.sizes.log()
         return torch.zeros_like(self.sizes).masked_fill(self.sizes == 0, -torch.inf) if self.ragged else None
@@ -265,20 +273,50 @@ class Pass:
         return self.training and self.actor.acts and self.actor.strategy.has_loss
 
     def loss(self) -> Tensor:
-        """Return the strategy's own loss, when the network has run; see `Strategy.loss`."""
-        assert self.student is not None
+        """Return the strategy's own loss, when the network has run; see `Strategy.loss`.
+
+        Raises:
+            UnsupportedError: the network does not say what came out.
+        """
+        if self.student is None:
+            must = "set acting.student = ModelOutputs(logits, tokens) if acting.learns"
+            raise self._cannot("has a loss of its own", must)
         macs, shares = self.actor.share_of(self.actor.planned), self.actor.shares
-        inputs = LossInputs(self.student, self.teacher, self.memory, self.weights, shares, macs, self.actor.spent)
+        inputs = LossInputs(self.student, self.teacher, self.memory, self._weights, shares, macs, self.actor.spent)
         return self.actor.strategy.loss(inputs)
 
     def read_out(self, prefix: Tensor, tokens: Tensor) -> Tensor:
         """Return the (B, P, C) tokens that the head is to read, see `Strategy.read_out`."""
+        self.asked.add("read_out")
         return self.actor.strategy.read_out(self.memory, prefix, tokens)
 
     @property
     def reads_out(self) -> bool:
         """Whether the strategy acts in this pass and has a say in what the head reads."""
         return self.actor.acts and self.actor.strategy.reads_out
+
+    def check_network(self) -> None:
+        """Raise UnsupportedError if the network, which has run, did not heed what the strategy hangs on."""
+        if len(self.steps) != self.actor.depth:
+            raise self._cannot(f"acts in {self.actor.depth} blocks", "call acting.went(...) once in each")
+        if self.reads_out and "read_out" not in self.asked:
+            raise self._cannot("says what the head reads", "call acting.read_out(prefix, tokens) if acting.reads_out")
+        if "decide" not in self.asked and any(map(self.acts, {*self.keep, *self.actor.more})):
+            raise self._cannot(f"acts at the {self.site} site", "call acting.decide(...) there if acting.acts_at(...)")
+        last = self.actor.depth - (self.site == "attention")  # what is chosen within it comes after its attention
+        plans = [decision.plan for decision in self.decisions if decision.block < last]
+        if any(isinstance(plan, Rest) and plan.index.shape[1] for plan in plans) and not any(
+            s.rested for s in self.steps
+        ):
+            raise self._cannot("lets tokens rest", "run the block on the tokens plan.active alone, in only_active(...)")
+        uneven = any(merges(plan) for plan in plans) and self.weighs_sizes
+        if (uneven or any(isinstance(plan, Padded) for plan in plans)) and "bias" not in self.asked:
+            raise self._cannot("has tokens count differently", "add acting.bias() to what attention weighs keys by")
+        if self.masked and any(isinstance(plan, Mask) for plan in plans) and "weights" not in self.asked:
+            raise self._cannot("has tokens count differently", "weigh keys by acting.weights if acting.masked")
+
+    def _cannot(self, does: str, must: str) -> UnsupportedError:
+        return UnsupportedError(f"'{self.actor.strategy.name}' {does}, which this model does not heed: it must {must}")
 
     def acts_at(self, site: Site, block: int) -> bool:
         """Say whether fewer tokens are to leave this site of this block than come to it."""
@@ -302,6 +340,7 @@ class Pass:
         """
         if not self.acts(block):
             return None
+        self.asked.add("decide")
         came, strategy = self.present, self.actor.strategy
         keep = self._count_at(block)
         plan = strategy.plan(self._view(block, given), keep)
@@ -357,11 +396,11 @@ class Pass:
         before = self.index
         self.index, self.sizes = tokens.index_after(plan, before), tokens.sizes_after(plan, self.sizes)
         if isinstance(plan, Mask):
-            self.weights, self.masked = self.weights * plan.keep, True
+            self._weights, self.masked = self._weights * plan.keep, True
         elif self.masked and only_removes(plan):
-            self.weights = tokens.sizes_after(plan, self.weights)
+            self._weights = tokens.sizes_after(plan, self._weights)
         elif not isinstance(plan, Shift):
-            self.weights, self.masked = torch.ones_like(self.sizes), False
+            self._weights, self.masked = torch.ones_like(self.sizes), False
         self.decisions.append(Decision(block, before, self.index, plan))
         return plan
 
@@ -389,7 +428,7 @@ class Pass:
             {need: fields[need] for need in self.requires},
             index=self.index,
             sizes=self.sizes,
-            weights=self.weights,
+            weights=self._weights,
             place=cost.place(block, count, count),
             training=self.training,
             grid=self.actor.grid,

@@ -45,9 +45,7 @@ def contenders_of(
     """
     named_here = () if request.alone else entry.strategies
     specs = plugins + [parse(text) for text in named_here or ()]
-    shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
-    usual = shared or list(() if request.single else entry.budgets)
-    usual = usual or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
+    usual = usual_budgets(suite, entry, request)
     budgets = [budgets_of(spec, usual) for spec in specs]
     for each in (usual, *budgets):
         _check_different(each)
@@ -64,6 +62,13 @@ def contenders_of(
             part = Part.of(strategy)
             for budget in each if strategy.budgeted else [FULL]:
                 yield strategy, registered, budget, part
+
+
+def usual_budgets(suite: Suite, entry: SuiteTask, request: Request) -> list[Budget]:
+    """Return the budgets of a strategy that names none: those of the request, else of the task, else of the suite."""
+    shared = [Budget(keep_rate=rate) for rate in request.keep] + [Budget(macs=share) for share in request.macs]
+    usual = shared or list(() if request.single else entry.budgets)
+    return usual or [Budget(**suite.budget.model_dump(exclude={"blocks"}, exclude_unset=True))]
 
 
 def _check_different(budgets: list[Budget]) -> None:

@@ -7,20 +7,21 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from sparsebench.budget import FULL
+from sparsebench.budget import AMOUNTS, FULL, Budget
 from sparsebench.errors import UserError, unknown
 from sparsebench.models.base import Model
 from sparsebench.planning.budgets import fit_budget, known_cost
-from sparsebench.planning.contenders import Contender, contenders_of, draws_random, specs_of
+from sparsebench.planning.contenders import Contender, contenders_of, draws_random, specs_of, usual_budgets
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import training_entry
 from sparsebench.planning.request import Request
 from sparsebench.planning.suite import Suite, SuiteTask, load
 from sparsebench.plugin.registry import Found, Registry
-from sparsebench.records.cell import Cell, Part, Track, Where
+from sparsebench.records.cell import Cell, Part, Track, Where, digest
 from sparsebench.spec import fill, label, parse
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Locations, Task, check_items
@@ -28,6 +29,8 @@ from sparsebench.tasks.base import Locations, Task, check_items
 log = logging.getLogger(__name__)
 
 WEIGHTS_SEED = 0
+PICTURES = ("images", "backgrounds", "pretrain_images")
+"""Parameters of tasks that name pictures."""
 ImageUse = Literal["images", "tested_images"]
 """The field of a request with the images of tasks that train, and of those that do not."""
 
@@ -81,6 +84,7 @@ def _check_weights(settings: Collection[_Setting], locations: Locations) -> None
     """
     said: dict[str, None] = {}
     for setting in settings:
+        setting.task.check_located(locations)
         said[setting.model.check_weights(setting.task, locations)] = None
         check_items(setting.task, getattr(setting.task, "test", 0))
     for line in filter(None, said):
@@ -221,6 +225,60 @@ def _where(setting: _Setting, strategy: Strategy) -> Where:
 
 def _label(strategy: Strategy) -> str:
     return label(strategy.name, strategy.model_dump(mode="json", exclude_defaults=True))
+
+
+class _Question(NamedTuple):
+    """What a suite asks of a strategy, or a cell answers; where a suite takes what users choose, that is left out."""
+
+    setting: str
+    where: Where
+    amount: str
+
+
+def _question(
+    task: Part, model: Part, n_train: int, repetition: int, track: Track, where: Where, budget: Budget
+) -> _Question:
+    """Return what is asked; of a task that trains nothing, which is about a user's network and data, its name alone."""
+    params = {key: value for key, value in task.params.items() if key not in PICTURES}
+    about = [params, model.model_dump(mode="json")] if n_train else []
+    amount = next(f"{key} {value}" for key in AMOUNTS if (value := getattr(budget, key)) is not None)
+    acts: Where = "test" if where == "test" and track == "scratch" else "both"
+    return _Question(digest([task.name, n_train, repetition, track, *about]), acts, amount)
+
+
+def _questions(suite: Suite, request: Request, registry: Registry) -> Iterator[tuple[_Question, str]]:
+    """Yield what a suite asks of every strategy, and the same in words."""
+    for entry in suite.task:
+        alone = suite.model_copy(update={"task": (entry,)})
+        task, seeds = Part(name=entry.name), entry.seeds or suite.seeds
+        each: Iterable[tuple[Part, Part, Where]] = [(task, task, entry.where)]
+        if registry.task(entry.name).trains:
+            each = ((*one.parts, one.where) for one in _settings(alone, request, registry, {}))
+        usual = usual_budgets(suite, entry, request)
+        for (task, model, where), n_train, number, budget in product(each, entry.n_train, range(seeds), usual):
+            words = f"{entry.name} with {n_train} samples, repetition {number}, {budget.label}"
+            yield _question(task, model, n_train, number, entry.track, where, budget), words
+
+
+def unanswered(suite: Suite, cells: Collection[Cell], registry: Registry, *, any_budget: bool) -> list[str]:
+    """Return what a suite asks of every strategy and some cells do not answer, in words.
+
+    Pictures are the user's, and so are networks and labels where nothing is trained. With `any_budget` the cells need
+    not have the suite's budgets.
+    """
+    answered = {
+        _question(cell.task, cell.model, cell.n_train, cell.repetition, cell.track, cell.where, cell.budget)
+        for cell in cells
+    }
+    settings = {one.setting for one in answered}
+    pictures: dict[str, Any] = {
+        key: name for cell in cells for key in PICTURES if (name := cell.task.params.get(key)) and cell.n_train
+    }
+    try:
+        asked = list(_questions(suite, Request(**pictures), registry))
+    except UserError as error:  # a task of the suite needs other pictures than any of the cells have
+        return [str(error)]
+    return [words for one, words in asked if ((one.setting not in settings) if any_budget else (one not in answered))]
 
 
 @dataclass(frozen=True)
@@ -378,7 +436,7 @@ def _refuse_trained(suite: Suite, entries: list[SuiteTask], request: Request) ->
 
 def _task(name: str, params: dict[str, Any], request: Request, registry: Registry) -> Task:
     cls = registry.task(name)
-    for key in ("images", "backgrounds", "pretrain_images"):
+    for key in PICTURES:
         given = getattr(request, _image_use(cls) if key == "images" else key)
         if given is not None and key in cls.model_fields:
             params = params | {key: given}

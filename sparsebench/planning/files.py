@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from sparsebench.planning import weights
 from sparsebench.planning.expand import ImageUse
 from sparsebench.planning.job import Job
 from sparsebench.planning.request import Files
-from sparsebench.sources import cache
+from sparsebench.plugin.registry import Registry
 from sparsebench.sources.known import OFFICIAL
+from sparsebench.spec import fill
 from sparsebench.tasks import folder
 from sparsebench.text import plain
 
@@ -53,8 +55,11 @@ def locate(files: Files, uses: Sequence[ImageUse] = ("images",)) -> tuple[dict[s
 def _once(files: Files, use: str, spec: str) -> tuple[str, Path | None]:
     """Return name and place of pictures, looked at the first time only."""
     if use not in files.located:
-        tested = use == "tested_images"
-        files.located[use] = folder.locate(spec) if tested else LOCATED[use](spec, files.data_root, files.download)
+        bad = sources.Bad(skip=files.skip_bad, look=not files.dry)
+        if use == "tested_images":
+            files.located[use] = folder.locate(spec, bad)
+        else:
+            files.located[use] = LOCATED[use](spec, files.data_root, files.download and not files.dry, bad)
     return files.located[use]
 
 
@@ -81,9 +86,34 @@ def places_of(files: Files, jobs: Sequence[Job], named: Mapping[str, Path]) -> d
     named_in = ((key, job.cell.task.params.get(key)) for job in jobs for key in LOCATED)
     for parameter, name in sorted({(key, name) for key, name in named_in if isinstance(name, str)}):
         if name in OFFICIAL and name not in places:
-            place = LOCATED[parameter](name, files.data_root, files.download)[1]
+            place = LOCATED[parameter](name, files.data_root, files.download and not files.dry)[1]
             assert place is not None
             places[name] = place
-    if places:
-        cache.check()
     return places
+
+
+def pictures_of(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) -> list[sources.Pixels]:
+    """Return what jobs need of users' pictures and is not decoded yet.
+
+    Of a cell whose data cannot be drawn there is nothing: its record will say why not.
+    """
+    cells = {job.cell.draw: job.cell for job in jobs} if places else {}
+    wanted: dict[str, sources.Pixels] = {}
+    for cell in cells.values():
+        with suppress(UserError):
+            task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
+            wanted |= {one.name: one for one in task.pictures(cell.n_train, cell.repetition, places)}
+    return [one for one in wanted.values() if one.kept() is None]
+
+
+def decode(jobs: Sequence[Job], registry: Registry, places: Mapping[str, Path]) -> None:
+    """Decode what jobs need of users' pictures, so that no cell has to, nor has to look through folders again.
+
+    Raises:
+        BadPicturesError: all that cannot be read.
+        UserError: there is no room for what they become, or a picture is not what it was.
+    """
+    for name in places if jobs else ():
+        sources.keep_contents(name)
+    if wanted := pictures_of(jobs, registry, places):
+        sources.decode(wanted)

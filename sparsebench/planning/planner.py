@@ -10,19 +10,20 @@ from itertools import islice
 from pathlib import Path
 from typing import get_args
 
+from sparsebench import sources
 from sparsebench.errors import UserError
-from sparsebench.planning.expand import expand, image_uses
+from sparsebench.planning.expand import expand, image_uses, unanswered
 from sparsebench.planning.expected import Expected
 from sparsebench.planning.files import locate, places_of, strays_of
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
 from sparsebench.planning.request import Files, Request, Rerun
 from sparsebench.planning.shard import Shard
-from sparsebench.planning.suite import Suite, load
+from sparsebench.planning.suite import load
 from sparsebench.planning.weights import file_names
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
-from sparsebench.records.manifests import Asked, Described, Given, how_of, setting_of
+from sparsebench.records.manifests import OWN, Asked, Described, Given, LeftOut, how_of, setting_of
 from sparsebench.records.record import ANSWERS, Head, Past
 
 HISTORY = 10_000
@@ -39,7 +40,7 @@ class Plan:
             what those began with.
         known: what the store has of every cell.
         expected: what the cells are expected to take.
-        suite: the request's; None where the jobs are only some of what it asks for.
+        request: None where the jobs are only some of what it asks for.
         anew: whether trainings that were cut short start again from their beginning.
         strays: what lies in folders of pictures and is left out, in one line by their names.
     """
@@ -50,7 +51,7 @@ class Plan:
     whole: list[Job]
     known: Mapping[str, Head]
     expected: Expected
-    suite: Suite | None
+    request: Request | None
     anew: bool = False
     strays: Mapping[str, str] = field(default_factory=dict)
 
@@ -94,8 +95,8 @@ def plan(
     expected = Expected((stored.item for stored in history), prior)
     jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo, locations) | networks.places({job.after for job in todo} - {""})
-    ordered, suite = expected.longest_first(todo), load(request.suite)
-    return Plan(jobs, ordered, places, whole, known, expected, suite, rerun == "always", strays_of(files))
+    ordered = expected.longest_first(todo)
+    return Plan(jobs, ordered, places, whole, known, expected, request, rerun == "always", strays_of(files))
 
 
 def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
@@ -151,26 +152,38 @@ def keep_metrics(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
                 store.keep(out / manifests.METRICS, asdict(kind))
 
 
+def keep_left_out(out: Path, names: Iterable[str]) -> None:
+    """Write which pictures were left out of located ones, unless it is there."""
+    for name in names:
+        if (found := sources.known_contents(name)) is not None and found.left_out:
+            names_ = (path.encode("utf-8", "backslashreplace").decode() for path in sorted(found.left_out))
+            said = LeftOut(images=name, count=len(found.pictures), names=tuple(names_))
+            store.keep(out / manifests.PICTURES, said.model_dump(mode="json"))
+
+
 def keep_files(out: Path, locations: Mapping[str, Path]) -> None:
     """Write what the files of trained weights are called, unless it is there."""
     for name, file in file_names(locations).items():
         store.keep(out / manifests.FILES, Given(name=name, file=file).model_dump(mode="json"))
 
 
-def keep_suite(out: Path, suite: Suite, jobs: Iterable[Job]) -> None:
-    """Write which suite was asked for, unless it is there.
+def keep_suite(out: Path, request: Request, registry: Registry, jobs: Iterable[Job]) -> None:
+    """Write which suite was asked for, unless it is there: none where not all of it was.
 
     A repetition in which some strategies are not tested again, as they draw nothing, is asked of none.
     """
+    suite, cells = load(request.suite), [job.cell for job in jobs if job.asked]
     of_strategy: dict[str, set[str]] = defaultdict(set)
     again = set()
-    for job in jobs:
-        if job.asked:
-            of_strategy[job.cell.strategy.name].add(setting := setting_of(job.cell))
-            again |= {setting} if job.cell.network and job.cell.repetition else set()
+    for cell in cells:
+        of_strategy[cell.strategy.name].add(setting := setting_of(cell))
+        again |= {setting} if cell.network and cell.repetition else set()
     every = set[str]().union(*of_strategy.values())
-    settings = every - again | again.intersection(*of_strategy.values())
-    asked = Asked(name=suite.name, version=suite.version, settings=tuple(sorted(settings)))
+    settings = tuple(sorted(every - again | again.intersection(*of_strategy.values())))
+    asked = Asked(name=suite.name, version=suite.version, settings=settings)
+    otherwise = request.keep or request.macs or request.single or request.where != "both"
+    if otherwise or unanswered(suite, cells, registry, any_budget=True):
+        asked = Asked(name=OWN, version=1, settings=settings)
     store.keep(out / manifests.SUITES, asked.model_dump(mode="json"))
 
 

@@ -81,6 +81,7 @@ class Files:
     """Where pictures and trained weights come from; None leaves the suite's.
 
     Attributes:
+        dry: whether nothing is to be fetched or decoded.
         located: name and place of what was looked at, by its use; see `files.locate`.
         networks_located: the same of weights, places by their names.
     """
@@ -90,6 +91,7 @@ class Files:
     pretrain_images: str | None = option(None, "Pictures of pre-training. [the task's own]", metavar="NAME|folder:DIR")
     data_root: Path | None = option(None, "Where official data sets lie. [./data]")
     download: bool = option(False, "Fetch what torchvision can to --data-root if it is missing.")
+    skip_bad: bool = option(False, "Leave out pictures that cannot be read; the board says how many.")
     weights: tuple[Path, ...] = option(
         (),
         "Begin with trained weights: a file, a folder of files, or a quoted pattern; each file is a network. "
@@ -105,6 +107,7 @@ class Files:
         "A run's folder with networks that were trained for the suite. [those of --out, then sparsebench's own]",
         metavar="DIR",
     )
+    dry: bool = False
     located: dict[str, tuple[str, Path | None]] = field(default_factory=dict, init=False, compare=False, repr=False)
     networks_located: dict[str, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -163,6 +166,7 @@ class Options(TypedDict, total=False):
     pretrain_images: str | None
     data_root: str | os.PathLike[str] | None
     download: bool
+    skip_bad: bool
     weights: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] | None
     weights_key: str | None
     networks: str | os.PathLike[str] | None

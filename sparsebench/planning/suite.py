@@ -110,12 +110,12 @@ def text(name: str) -> str:
         if not Path(name).is_file():
             raise UserError(f"suite file {name} does not exist")
         try:
-            return Path(name).read_text()
+            return Path(name).read_text(encoding="utf-8")
         except OSError as error:
             raise UserError(f"suite file {name} cannot be read: {error.strerror}") from error
     if name not in names():
         raise unknown("suite", name, names())
-    return (_folder() / f"{name}.toml").read_text()
+    return str((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def load(name: str) -> Suite:

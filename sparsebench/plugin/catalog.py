@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from sparsebench.errors import UserError
-from sparsebench.plugin.installed import distribution, entries, files_of
+from sparsebench.plugin.installed import distribution, entries, files_of, module_of
 from sparsebench.records.cell import digest
 from sparsebench.records.files import cache_folder, content_hash, write_whole
 from sparsebench.version import __version__
@@ -34,7 +34,7 @@ class _Kept(BaseModel):
 
 def fingerprint() -> str:
     """Return a digest of the installed plugins, with all modules of their packages and of this one."""
-    places = {entry.module.partition(".")[0]: entry for entry in entries().values()}
+    places = {module_of(entry).partition(".")[0]: entry for entry in entries().values()}
     about = [[entry.name, entry.value, *distribution(entry)] for entry in entries().values()]
     modules = {str(path): content_hash(path) for entry in places.values() for path in files_of(entry)}
     return digest([about, modules, __version__, sys.version])

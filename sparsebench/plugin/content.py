@@ -6,19 +6,21 @@ Python would take the code that lies in `__pycache__` instead, if only its time 
 from __future__ import annotations
 
 import ast
+import builtins
 import hashlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import metadata
+from dataclasses import dataclass, field, replace
+from importlib import import_module, metadata
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from io import BufferedReader
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 from sparsebench.errors import UserError
 from sparsebench.records.files import content_hash, open_file
@@ -38,12 +40,14 @@ class Content:
         hashes: their SHA-256, by path.
         sources: what those of them hold that are Python, by path.
         sha256: of the file where there is one; of the names and hashes of all where there are several.
+        beside: the modules and packages of a plugin file's folder that are among them, by name.
     """
 
     root: Path
     hashes: dict[Path, str]
     sources: dict[Path, bytes]
     sha256: str
+    beside: Mapping[str, Path] = field(default_factory=dict)
 
     @classmethod
     def of_file(cls, path: Path) -> Content:
@@ -56,7 +60,10 @@ class Content:
         root = path.parent
         while (root / "__init__.py").is_file() and root != root.parent:
             root = root.parent
-        return cls._read(path, root, _modules(root) | _modules(path.parent))
+        beside = _modules(root) | _modules(path.parent)
+        content = cls._read(path, root, beside)
+        found = {name: one for name, one in beside.items() if {one, one / "__init__.py"} & content.hashes.keys()}
+        return replace(content, beside={name: one for name, one in found.items() if one != path})
 
     @classmethod
     def of_entry(cls, entry: metadata.EntryPoint, origin: Path) -> Content:
@@ -115,8 +122,17 @@ class Content:
         return {_name(path, self.root): path for path in self.hashes}
 
     def module(self, name: str, path: Path) -> ModuleType:
-        """Return a new module of one of the files, which its loader executes."""
-        spec = spec_from_file_location(name, path, loader=_Loader(name, path, self.sources[path]))
+        """Return a new module of one of the files, which its loader executes.
+
+        What it imports from beside it is its own: other plugins have other modules of these names, and what is
+        installed is not hidden by them.
+        """
+        own = {name: one for name, one in self.beside.items() if not _is_installed(name, {self.root, path.parent})}
+        own_modules = None
+        if own:
+            own_modules = _OwnModules(f"{name}_{self.sha256[:8]}", own)
+            _FINDER.own[own_modules.prefix] = own_modules
+        spec = spec_from_file_location(name, path, loader=_Loader(name, path, self.sources[path], own_modules))
         assert spec is not None
         return module_from_spec(spec)
 
@@ -190,12 +206,61 @@ def _imports(content: bytes, known: Mapping[str, Path]) -> list[str]:
     return sorted(names & known.keys())
 
 
+def _is_installed(name: str, folders: set[Path]) -> bool:
+    """Say whether there is a module of a name that lies neither in these folders nor in the working directory."""
+    here = {os.path.realpath(folder) for folder in (*folders, Path.cwd())}
+    places = [place for place in sys.path if place and os.path.realpath(place) not in here]
+    if PathFinder.find_spec(name, places) is not None:
+        return True
+    others = [finder for finder in sys.meta_path if finder not in (PathFinder, _FINDER)]
+    specs = [finder.find_spec(name, None) for finder in others]  # of libraries that are installed as links
+    origins = [spec.origin or "" for spec in specs if spec is not None]
+    return any(os.path.realpath(os.path.dirname(origin)) not in here for origin in origins)
+
+
+class _OwnModules:
+    """The modules that a plugin file imports from beside it, under private names that begin with a prefix."""
+
+    def __init__(self, prefix: str, places: Mapping[str, Path]):
+        self.prefix, self.places = prefix, places
+        self.builtins = {**vars(builtins), "__import__": self._import}
+
+    def _import(
+        self, name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
+    ) -> Any:
+        """Do what `import` does in these modules; see `builtins.__import__`."""
+        first = name.partition(".")[0]
+        if level or first not in self.places:
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        if self.prefix not in sys.modules:
+            parent = ModuleType(self.prefix)
+            parent.__path__ = []
+            sys.modules[self.prefix] = parent
+        full = f"{self.prefix}.{name}"
+        import_module(full)
+        return builtins.__import__(full, None, None, fromlist) if fromlist else sys.modules[f"{self.prefix}.{first}"]
+
+    def file_of(self, name: str) -> tuple[Path, bool]:
+        """Return where a module lies, by its name below the prefix, and whether it is a package."""
+        first, *rest = name.split(".")
+        place = self.places[first].joinpath(*rest)
+        if place.is_dir():
+            return place / "__init__.py", True
+        return (place.with_name(f"{place.name}.py") if rest else place), False
+
+
 class _Loader(SourceFileLoader):
     """Compiles what was read; neither reads nor writes compiled code."""
 
-    def __init__(self, name: str, path: Path, content: bytes):
+    def __init__(self, name: str, path: Path, content: bytes, own: _OwnModules | None = None):
         super().__init__(name, os.fspath(path))
-        self.content = content
+        self.content, self.own = content, own
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute what was read; where it has modules of its own, with an `import` that finds them."""
+        if self.own is not None:
+            vars(module)["__builtins__"] = self.own.builtins
+        super().exec_module(module)
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of what was read."""
@@ -213,6 +278,7 @@ class _Finder(MetaPathFinder):
         self.hashes: dict[Path, str] = {}
         self.sources: dict[Path, bytes] = {}
         self.loaded: dict[str, Path] = {}
+        self.own: dict[str, _OwnModules] = {}
 
     def admit(self, content: Content) -> None:
         """Take the files of a plugin; modules that were loaded from other contents of them are forgotten."""
@@ -229,6 +295,14 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return what another finder finds, with a loader that executes what was read."""
+        prefix, _, rest = fullname.partition(".")
+        if rest and prefix in self.own:
+            file, is_package = self.own[prefix].file_of(rest)
+            if file not in self.sources:
+                return None
+            loader = _Loader(fullname, file, self.sources[file], self.own[prefix])
+            places = [os.fspath(file.parent)] if is_package else None
+            return spec_from_file_location(fullname, file, loader=loader, submodule_search_locations=places)
         finders = (finder for finder in sys.meta_path if finder is not self)
         specs = (finder.find_spec(fullname, path, target) for finder in finders)
         spec = next((spec for spec in specs if spec is not None), None)

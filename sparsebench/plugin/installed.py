@@ -24,7 +24,8 @@ HIDDEN = "SPARSEBENCH_HIDE"
 def _name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
     """Return a distribution's name and version; each look at them parses its metadata anew, in a millisecond."""
     about = dist.metadata
-    return about["Name"], about["Version"]
+    name, version = (str((about.get_all(key) or [""])[0]) for key in ("Name", "Version"))
+    return name, version
 
 
 def distribution(entry: metadata.EntryPoint) -> tuple[str, str]:
@@ -32,10 +33,17 @@ def distribution(entry: metadata.EntryPoint) -> tuple[str, str]:
     return _name_and_version(entry.dist) if entry.dist is not None else ("", "")
 
 
+def module_of(entry: metadata.EntryPoint) -> str:
+    """Return the module that an entry point names; "" where what it says is no module's name."""
+    match = entry.pattern.match(entry.value)
+    module = "" if match is None else str(match["module"])
+    return module if all(part.isidentifier() for part in module.split(".")) else ""
+
+
 def entries() -> dict[str, metadata.EntryPoint]:
     """Return the installed entry points by name; of two with one name the shipped one, else the first, counts."""
     known: dict[str, metadata.EntryPoint] = {}
-    hidden = os.environ.get(HIDDEN, "").split(",")
+    hidden = set(os.environ.get(HIDDEN, "").split(",")) - {""}
     present = (entry for entry in metadata.entry_points(group=PROJECT) if distribution(entry)[0] not in hidden)
     for entry in sorted(present, key=lambda e: (e.name, not is_shipped(e))):
         first = known.setdefault(entry.name, entry)
@@ -51,8 +59,8 @@ def strangers() -> list[metadata.EntryPoint]:
 
 def files_of(entry: metadata.EntryPoint) -> list[Path]:
     """Return the Python files of the package, or the one module, in which an entry point lies; none is imported."""
-    name = entry.module.partition(".")[0]
-    specs = (finder.find_spec(name, None) for finder in sys.meta_path)
+    name = module_of(entry).partition(".")[0]
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path if name)
     spec = next((spec for spec in specs if spec is not None), None)
     if spec is None:
         return []
@@ -98,7 +106,7 @@ def shipped_source(name: str) -> Path | None:
 
 
 def _source(entry: metadata.EntryPoint | None) -> Path | None:
-    parts = entry.module.split(".") if entry else []
+    parts = module_of(entry).split(".") if entry and module_of(entry) else []
     place: Sequence[str] | None = None
     source = None
     for end in range(1, len(parts) + 1):

@@ -27,10 +27,11 @@ from sparsebench.measure import metrics
 from sparsebench.models.base import Model
 from sparsebench.observer import Observer
 from sparsebench.plugin.content import Content
-from sparsebench.plugin.installed import content_of, distribution, entries, is_shipped
+from sparsebench.plugin.installed import content_of, distribution, entries, is_shipped, module_of
 from sparsebench.records.origin import Origin
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Task
+from sparsebench.text import as_utf8
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class Registry:
         if name.endswith(".py"):
             path = Path(name)
             self.load_file(path)
-            plugin, observers = f"file:{path.name}", self._observers_in.get(path.resolve(), [])
+            plugin, observers = as_utf8(f"file:{path.name}"), self._observers_in.get(path.resolve(), [])
         else:
             if name not in self._observers:
                 self._look_for(name, self._observers)
@@ -205,6 +206,8 @@ class Registry:
 
     def _load_entry(self, name: str, entry: metadata.EntryPoint) -> str | None:
         """Import an installed plugin and take what its hooks return; return why that failed, or None."""
+        if not module_of(entry):
+            return f"its entry point names no module: '{entry.value}'"
         try:
             if (content := content_of(entry)) is not None:
                 content.admit()
@@ -230,14 +233,14 @@ class Registry:
         A file that fails to load stands for one strategy, named as the file, whose cells will have failed.
 
         Raises:
-            UserError: there is no such file, it cannot be read, or it brings nothing.
+            UserError: there is no such file, it cannot be read, it brings nothing, or something whose name is taken.
         """
         if not path.is_file():
             raise UserError(f"plugin file {path} does not exist")
         path = path.resolve()
         if path not in self._files:
             content = Content.of_file(path)
-            origin = Origin(plugin=f"file:{path.name}", sha256=content.sha256)
+            origin = Origin(plugin=as_utf8(f"file:{path.name}"), sha256=content.sha256)
             known, observers = self._size(), set(self._observers)
             failure = self._load_rehearsed(partial(self._load_module, path, content, origin))
             if failure is None and known == self._size():
@@ -247,7 +250,7 @@ class Registry:
                 )
             if failure is not None:
                 self.broken[origin.plugin] = failure
-                stem = self._free_name(re.sub(r"\W", "_", path.stem))
+                stem = self._free_name(re.sub(r"\W", "_", as_utf8(path.stem)))
                 self._strategies[stem] = _stand_in(stem, origin, path, failure)
             self._observers_in[path] = [cls for name, cls in self._observers.items() if name not in observers]
             self._files[path] = [name for name, registered in self._strategies.items() if registered.file == path]
@@ -271,7 +274,7 @@ class Registry:
 
     def _load_module(self, path: Path, content: Content, origin: Origin) -> str | None:
         """Execute a plugin file and take what its hooks return; return why that failed, or None."""
-        module_name = f"sparsebench_local_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
+        module_name = f"sparsebench_local_{as_utf8(path.stem)}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"
         content.admit()
         module = content.module(module_name, path)
         assert module.__spec__ is not None and module.__spec__.loader is not None
@@ -303,6 +306,8 @@ class Registry:
             self._strategies, self._tasks, self._models, self._observers = before
             if self.manager.has_plugin(name):
                 self.manager.unregister(name=name)
+            if isinstance(error, _TakenError) and file is not None:
+                raise UserError(f"plugin file {file}: {error}") from error
             return one_line(error)
         for cls in (*self._tasks.values(), *self._models.values()):
             self._owners.setdefault(cls, Owner(origin, file))
@@ -334,12 +339,11 @@ class Registry:
             raise UserError(problem)
         owner = self.entries.get(cls.name)
         if owner is not None and origin.plugin != cls.name:
-            raise UserError(f"its strategy '{cls.name}' has the name of installed plugin '{owner.name}'; rename it")
+            raise _TakenError(f"its strategy '{cls.name}' has the name of installed plugin '{owner.name}'; rename it")
         taken = self._strategies.get(cls.name)
         if taken is not None and (taken.cls, taken.origin) != (cls, origin):
-            raise UserError(
-                f"its strategy '{cls.name}' has the name of one of plugin '{taken.origin.plugin}'; rename it"
-            )
+            other = taken.file or taken.origin.plugin
+            raise _TakenError(f"its strategy '{cls.name}' has the name of one of plugin '{other}'; rename it")
         self._strategies[cls.name] = Found(cls, origin, file)
 
     def _add_task(self, cls: type[Task]) -> None:
@@ -348,13 +352,17 @@ class Registry:
         metrics.check(cls.metrics)
         for kind in cls.metrics:
             if known.get(kind.name, kind) != kind:
-                raise UserError(
+                raise _TakenError(
                     f"another task has a metric '{kind.name}', which is not the same", next_step="rename it"
                 )
 
     def record_hooks(self) -> list[pluggy.HookImpl]:
         """Return what looks at records without being named: each with a `plugin_name` and a `function`."""
         return self.manager.hook.sparsebench_record_finished.get_hookimpls()
+
+
+class _TakenError(UserError):
+    """Something of a plugin has the name of something else."""
 
 
 def _reason(error: BaseException) -> str:
@@ -387,7 +395,7 @@ def _add(cls: Any, base: type, classes: dict[str, Any]) -> None:
     if not isinstance(name, str):
         raise UserError(f"{cls.__name__} has no name")
     if classes.get(name, cls) is not cls:
-        raise UserError(f"there is a {base.__name__.lower()} '{name}' already")
+        raise _TakenError(f"there is a {base.__name__.lower()} '{name}' already")
     classes[name] = cls
 
 

@@ -3,6 +3,7 @@
 FOLDER/manifest.json                 what it is, and the SHA-256 of every other file
 FOLDER/records/records.jsonl         sorted by their cells' hashes, in canonical JSON
 FOLDER/environments/<hash>.json      FOLDER/strategies/<hash>.json      FOLDER/suites/<hash>.json
+FOLDER/pictures/<hash>.json
 
 But for the manifest it is laid out as a run's folder, and can be read as one.
 """
@@ -27,7 +28,7 @@ from sparsebench.records.origin import Origin
 from sparsebench.text import plain
 
 MANIFEST, RECORDS = "manifest.json", "records/records.jsonl"
-BESIDE = (environment.FOLDER, manifests.STRATEGIES, manifests.SUITES)
+BESIDE = (environment.FOLDER, manifests.STRATEGIES, manifests.SUITES, manifests.PICTURES)
 """Folders whose files are named after what they say."""
 _NAMED = re.compile(rf"({'|'.join(BESIDE)})/([0-9a-f]{{16}})\.json")
 MOST_FILES = 1000
@@ -74,8 +75,9 @@ class Manifest(_Model):
 
 
 def version_of(suite: Answered, plugin: Origin) -> str:
-    """Return the name of one version of a strategy that answers one version of a suite."""
-    return f"{suite.name}-{suite.version}-{plugin.sha256[:12]}"
+    """Return the name of one version of a strategy that answers one version of a suite, or has cells of its own."""
+    which = suite.sha256[:12] if suite.name == manifests.OWN else suite.version
+    return f"{suite.name}-{which}-{plugin.sha256[:12]}"
 
 
 def files_of(folder: Path) -> set[str]:

@@ -1,22 +1,27 @@
-"""What records of one run must agree on, and which of their tasks and models come with sparsebench."""
+"""What records of one run must agree on, and which of their suites, tasks and models come with sparsebench."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import cast
 
 import numpy as np
 
+from sparsebench.budget import FULL
 from sparsebench.errors import UserError
 from sparsebench.measure.scores import Items
 from sparsebench.models.base import Model
 from sparsebench.models.shipped import SHIPPED as MODELS
+from sparsebench.planning.expand import unanswered
+from sparsebench.planning.suite import load, names
+from sparsebench.plugin.registry import Registry
 from sparsebench.publish import rescore
 from sparsebench.publish.folder import plain
-from sparsebench.records.cell import Part, canonical, digest
+from sparsebench.records.cell import Cell, Part, canonical, digest
+from sparsebench.records.manifests import Asked
 from sparsebench.records.record import Record
 from sparsebench.spec import fill
 from sparsebench.tasks.base import Task
@@ -49,6 +54,14 @@ def _make(kind: type[Task] | type[Model], name: str, params: str) -> Task | Mode
     if odd := sorted(key for key, value in given.items() if kept[key] != value):
         raise UserError(f"{what}: {odd[0]}", got=plain(given[odd[0]], 60))
     return made
+
+
+def unanswered_of(suite: Asked, cells: Collection[Cell]) -> list[str]:
+    """Return what a suite asks and cells of one strategy do not answer; nothing where the suite is not known here."""
+    if suite.name not in names() or (known := load(suite.name)).version != suite.version:
+        return []
+    unbudgeted = all(cell.budget == FULL for cell in cells)
+    return unanswered(known, cells, Registry(shipped_only=True), any_budget=unbudgeted)
 
 
 def truths(record: Record, items: Items) -> Iterator[tuple[tuple[str, str], str]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -18,7 +19,7 @@ from sparsebench.errors import UserError
 from sparsebench.planning import planner
 from sparsebench.planning.expand import ImageUse, code_of, training_of
 from sparsebench.planning.expected import Expected
-from sparsebench.planning.files import locate, places_of
+from sparsebench.planning.files import LOCATED, locate, places_of
 from sparsebench.planning.job import Job
 from sparsebench.planning.networks import Networks
 from sparsebench.planning.planner import Plan
@@ -40,6 +41,9 @@ from sparsebench.records.report import HARMLESS
 from sparsebench.spec import fill
 from sparsebench.strategy import Kind
 from sparsebench.testing import process
+
+_BY_CONTENT = re.compile(r"-[0-9a-f]{12}$")
+"""Ends the name of pictures and weights that are a user's own."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> No
     only the workers do.
 
     Raises:
-        UserError: the strategy is not here, or from another source; or the device or the pictures are not there.
+        UserError: the strategy is not here, or from another source; or the device, pictures or weights are not there.
     """
     if verdict.badge != "recounted":
         return
@@ -77,6 +81,8 @@ def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> No
     _check_source(manifest, registry, here.plugin)
     seed = secrets.randbits(48) if here.seed is None else here.seed
     records, counts = _draw(folder, manifest.strategy, number, seed)
+    cells = [record.cell for record in records]
+    _check_files(cells, _located(cells, registry, here))
     with enclose(_readable(manifest, here)):
         if broken := _unfair(manifest, records, here.plugin):
             verdict.why, verdict.wrong = broken, True
@@ -201,14 +207,30 @@ def _run(records: Sequence[Record], manifest: Manifest, registry: Registry, here
         asked = {record.cell_id for record in records}
         needed = planner.needed_by(asked, list(jobs.values()), lambda first: not networks.has(first))
         ordered = sorted((job for cell_id, job in jobs.items() if cell_id in asked | needed), key=lambda job: job.order)
-        uses: set[ImageUse] = {
-            "images" if registry.task(job.cell.task.name).trains else "tested_images" for job in ordered
-        }
-        places = places_of(here.files, ordered, locate(here.files, sorted(uses))[1])
+        places = places_of(here.files, ordered, _located([job.cell for job in ordered], registry, here))
         places |= networks.places({job.after for job in ordered} - {""})
-        plan = Plan(ordered, ordered, places, ordered, known={}, expected=Expected(()), suite=None)
+        plan = Plan(ordered, ordered, places, ordered, known={}, expected=Expected(()), request=None)
         runs.carry_out(plan, how, choice, registry, Path(out), Callbacks(on_stop=here.on_stop))
         return dict(store.read(Path(out)))
+
+
+def _located(cells: Sequence[Cell], registry: Registry, here: Here) -> dict[str, Path]:
+    """Return where the files lie that were named for the cells, by their names in cells."""
+    uses: set[ImageUse] = {"images" if registry.task(cell.task.name).trains else "tested_images" for cell in cells}
+    return locate(here.files, sorted(uses))[1]
+
+
+def _check_files(cells: Sequence[Cell], places: Mapping[str, Path]) -> None:
+    """Raise UserError if pictures or weights are not here that cells name by what is in them."""
+    for cell in cells:
+        named = {key: cell.task.params.get(key) for key in LOCATED} | {"weights": cell.model.params.get("weights")}
+        for key, name in named.items():
+            if isinstance(name, str) and _BY_CONTENT.search(name) and name not in places:
+                given = sorted(place for place in places if place.partition("-")[0] == name.partition("-")[0])
+                raise UserError(
+                    f"cell {cell.id} was run with {plain(name, 60)}", got=", ".join(given) or "none that is named so",
+                    next_step=f"give what it was run with by --{key.replace('_', '-')}",
+                )  # fmt: skip
 
 
 def _job(record: Record, manifest: Manifest, registry: Registry, plugin: Path | None) -> Job:

@@ -1,4 +1,4 @@
-"""From a run's folder to a submission: one strategy's records for one suite, with the baselines beside it."""
+"""From a run's folder to a submission: one strategy's records, for a suite or not, with the baselines beside it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from typing import NamedTuple
 from sparsebench.collector import without_collector
 from sparsebench.errors import UserError, unknown
 from sparsebench.publish.folder import MANIFEST, RECORDS, Answered, Manifest, version_of
+from sparsebench.publish.parts import unanswered_of
 from sparsebench.publish.verify import Verdict, verify
 from sparsebench.records import environment, files, manifests, store
-from sparsebench.records.cell import canonical, digest
+from sparsebench.records.cell import Cell, canonical, digest
 from sparsebench.records.files import content_of
 from sparsebench.records.manifests import Asked, setting_of
 from sparsebench.records.merge import Place, lines
@@ -34,6 +35,7 @@ class _Known(NamedTuple):
     """What decides whether a record is published."""
 
     cell_id: str
+    cell: Cell
     strategy: str
     kind: str
     origin: Origin
@@ -55,9 +57,9 @@ class Submission:
 def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     """Write TO/<strategy>/<version>/ from a run's folder. The same records always give the same bytes.
 
-    It has every record of the strategy in the suite, failures among them; those of the baselines and oracles in the
-    same settings, since differences to them are paired by seed and only hold for records of one run; and those of the
-    cells that others start from. No other deployable strategy's.
+    It has every record of the strategy in the suite that the folder answers, or else in all that was run, failures
+    among them; those of the baselines and oracles in the same settings, since differences to them are paired by seed
+    and only hold for records of one run; and those of the cells that others start from. No other deployable strategy's.
 
     Raises:
         UserError: the folder has no such strategy, or several; the records are not all of one source; they lack
@@ -72,7 +74,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     origin = _origin(entries, name)
     if (name, origin.sha256) not in manifests.strategies(out):
         raise UserError(f"{out} does not say what strategy '{name}' is", next_step=AGAIN)
-    suite = _suite(manifests.suites(out), {one.setting for one in entries}, out)
+    suite = _suite(manifests.suites(out), entries, out)
     chosen = _choose(known, name, suite)
     answered = Answered(name=suite.name, version=suite.version, sha256=suite.sha256)
     version = version_of(answered, origin)
@@ -107,8 +109,8 @@ def _entry(stored: store.Found[Record]) -> _Known:
     start = "" if cell.init is None else cell.init.id
     place = Place(stored.path, stored.offset, stored.length)
     return _Known(
-        record.cell_id, cell.strategy.name, record.kind, record.origin, setting_of(cell), start, record.environment,
-        place,
+        record.cell_id, cell, cell.strategy.name, record.kind, record.origin, setting_of(cell), start,
+        record.environment, place,
     )  # fmt: skip
 
 
@@ -141,11 +143,15 @@ def _origin(entries: Collection[_Known], name: str) -> Origin:
     return origin
 
 
-def _suite(asked: Collection[Asked], settings: Collection[str], out: Path) -> Asked:
-    """Return the suite that the settings answer in full: of several the one that asks for most."""
+def _suite(asked: Collection[Asked], entries: Collection[_Known], out: Path) -> Asked:
+    """Return the suite that the records answer in full: of several the one that asks for most; or what else they are.
+
+    A folder of an earlier sparsebench has the suite's name where only a part of it was asked for.
+    """
     if not asked:
         raise UserError(f"{out} does not say which suite it answers", next_step=AGAIN)
-    full = [one for one in asked if set(one.settings) <= set(settings)]
+    settings = {one.setting for one in entries}
+    full = [one for one in asked if set(one.settings) <= settings]
     if not full:
         one = min(asked, key=lambda one: len(set(one.settings) - set(settings)))
         missing = len(set(one.settings) - set(settings))
@@ -153,7 +159,13 @@ def _suite(asked: Collection[Asked], settings: Collection[str], out: Path) -> As
             f"incomplete: records of {missing} of the {len(one.settings)} settings of suite {one.name} {one.version} "
             "are missing", next_step="give the command of the run again"
         )  # fmt: skip
-    largest = [one for one in full if len(one.settings) == max(len(other.settings) for other in full)]
+    cells = [one.cell for one in entries]
+    named = [one for one in full if one.name != manifests.OWN and not unanswered_of(one, cells)]
+    if not named:
+        return Asked(
+            name=manifests.OWN, version=1, settings=tuple(sorted({each for one in full for each in one.settings}))
+        )
+    largest = [one for one in named if len(one.settings) == max(len(other.settings) for other in named)]
     if len(largest) > 1:
         listed = ", ".join(f"{one.name} {one.version}" for one in largest)
         raise UserError(f"{out} answers several suites: {listed}", next_step="run each into a folder of its own")
@@ -180,7 +192,8 @@ def _write(part: Path, out: Path, chosen: list[_Known], source: tuple[str, str],
     described, sources = manifests.strategies(out), {(one.strategy, one.origin.sha256) for one in chosen} | {source}
     named = (digest(described[key].model_dump(mode="json")) for key in sources & set(described))
     _copy(out, part, manifests.STRATEGIES, named)
-    _copy(out, part, manifests.SUITES, {suite.sha256})
+    store.keep(part / manifests.SUITES, suite.model_dump(mode="json"))
+    _copy(out, part, manifests.PICTURES, (digest(one.model_dump(mode="json")) for one in manifests.left_out(out)))
 
 
 def _copy(out: Path, part: Path, folder: str, hashes: Iterable[str]) -> None:
@@ -194,12 +207,12 @@ def _copy(out: Path, part: Path, folder: str, hashes: Iterable[str]) -> None:
 
 def git_steps(submission: Submission) -> str:
     """Return what to type to publish a submission that lies in a clone of the repository."""
-    about = f"{submission.manifest.strategy}-{submission.manifest.version}"
+    suite, about = submission.manifest.suite, f"{submission.manifest.strategy}-{submission.manifest.version}"
+    of_suite = "" if suite.name == manifests.OWN else f" for suite {suite.name} {suite.version}"
     return (
         f"git switch -c submit-{about}\n"
         f"git add {shlex.quote(str(submission.folder))}\n"
-        f'git commit -m "Records of {submission.manifest.strategy} for suite {submission.manifest.suite.name} '
-        f'{submission.manifest.suite.version}"\n'
+        f'git commit -m "Records of {submission.manifest.strategy}{of_suite}"\n'
         f"git push -u origin submit-{about}\n"
         "then open a pull request; the same checks run there"
     )

@@ -18,10 +18,11 @@ from sparsebench.publish import folder as folders
 from sparsebench.publish import recount, rescore, shipped
 from sparsebench.publish.folder import MANIFEST, Manifest, Unfit, plain
 from sparsebench.publish.lines import record_of
-from sparsebench.publish.parts import shipped_model, shipped_task, truths
+from sparsebench.publish.parts import shipped_model, shipped_task, truths, unanswered_of
 from sparsebench.publish.redraw import Redraw
 from sparsebench.records import environment, manifests
-from sparsebench.records.manifests import Asked, Described, setting_of
+from sparsebench.records.cell import Cell
+from sparsebench.records.manifests import Asked, Described, LeftOut, setting_of
 from sparsebench.records.record import Record
 from sparsebench.tasks.base import Task
 
@@ -71,7 +72,7 @@ class Verdict:
         badge: see `BADGES`.
         why: why it has not the next badge.
         wrong: whether something in it contradicts something else; otherwise there was only nothing to tell it by.
-        strategy, version, suite, records: what it is, as far as it can be read.
+        strategy, version, suite, records: what it is, as far as it can be read; "" for cells of no suite.
         as_reported: metrics that nothing here was made again of.
         notes: what else there is to know: settings that are missing, a suite that is not the board's.
         points: within how many points the accuracies of drawn cells agree that claim another machine.
@@ -126,7 +127,8 @@ def verify(folder: Path, board: Sequence[Asked] | None = None, *, placed: bool =
         verdict.why, verdict.wrong = [_unreadable(error)], True
         return verdict
     verdict.strategy, verdict.version = plain(manifest.strategy), plain(manifest.version)
-    verdict.suite = plain(f"{manifest.suite.name} {manifest.suite.version}")
+    if manifest.suite.name != manifests.OWN:
+        verdict.suite = plain(f"{manifest.suite.name} {manifest.suite.version}")
     examined.read()
     verdict.records, verdict.notes = examined.records, examined.notes
     if board is not None and (other := _against(examined.suite, board)):
@@ -213,10 +215,12 @@ class _Examined:
             raise Unfit("it does not say what its strategy is, or not from that source")
         self.kind = self.described[source].kind
         folders.beside(folder, manifest, environment.FOLDER, Machine)
+        folders.beside(folder, manifest, manifests.PICTURES, LeftOut)
         self._networks, self._redraw = recount.Networks(), Redraw()
         self._truths: dict[tuple[str, str], tuple[str, str]] = {}
         self._settings: dict[str, tuple[bool, str]] = {}  # whether the strategy has it, and what it is called
         self._starts, self._needed, self._good = set[str](), set[str](), 0
+        self._cells: list[Cell] = []  # the strategy's
 
     def _suite(self) -> Asked:
         """Return the suite that it answers."""
@@ -261,6 +265,7 @@ class _Examined:
             name = f"{plain(cell.task.name, 40)} with {cell.n_train} samples, repetition {cell.repetition}"
             self._settings[setting] = published or self._settings.get(setting, (False, ""))[0], name
             self._good += published and record.status == "ok"
+            self._cells += [cell] if published else []
         else:
             self._starts.add(record.cell_id)
         if record.cell.init is not None:
@@ -323,8 +328,11 @@ class _Examined:
             self.reported.add("it has no record of its strategy in its suite")
         elif not self._good:
             self.rescored.add("no cell of its strategy has a result", wrong=False)
+        if lacks := unanswered_of(self.suite, self._cells):
+            cells = "a cell" if len(lacks) == 1 else f"{len(lacks)} cells"
+            self.reported.add(f"it is none for {_title(self.suite)}, of which it lacks {cells}, such as {lacks[0]}")
         if missing:
-            of = f"{len(self.asked)} settings of suite {plain(self.suite.name, 60)} {self.suite.version}"
+            of = f"{len(self.asked)} settings of {_title(self.suite)}"
             named = sorted(self._settings[setting][1] for setting in missing & set(self._settings))[:SHOWN]
             such = ", such as " + "; ".join(named) if named else ""
             self.notes.append(f"incomplete: it lacks {len(missing)} of the {of}{such}")
@@ -336,10 +344,14 @@ def _cell(record: Record) -> str:
     return f"cell {record.cell_id} ({plain(record.label, 60)} on {plain(record.cell.task.name, 40)})"
 
 
+def _title(suite: Asked) -> str:
+    return "cells of its own" if suite.name == manifests.OWN else f"suite {plain(suite.name, 60)} {suite.version}"
+
+
 def _against(suite: Asked, board: Sequence[Asked]) -> str | None:
     """Return why a submission's rows are not to be mixed with those of a board that answers some suites, or None."""
     if any(one.sha256 == suite.sha256 for one in board):
         return None
-    answered = f"suite {plain(suite.name, 60)} {suite.version} with {len(suite.settings)} settings"
-    others = ", ".join(f"{plain(one.name, 60)} {one.version} with {len(one.settings)}" for one in board)
+    answered = f"{_title(suite)} with {len(suite.settings)} settings"
+    others = ", ".join(f"{_title(one)} with {len(one.settings)}" for one in board)
     return f"not of the board: it answers {answered}, and the board {others or 'does not say what'}"

@@ -82,7 +82,7 @@ def same(before: str, now: str) -> bool:
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     if sys.platform == "linux" and info.exists():
-        for line in info.read_text().splitlines():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -5,6 +5,7 @@ OUT/suites/<hash>.json          one for each suite, as it was asked for
 OUT/metrics/<hash>.json         one for each metric that a task declares, see `MetricKind`
 OUT/files/<hash>.json           one for each file of a user's that cells name by its content
 OUT/strays/<hash>.json          one for each folder of pictures in which lies what is none of them
+OUT/pictures/<hash>.json        one for each folder of pictures of which some were left out
 
 Each file is named after what it says, and no record hangs on it.
 """
@@ -24,7 +25,10 @@ from sparsebench.records.cell import Cell, digest
 from sparsebench.strategy import Kind, Site, Strategy
 from sparsebench.text import plain
 
-STRATEGIES, SUITES, METRICS, FILES, STRAYS = "strategies", "suites", "metrics", "files", "strays"
+STRATEGIES, SUITES, METRICS = "strategies", "suites", "metrics"
+FILES, STRAYS, PICTURES = "files", "strays", "pictures"
+OWN = "no-suite"
+"""In place of a suite's name: other cells than those of any suite."""
 DISPOSED = {"drop": "drop", "fuse": "fuse", "merge": "merge", "squeeze": "mix"}
 """How tokens are disposed of, by the disposals."""
 _DISPOSAL = re.compile(rf"[(\s]disposal=({'|'.join(DISPOSED)})[,)]")
@@ -56,7 +60,7 @@ class Asked(_Model):
     """A suite as it was asked for.
 
     Attributes:
-        name, version: the suite's.
+        name, version: the suite's, if all its cells were asked for; else `OWN`, 1.
         settings: the hashes of what every strategy of it is measured on, see `setting_of`, sorted.
     """
 
@@ -89,7 +93,21 @@ class Strays(_Model):
     left_out: str
 
 
-T = TypeVar("T", Described, Asked, Given, Strays)
+class LeftOut(_Model):
+    """Pictures of a folder that were left out, as they cannot be read.
+
+    Attributes:
+        images: what cells call those that were not.
+        count: how many these are.
+        names: the paths of the others in the folder.
+    """
+
+    images: str
+    count: int
+    names: tuple[str, ...]
+
+
+T = TypeVar("T", Described, Asked, Given, Strays, LeftOut)
 
 
 def setting_of(cell: Cell) -> str:
@@ -138,6 +156,11 @@ def file_names(out: Path) -> dict[str, str]:
 def strays(out: Path) -> list[Strays]:
     """Return what was left out of folders of pictures, by their names."""
     return sorted(_read(out / STRAYS, Strays), key=lambda one: (one.name, one.left_out))
+
+
+def left_out(out: Path) -> list[LeftOut]:
+    """Return what pictures were left out of the data of a run's folder."""
+    return sorted(_read(out / PICTURES, LeftOut), key=lambda one: one.images)
 
 
 def _read(folder: Path, kind: type[T]) -> Iterator[T]:

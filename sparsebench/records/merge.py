@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 BESIDE = (
     environment.FOLDER, "checks", manifests.STRATEGIES, manifests.SUITES, manifests.METRICS, manifests.FILES,
-    manifests.STRAYS,
+    manifests.STRAYS, manifests.PICTURES,
 )  # fmt: skip
 """Folders whose .json files belong to records and are named after what they say."""
 _NAMED = re.compile(r"[\w-]{1,64}\.json", re.ASCII)

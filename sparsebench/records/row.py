@@ -72,6 +72,7 @@ def row_of(record: Record) -> Row:
         "sha256": origin.sha256,
         "environment": record.environment,
         "inactive": record.notes.get("inactive", ""),
+        "cost_model": record.notes.get("cost_model", ""),
         "test_items": outcomes.n if outcomes else 0,
     }
     return {name: plain(x, LONGEST.get(name, LONG)) if type(x) is str else x for name, x in about.items()} | packed

@@ -1,12 +1,21 @@
 """Where pictures come from: foregrounds with classes, backgrounds without, sets with groups. Read lazily."""
 
-from sparsebench.sources.classes import HELD_OUT, Foregrounds, foregrounds
-from sparsebench.sources.files import contents_of, fingerprint, read_rgb, read_square
+from sparsebench.sources.cache import BadPicturesError, Pixels, decode, telling
+from sparsebench.sources.classes import HELD_OUT, Foregrounds, foreground_pixels, foregrounds
+from sparsebench.sources.files import (
+    Bad,
+    contents,
+    contents_of,
+    keep_contents,
+    known_contents,
+    read_rgb,
+    read_square,
+)
 from sparsebench.sources.known import CIFAR10, CLASSES, DIGITS, OWN_TASK, PHOTOS
-from sparsebench.sources.labelled import Labelled, labelled_pictures, squares_of
-from sparsebench.sources.listing import classes_in, left_out, listing, pictures_in
+from sparsebench.sources.labelled import Labelled, labelled_pictures, pixels_of
+from sparsebench.sources.listing import check_full, classes_in, left_out, listing, names_in
 from sparsebench.sources.locate import left_out_of, locate_backgrounds, locate_images
-from sparsebench.sources.scenes import Backgrounds, Photos, Pictures, backgrounds
+from sparsebench.sources.scenes import Backgrounds, Photos, Pictures, background_pixels, backgrounds
 
 __all__ = [
     "CIFAR10",
@@ -16,23 +25,33 @@ __all__ = [
     "OWN_TASK",
     "PHOTOS",
     "Backgrounds",
+    "Bad",
+    "BadPicturesError",
     "Foregrounds",
     "Labelled",
     "Photos",
     "Pictures",
+    "Pixels",
+    "background_pixels",
     "backgrounds",
+    "check_full",
     "classes_in",
+    "contents",
     "contents_of",
-    "fingerprint",
+    "decode",
+    "foreground_pixels",
     "foregrounds",
+    "keep_contents",
+    "known_contents",
     "labelled_pictures",
     "left_out",
     "left_out_of",
     "listing",
     "locate_backgrounds",
     "locate_images",
-    "pictures_in",
+    "names_in",
+    "pixels_of",
     "read_rgb",
     "read_square",
-    "squares_of",
+    "telling",
 ]

@@ -1,166 +1,325 @@
-"""Pictures that were decoded once, as files of pixels that every process maps into its memory.
+"""Pictures by the thousand: all cores look at them, once a command, and what they become is kept for every process.
 
-A file is named by what is in it: the fingerprint of the pictures, how they were cut and resized, and the versions of
-that and of Pillow. It is never changed, and there whole or not at all, whoever else writes it at the same time. One
-process makes it while the others wait, where files can be locked.
+Decoded pictures are files of pixels that each process maps into its memory. A file is named by what is in it: the
+fingerprint of the pictures, how they were cut and resized, and the versions of that and of Pillow. It is never changed,
+and there whole or not at all. One process decodes while the others wait for it, where files can be locked.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import math
 import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache
-from io import BytesIO
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from sparsebench.errors import UserError
-from sparsebench.records.files import CACHE, cache_folder
+from sparsebench.records.files import CACHE, cache_folder, write_whole
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-VERSION = 2
+VERSION = 3
 """Of how pictures are decoded, cut and resized; a change of pixels needs the next number."""
-
 LARGE = 2 * 10**9
-"""Bytes of an array that are too many for the memory of each of several processes."""
+"""Bytes of an array of which only what is needed is decoded."""
+SUFFIX, ABOUT = ".pixels.npy", ".pictures.json"
+LOCK = "decoding.lock"
+CHUNK = 16
+"""Pictures that a thread takes at a time, at most."""
+THREADS = 2
+"""Of each core: one works while the other waits for the interpreter."""
+NAMED = 1000
+"""Bad pictures that a message names at most."""
 
-SUFFIX = ".pixels.npy"
 
+class BadPicturesError(UserError):
+    """Pictures that cannot be read.
 
-def keep_pixels(name: str, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
-    """Return the uint8 array of that name, from its file if there is a whole one, else made and kept for the next.
-
-    Args:
-        name: says what is in it: content, size, and how it was cut.
-        shape: (n, ...) of the array.
-        rows: makes it, one of the n after the other.
-
-    Returns:
-        An array that is mapped, not read; what is written to it stays in memory. Where no file can be written it is
-        in memory altogether.
-
-    Raises:
-        UserError: the disk has no room for more than `LARGE` bytes.
+    Attributes:
+        reasons: why not, by what names each.
     """
-    where = cache_folder()
-    if where is None:
-        _warn("there is no home directory")
-        return _in_memory(shape, rows)
-    path = where / f"{name}-v{VERSION}-pillow{_pillow()}{SUFFIX}"
-    if (pixels := _map(path, shape)) is not None:
-        return pixels
-    with _lock(path):
-        pixels = _map(path, shape)  # by who was before
-        if pixels is None and _write(path, shape, rows):
-            pixels = _map(path, shape)
-    return _in_memory(shape, rows) if pixels is None else pixels
+
+    code: ClassVar[int] = 1
+
+    def __init__(self, reasons: Mapping[str, str], of: int = 1):
+        self.reasons = dict(reasons)
+        named = [f"{name} ({reason})" for name, reason in self.reasons.items()]
+        if len(named) == 1:
+            (name, reason), *_ = self.reasons.items()
+            what = f"{name} cannot be read as a picture ({reason})" + f"; the other {of - 1:,} can" * (of > 1)
+        else:
+            more = f" and {len(named) - NAMED:,} more" if len(named) > NAMED else ""
+            what = f"{len(named):,} of {of:,} pictures cannot be read: {', '.join(named[:NAMED])}{more}"
+        them = "it" if len(named) == 1 else "them"
+        super().__init__(what, next_step=f"mend or remove {them}, or leave {them} out with --skip-bad")
 
 
-def _pillow() -> str:
-    import PIL
-
-    return PIL.__version__
-
-
-def _in_memory(shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
-    out = np.empty(shape, dtype=np.uint8)
-    for place, row in zip(out, rows(), strict=True):
-        place[:] = row
-    return out
+Tell = Callable[[str, int, int], None]
+"""Told how far pictures are: what is done with them ("" for what takes little time), how many are done, of how many."""
+_tell: ContextVar[Tell] = ContextVar("tell", default=lambda what, done, total: None)
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Wait until no other process makes this file; where there are no locks, go on.
-
-    The lock's file goes with the lock. Who waited for it then looks for the array first, so nothing is made twice.
-    """
-    lock = path.with_name(f".{path.name}.lock")
-    with ExitStack() as stack:
-        with suppress(ImportError, OSError):
-            import fcntl
-
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(lock.open("wb"))
-            stack.callback(lock.unlink, missing_ok=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _header(shape: tuple[int, ...]) -> bytes:
-    """Return the bytes with which the .npy file of such an array begins."""
-    head = BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": shape})
-    return head.getvalue()
-
-
-def _map(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return the array of a file, or None unless the file is exactly as long and begins as it should."""
-    header = _header(shape)
+def telling(tell: Tell) -> Iterator[None]:
+    """Have someone told, for a while, how far pictures are that are looked at."""
+    token = _tell.set(tell)
     try:
-        with path.open("rb") as file:
-            whole = os.fstat(file.fileno()).st_size == len(header) + math.prod(shape)
-            if whole and file.read(len(header)) == header:
-                return np.memmap(file, dtype=np.uint8, mode="c", offset=len(header), shape=shape)
-    except OSError:
-        pass
-    return None
+        yield
+    finally:
+        _tell.reset(token)
 
 
-def _write(path: Path, shape: tuple[int, ...], rows: Callable[[], Iterable[np.ndarray]]) -> bool:
-    """Write the file, or say why not, once, and return False. What is written is whole before it has its name.
+def tell() -> Tell:
+    """Return who is told now."""
+    return _tell.get()
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def each(work: Callable[[int], T], n: int, on_done: Callable[[int], None]) -> list[T | BadPicturesError]:
+    """Return what `work` returns for 0 to n - 1, or the `BadPicturesError` that it raises; all cores do it.
+
+    Threads will do, which need no main guard in scripts: Pillow, hashlib and numpy let go of the interpreter.
+
+    Args:
+        work: thread-safe.
+        n: how often.
+        on_done: called with how many are done.
+    """
+
+    threads = THREADS * cores()
+    chunk = max(1, min(CHUNK, n // (4 * threads)))
+
+    def some(start: int) -> list[T | BadPicturesError]:
+        found: list[T | BadPicturesError] = []
+        for i in range(start, min(start + chunk, n)):
+            try:
+                found.append(work(i))
+            except BadPicturesError as error:
+                found.append(error)
+        return found
+
+    found: list[T | BadPicturesError] = []
+    pool = ThreadPoolExecutor(threads)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, of what it could still read
+        try:
+            for part in pool.map(some, range(0, n, chunk)):
+                found += part
+                on_done(len(found))
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return found
+
+
+def bad_in(found: Sequence[object]) -> dict[str, str]:
+    """Return the reasons of all `BadPicturesError` among what `each` found."""
+    return {name: why for one in found if isinstance(one, BadPicturesError) for name, why in one.reasons.items()}
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Pictures as one array of pixels, which is kept in a file.
+
+    Attributes:
+        name: says what is in it: content, size, and how pictures were cut.
+        shape: (n, 3, height, width).
+        row: makes (3, height, width) uint8, one of the n by its number, and is thread-safe; `BadPicturesError` where it
+            cannot.
+    """
+
+    name: str
+    shape: tuple[int, int, int, int]
+    row: Callable[[int], np.ndarray]
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return math.prod(self.shape)
+
+    def kept(self) -> np.memmap | None:
+        """Return it from its file, or None if there is none that is whole; see `mapped`."""
+        pixels = mapped(self.name)
+        return pixels if pixels is not None and pixels.shape == self.shape else None
+
+    def array(self) -> np.ndarray:
+        """Return (n, 3, height, width) uint8, mapped from its file, which is made where there is none; see `decode`.
+
+        What is written to it stays in memory. Where no file can be written it is in memory altogether.
+        """
+        pixels: np.ndarray | None = self.kept()
+        if pixels is None and _folder() is not None:
+            decode([self])
+            pixels = self.kept()
+        if pixels is None:
+            pixels = np.empty(self.shape, dtype=np.uint8)
+            if bad := self.fill(pixels, lambda done: None):
+                raise BadPicturesError(bad, len(pixels))
+        return pixels
+
+    def fill(self, pixels: np.ndarray | None, on_done: Callable[[int], None]) -> dict[str, str]:
+        """Make all of it, in an array if one is given; return which pictures are bad, and why."""
+
+        def make(i: int) -> None:
+            row = self.row(i)
+            if pixels is not None:
+                pixels[i] = row
+
+        return bad_in(each(make, self.shape[0], on_done))
+
+
+def mapped(name: str) -> np.memmap | None:
+    """Return the (n, 3, height, width) pixels of that name, mapped from their file, or None if none is there whole."""
+    if (path := _path(name)) is None:
+        return None
+    try:
+        pixels = np.lib.format.open_memmap(path, mode="c")
+        whole = pixels.dtype == np.uint8 and path.stat().st_size == pixels.offset + pixels.nbytes
+    except (OSError, ValueError, EOFError, SyntaxError):
+        return None
+    return pixels if whole else None
+
+
+def _path(name: str) -> Path | None:
+    where = cache_folder()
+    return None if where is None else where / f"{name}-{versions()}{SUFFIX}"
+
+
+def versions() -> str:
+    """Return what decoded pictures depend on besides the pictures."""
+    import PIL
+
+    return f"v{VERSION}-pillow{PIL.__version__}"
+
+
+def decode(wanted: Sequence[Pixels]) -> None:
+    """Decode what is not kept yet, and keep it. Where no file can be written bad pictures are found all the same.
 
     Raises:
-        UserError: the disk has no room for it, nor has the memory of each process.
+        BadPicturesError: all that are bad; what has none is kept.
+        UserError: there is no room, or a picture is not what it was.
     """
-    size = math.prod(shape)
+    with _lock(folder := _folder()):
+        missing = [one for one in wanted if one.kept() is None]  # by who was before
+        if not missing:
+            return
+        n, size = sum(one.shape[0] for one in missing), sum(one.size for one in missing)
+        if folder is not None and (free := shutil.disk_usage(folder).free) < size:
+            raise _not_kept(folder, f"they have {size / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free")
+        what, done = f"{n:,} pictures to decode, {size / 1e9:.2f} GB in {folder or 'no file'}", 0
+        bad: dict[str, str] = {}
+        tell()(what, 0, n)
+        for one in missing:
+            bad |= _make(one, folder, partial(_tell_on, what, done, n))
+            done += one.shape[0]
+    if bad:
+        raise BadPicturesError(bad, n)
+
+
+def _tell_on(what: str, before: int, total: int, done: int) -> None:
+    tell()(what, before + done, total)
+
+
+def _make(one: Pixels, folder: Path | None, on_done: Callable[[int], None]) -> dict[str, str]:
+    """Write a file, whole before it has its name, unless pictures are bad; return these."""
+    if folder is None or (path := _path(one.name)) is None:
+        return one.fill(None, on_done)
     part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(path.parent).free < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with part.open("xb") as file:
-            file.write(_header(shape))
-            for row in rows():
-                file.write(row.astype(np.uint8, copy=False).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        pixels = np.lib.format.open_memmap(part, mode="w+", dtype=np.uint8, shape=one.shape)
+        _reserve(part)
+        bad = one.fill(pixels, on_done)
+        if not bad:
+            pixels.flush()
+        del pixels
+        if not bad:
+            os.replace(part, path)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and size > LARGE:
-            raise UserError(
-                f"{path.parent} has no room for the decoded pictures, {size / 1e9:.1f} GB",
-                next_step=f"make room, or set {CACHE} to a folder that has it",
-            ) from error
-        _warn(f"{path.parent}: {error.strerror or error}")
-        return False
+        raise _not_kept(folder, error.strerror or str(error)) from error
     finally:
         with suppress(OSError):
             part.unlink()
-    return True
+    return bad
 
 
-def check() -> None:
-    """Warn if no file can be written, before workers find out one by one."""
+def _reserve(path: Path) -> None:
+    """Take a file's room on the disk now: writing to memory that a full disk has no room for ends the process."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    with path.open("r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+
+
+def _not_kept(folder: Path, why: str) -> UserError:
+    return UserError(
+        f"decoded pictures cannot be kept in {folder}: {why}",
+        next_step=f"make room, or set {CACHE} to a folder that has it",
+    )
+
+
+@contextmanager
+def _lock(folder: Path | None) -> Iterator[None]:
+    """Wait until no other process decodes, and take away what one left that was killed; go on where there are no locks.
+
+    The lock goes with the process that has it, however that ends.
+    """
+    if folder is None:
+        yield
+        return
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK)
+    try:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            tell()("waiting for another command that decodes pictures", 0, 0)
+            lock.acquire()
+        for part in folder.glob(f".*{SUFFIX}.*.part"):
+            part.unlink(missing_ok=True)
+    except OSError:
+        log.debug("no locks in %s", folder)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _folder() -> Path | None:
+    """Return where files can be written, made if need be, or None with a warning."""
     where = cache_folder()
     if where is None:
         _warn("there is no home directory")
-        return
+        return None
     try:
         where.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=where):
-            pass
+            return where
     except OSError as error:
         _warn(f"{where}: {error.strerror or error}")
+        return None
 
 
 @lru_cache
@@ -169,12 +328,28 @@ def _warn(reason: str) -> None:
     log.warning("decoded pictures are not kept (%s); set %s to a folder that can be written", reason, CACHE)
 
 
+def keep_about(name: str, value: Any) -> None:
+    """Keep what is known of pictures, a value of JSON, where a file can be written."""
+    if (where := cache_folder()) is not None:
+        with suppress(UserError):
+            write_whole(where / f"{name}{ABOUT}", json.dumps(value).encode())
+
+
+def kept_about(name: str) -> Any:
+    """Return what `keep_about` kept, or None."""
+    where = cache_folder()
+    try:
+        return None if where is None else json.loads((where / f"{name}{ABOUT}").read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
 def _files() -> list[Path]:
     """Return the files of the cache, those included that a stopped process left half-written; no other's."""
     where = cache_folder()
     if where is None or not where.is_dir():
         return []
-    return [path for path in where.iterdir() if SUFFIX in path.name]
+    return [path for path in where.iterdir() if SUFFIX in path.name or ABOUT in path.name]
 
 
 def size() -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -38,6 +37,14 @@ def foregrounds(name: str, size: int, locations: Locations) -> Foregrounds:
         UserError: they are not on this machine, or are of another kind.
     """
     return _foregrounds(name, size, locations.get(name))
+
+
+def foreground_pixels(name: str, size: int, locations: Locations) -> tuple[cache.Pixels, ...]:
+    """Return what is to be decoded of a user's own pictures; nothing of a known set, which holds no bad ones."""
+    kind, _, content = name.partition("-")
+    if kind != FOLDER or name not in locations:
+        return ()
+    return (squares_in(locations[name], size, content, in_a_class)[1],)
 
 
 @lru_cache(maxsize=4)
@@ -83,14 +90,15 @@ def _official(name: str, root: Path, size: int) -> Foregrounds:
     for split in ("train", "test"):
         pixels, labels, classes = official.pixels_and_labels(official.dataset(name, root, split))
         shape = len(pixels), 3, size, size
-        squares = cache.keep_pixels(f"{name}-{split}-{size}-first", shape, partial(_resize, pixels, size))
+        squares = cache.Pixels(f"{name}-{split}-{size}-first", shape, partial(_resized, pixels, size)).array()
         splits.append({label: squares[labels == k] for k, label in enumerate(classes)})
     return Foregrounds(classes, *splits)
 
 
 def _from_folder(root: Path, size: int, content: str) -> Foregrounds:
     """Return train/<class>/* and test/<class>/* of a folder with that fingerprint."""
-    names, squares = squares_in(root, size, content, in_a_class)
+    names, pixels = squares_in(root, size, content, in_a_class)
+    squares = pixels.array()
     splits: dict[str, dict[str, np.ndarray]] = {"train": {}, "test": {}}
     start = 0
     for (split, name), n in Counter(tuple(name.split("/")[:2]) for name in names).items():
@@ -102,9 +110,8 @@ def _from_folder(root: Path, size: int, content: str) -> Foregrounds:
     return Foregrounds(classes, *({name: splits[split][name] for name in classes} for split in ("train", "test")))
 
 
-def _resize(pixels: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Yield (3, size, size) of each of the (n, height, width, 3) uint8 pictures."""
+def _resized(pixels: np.ndarray, size: int, i: int) -> np.ndarray:
+    """Return (3, size, size) of one of the (n, height, width, 3) uint8 pictures."""
     from PIL import Image
 
-    for x in pixels:
-        yield np.asarray(Image.fromarray(x).resize((size, size), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    return np.asarray(Image.fromarray(pixels[i]).resize((size, size), Image.Resampling.BILINEAR)).transpose(2, 0, 1)

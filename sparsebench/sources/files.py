@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, text_of
 from sparsebench.sources import cache
+from sparsebench.sources.cache import BadPicturesError
 from sparsebench.sources.listing import formats, names_in, suffixes
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
+T = TypeVar("T")
 Locations = Mapping[str, Path]
 """Where each named image set lies on this machine. Names are in the cell, places are not."""
 MOST_PIXELS = 2**26
 """Of one picture."""
 DIGITS = 12
 """Hexadecimal digits of a fingerprint."""
+MOST_KNOWN = 8
+"""Folders of which a process remembers what lies in them."""
 
 
 def _some_names(root: Path) -> list[str]:
@@ -34,38 +40,137 @@ def _some_names(root: Path) -> list[str]:
     return names
 
 
-def fingerprint(root: Path, also: Sequence[str] = ()) -> str:
-    """Return a short hash of the names and contents of a folder's pictures, and of the files `also` in it.
+@dataclass(frozen=True)
+class Contents:
+    """What lies in a folder, by which each file that is read can be checked.
 
-    It is the same wherever the folder lies.
+    Attributes:
+        pictures: the SHA-256 of each picture, by its path in the folder, "/" between its parts, sorted.
+        tables: of files beside the pictures.
+        left_out: why pictures that cannot be read are not among these, by their paths.
     """
-    return short(contents(root, also))
+
+    pictures: Mapping[str, str]
+    tables: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short hash of the files' names and contents, the same wherever the folder lies."""
+        digest = hashlib.sha256()
+        for name, sha256 in {**self.tables, **self.pictures}.items():
+            digest.update(os.fsencode(f"{name}\0{sha256}\n"))
+        return digest.hexdigest()[:DIGITS]
 
 
-def contents(root: Path, also: Sequence[str] = ()) -> dict[str, str]:
-    """Return the SHA-256 of each file that a fingerprint is of, by its path in the folder."""
-    return {name: hashlib.sha256(read_bytes(root / name)).hexdigest() for name in [*also, *_some_names(root)]}
+class Bad(NamedTuple):
+    """What is to be done about pictures that cannot be read.
+
+    Attributes:
+        skip: whether they are left out; else they are an error.
+        look: whether pictures may be decoded to find them; else those are that are known to be bad.
+    """
+
+    skip: bool = False
+    look: bool = True
 
 
-def short(hashes: Mapping[str, str]) -> str:
-    """Return the fingerprint of such contents."""
-    digest = hashlib.sha256()
-    for name, sha256 in hashes.items():
-        digest.update(os.fsencode(f"{name}\0{sha256}\n"))
-    return digest.hexdigest()[:DIGITS]
+REFUSED = Bad()
+_known: dict[str, Contents] = {}
+"""What was looked at last, by its fingerprint."""
 
 
-@lru_cache(maxsize=4)
-def contents_of(content: str, root: Path, also: tuple[str, ...] = ()) -> Mapping[str, str]:
-    """Return the contents that have a fingerprint, by which each file that is read can be checked.
+def contents(root: Path, names: Sequence[str] = (), tables: Sequence[str] = (), bad: Bad = REFUSED) -> Contents:
+    """Return what lies in a folder, every file of which is read.
+
+    Args:
+        root: the folder.
+        names: of the pictures, from `names_in`, which is asked where none are given.
+        tables: files beside the pictures.
+        bad: what is to be done about pictures that cannot be read.
+
+    Raises:
+        BadPicturesError: some cannot even be read as files; all that cannot be decoded are named with them.
+        UserError: there are no pictures, or a table cannot be read.
+    """
+    names = names or _some_names(root)
+    about = {name: sha256_of(root / name) for name in tables}
+    hashed = _each(lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest(), names, "")
+    left_out = _bad_in(hashed)
+    found = Contents({name: one for name, one in hashed.items() if isinstance(one, str)}, about, left_out)
+    if bad.skip or left_out:
+        left_out |= _undecodable(root, found, bad.look)
+        if not bad.skip:
+            raise BadPicturesError({str(root / name): left_out[name] for name in sorted(left_out)}, len(names))
+        found = Contents({name: one for name, one in found.pictures.items() if name not in left_out}, about, left_out)
+        if not found.pictures:
+            raise UserError(f"{root} holds no pictures that can be read", allowed=sorted(suffixes()))
+    return _remember(found)
+
+
+def _remember(found: Contents) -> Contents:
+    while len(_known) >= MOST_KNOWN:
+        del _known[next(iter(_known))]
+    _known[found.fingerprint] = found
+    return found
+
+
+def _undecodable(root: Path, found: Contents, look: bool) -> dict[str, str]:
+    """Return why pictures cannot be decoded, by their paths in the folder, as far as it is known if not to `look`."""
+    name = f"{found.fingerprint}-bad-{cache.versions()}"
+    if (kept := cache.kept_about(name)) is not None or not look:
+        return dict(kept or {})
+
+    def decode(name: str) -> None:
+        decode_rgb(read_bytes(root / name, found.pictures[name]), root / name)
+
+    bad = _bad_in(_each(decode, list(found.pictures), f"{len(found.pictures):,} pictures to look through for bad ones"))
+    cache.keep_about(name, bad)
+    return bad
+
+
+def _bad_in(found: Mapping[str, object]) -> dict[str, str]:
+    """Return why pictures are bad, by the names under which that was found."""
+    bad = {name: one for name, one in found.items() if isinstance(one, BadPicturesError)}
+    return {name: why for name, one in bad.items() for why in one.reasons.values()}
+
+
+def _each(work: Callable[[str], T], names: Sequence[str], what: str) -> dict[str, T | BadPicturesError]:
+    """Return what `work` makes of each name, see `cache.each`; who is told is told what is done."""
+    tell = cache.tell()
+    tell(what, 0, len(names))
+    found = cache.each(lambda i: work(names[i]), len(names), lambda done: tell(what, done, len(names)))
+    return dict(zip(names, found, strict=True))
+
+
+def known_contents(name: str) -> Contents | None:
+    """Return what this process has found in a folder, by what cells call its pictures: their kind and fingerprint."""
+    return _known.get(name.partition("-")[2])
+
+
+def keep_contents(name: str) -> None:
+    """Keep what this process has found in a folder, if it has, so that no other need look; see `known_contents`."""
+    if (found := known_contents(name)) is not None:
+        cache.keep_about(found.fingerprint, [found.pictures, found.tables, found.left_out])
+
+
+def contents_of(fingerprint: str, root: Path, tables: Sequence[str] = ()) -> Contents:
+    """Return the contents that have a fingerprint: as this process or another has found them, else from the folder.
 
     Raises:
         UserError: the folder has others now.
     """
-    hashes = contents(root, also)
-    if short(hashes) != content:
-        raise _change_error(f"the pictures in {root}")
-    return hashes
+    if fingerprint in _known:
+        return _known[fingerprint]
+    with suppress(TypeError, ValueError):  # it is another's file
+        kept = Contents(*cache.kept_about(fingerprint))
+        if kept.fingerprint == fingerprint:
+            return _remember(kept)
+    for skip in (False, True):
+        with suppress(BadPicturesError):
+            if (found := contents(root, tables=tables, bad=Bad(skip))).fingerprint == fingerprint:
+                return found
+    raise _change_error(f"the pictures in {root}")
 
 
 def _change_error(what: str) -> UserError:
@@ -73,93 +178,100 @@ def _change_error(what: str) -> UserError:
 
 
 def fingerprint_of(path: Path) -> str:
-    """Return a short hash of one file's content."""
+    """Return a short hash of one file's content; see `sha256_of`."""
+    return sha256_of(path)[:DIGITS]
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of one file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise UserError(f"{path} cannot be read: {error.strerror}", next_step="mend or remove it") from error
 
 
 def squares_in(
-    root: Path, size: int, content: str, wanted: Callable[[str], object] = lambda name: True
-) -> tuple[list[str], np.ndarray]:
-    """Return the wanted pictures of a folder, sorted by their path in it, and (n, 3, size, size) uint8 of them.
+    root: Path, size: int, fingerprint: str, wanted: Callable[[str], object] = lambda name: True
+) -> tuple[list[str], cache.Pixels]:
+    """Return the wanted pictures of a folder, sorted by their path in it, and (n, 3, size, size) pixels of them.
 
     Args:
         root: the folder.
         size: side of the squares in pixels.
-        content: the folder's fingerprint when the run began.
+        fingerprint: of the folder's contents when the run began.
         wanted: says of a path in the folder, "/" between its parts, whether it is one of them.
 
     Raises:
-        UserError: there are none, one cannot be read, or they are not those that the run began with.
+        UserError: they are not those that the run began with.
     """
-    every = _some_names(root)
-    names = list(filter(wanted, every))
+    known = contents_of(fingerprint, root).pictures
+    names = list(filter(wanted, known))
+
+    def row(i: int) -> np.ndarray:
+        return read_square(root / names[i], size, known[names[i]]).transpose(2, 0, 1)
+
     which = hashlib.sha256(os.fsencode("\n".join(names))).hexdigest()[:DIGITS]
-
-    def rows() -> Iterator[np.ndarray]:
-        hashes = {}
-        for name in every:
-            data = read_bytes(root / name)
-            hashes[name] = hashlib.sha256(data).hexdigest()
-            if wanted(name):
-                yield decode_square(data, size, root / name).transpose(2, 0, 1)
-        if short(hashes) != content:
-            raise _change_error(f"the pictures in {root}")
-
-    return names, cache.keep_pixels(f"{content}-{which}-{size}-first", (len(names), 3, size, size), rows)
+    return names, cache.Pixels(f"{fingerprint}-{which}-{size}-first", (len(names), 3, size, size), row)
 
 
 def read_bytes(path: Path, sha256: str | None = None) -> bytes:
-    """Return a file's bytes.
+    """Return a picture's bytes.
 
     Raises:
-        UserError: it cannot be read, or has not that SHA-256.
+        BadPicturesError: it cannot be read.
+        UserError: it is not there any more, or has not that SHA-256.
     """
     try:
         data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise _change_error(str(path)) from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise BadPicturesError({str(path): error.strerror or str(error)}) from error
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         raise _change_error(str(path))
     return data
 
 
-def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path} cannot be read: {error.strerror}", next_step="mend or remove it")
-
-
 def read_square(path: Path, size: int, sha256: str | None = None) -> np.ndarray:
     """Return the middle square of a picture as (size, size, 3) uint8; grey and palette pictures become RGB.
 
-    See `read_bytes` for what is raised.
+    See `read_rgb` for what is raised.
     """
-    return decode_square(read_bytes(path, sha256), size, path)
+    return square(read_rgb(path, sha256), size)
 
 
 def read_rgb(path: Path, sha256: str | None = None) -> Picture:
-    """Return a picture of any size in RGB; UserError names one that cannot be read; see `read_bytes`."""
-    return _decode(read_bytes(path, sha256), path)
+    """Return a picture of any size in RGB.
+
+    Raises:
+        BadPicturesError: it cannot be read.
+        UserError: it is not there any more, or has not that SHA-256.
+    """
+    return decode_rgb(read_bytes(path, sha256), path)
 
 
-def decode_square(data: bytes, size: int, path: Path) -> np.ndarray:
-    """Return what `read_square` does, from the bytes of the file `path`."""
-    return square(_decode(data, path), size)
-
-
-def _decode(data: bytes, path: Path) -> Picture:
+def decode_rgb(data: bytes, path: Path) -> Picture:
+    """Return what `read_rgb` does, from the bytes of the file `path`."""
     from PIL import Image, UnidentifiedImageError
 
     try:
+        if not data:
+            raise ValueError("it is empty")
         with Image.open(BytesIO(data), formats=formats()) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 raise ValueError(f"{picture.width} x {picture.height} pixels, more than {MOST_PIXELS}")
             return _rgb(picture)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
-        raise UserError(f"{path} cannot be read as a picture ({reason})", next_step="mend or remove it") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow does not say what its readers raise of torn files
+        said = " ".join(text_of(error).split()) or type(error).__name__
+        reason = "of no known format" if isinstance(error, UnidentifiedImageError) else said
+        raise BadPicturesError({str(path): reason}) from error
 
 
 def square(rgb: Picture, size: int) -> np.ndarray:

@@ -3,12 +3,17 @@
 Waterbirds: DIR/metadata.csv with the columns img_filename, y, split and place, and the pictures below DIR.
 CelebA: DIR/list_attr_celeba and DIR/list_eval_partition, both .txt as published or both .csv as Kaggle has them, and
 the pictures in DIR/img_align_celeba (or once more img_align_celeba in it).
+
+A table may spell the name of a picture otherwise than the disk does, see `_key`, if only one picture can be meant.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import posixpath
+import unicodedata
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,9 +23,9 @@ import numpy as np
 
 from sparsebench.errors import UserError, unknown
 from sparsebench.sources import cache
-from sparsebench.sources.files import Locations, contents_of, fingerprint_of, read_bytes, read_square
+from sparsebench.sources.cache import BadPicturesError
+from sparsebench.sources.files import DIGITS, Contents, Locations, contents_of, read_square, sha256_of
 from sparsebench.sources.known import CELEBA, WATERBIRDS
-from sparsebench.sources.listing import names_in
 
 SPLITS = {"0": 0, "1": 1, "2": 2}
 BITS = {"0": 0, "1": 1}
@@ -35,18 +40,17 @@ class Labelled:
     """Pictures of a set, n of them, in the order of its table.
 
     Attributes:
-        content: the fingerprint of the set, which lies in `root`; `tables` are files in it that belong to it.
-        paths: the n files.
+        contents: of the folder `root`, in which the set lies.
+        names: the paths in it of the n pictures.
         lines: the line of each in `table`.
         splits: (n,) 0 for training, 1 for validation, 2 for the test.
         labels, attributes: (n,) 0 or 1.
     """
 
-    content: str
+    contents: Contents
     root: Path
-    tables: tuple[str, ...]
+    names: Sequence[str]
     table: Path
-    paths: Sequence[Path]
     lines: np.ndarray
     splits: np.ndarray
     labels: np.ndarray
@@ -87,29 +91,35 @@ def labelled_pictures(kind: str, name: str, columns: tuple[str, str], locations:
 
 @lru_cache(maxsize=4)
 def _read(kind: str, content: str, root: Path, columns: tuple[str, str]) -> Labelled:
-    return read(root, kind, columns, content)
+    names = tables(root, kind)
+    found = contents_of(content, root, names)
+    if {name: sha256_of(root / name) for name in names} != found.tables:
+        raise UserError(f"the tables in {root} changed while the run was under way", next_step="run it again")
+    return read(root, kind, columns, found)
 
 
-def read(root: Path, kind: str, columns: tuple[str, str], content: str = "") -> Labelled:
-    """Return the set that lies in a folder; see `labelled_pictures`."""
+def read(root: Path, kind: str, columns: tuple[str, str], found: Contents) -> Labelled:
+    """Return the set that lies in a folder, without what is left out of its contents; see `labelled_pictures`."""
     if kind == WATERBIRDS:
         table, below = root / METADATA, root
         values: Mapping[str, Mapping[str, int]] = {columns[0]: BITS, columns[1]: BITS, "split": SPLITS}
         rows = list(_rows(table, "img_filename", values))
     else:
         table, partition, below = _table(root, ATTRIBUTES), _table(root, PARTITION), _faces(root)
-        split_of = {name: split for _, name, (split,) in _rows(partition, "image_id", {"partition": SPLITS})}
+        splits = _one_table(partition, {"partition": SPLITS})
+        split_of = {_key(name): split for _, name, (split,) in splits}
         rows = []
-        for line, name, bits in _rows(table, "image_id", {columns[0]: SIGNS, columns[1]: SIGNS}):
-            if name not in split_of:
+        for line, name, bits in _one_table(table, {columns[0]: SIGNS, columns[1]: SIGNS}):
+            if _key(name) not in split_of:
                 raise UserError(f"{table}, line {line}: {name} is not in {partition.name}")
-            rows.append((line, name, [*bits, split_of[name]]))
-    _check_files(table, below, rows)
+            rows.append((line, name, [*bits, split_of[_key(name)]]))
+    prefix = "" if below == root else f"{below.relative_to(root).as_posix()}/"
+    names = [one.removeprefix(prefix) for one in {**found.pictures, **found.left_out} if one.startswith(prefix)]
+    rows = [(line, prefix + name, bits) for line, name, bits in _with_files(table, below, names, rows)]
+    rows = [row for row in rows if row[1] not in found.left_out]
     numbers = np.array([bits for _, _, bits in rows], dtype=np.int64)
-    lines = np.array([line for line, _, _ in rows])
-    paths = [below / name for _, name, _ in rows]
-    names = tuple(tables(root, kind))
-    return Labelled(content, root, names, table, paths, lines, numbers[:, 2], numbers[:, 0], numbers[:, 1])
+    lines, names = np.array([line for line, _, _ in rows]), [name for _, name, _ in rows]
+    return Labelled(found, root, names, table, lines, numbers[:, 2], numbers[:, 0], numbers[:, 1])
 
 
 def _table(root: Path, name: str) -> Path:
@@ -123,20 +133,75 @@ def _faces(root: Path) -> Path:
     return inner if inner.is_dir() else root / FACES
 
 
-def _check_files(table: Path, below: Path, rows: list[tuple[int, str, list[int]]]) -> None:
-    """Raise UserError for a table without rows, a row without its picture, and a picture with two rows."""
+def _one_table(path: Path, values: Mapping[str, Mapping[str, int]]) -> list[_Row]:
+    """Return the rows of one of CelebA's tables, which may be there as .csv and as .txt.
+
+    Raises:
+        UserError: the two say different things.
+    """
+    rows, other = list(_rows(path, "image_id", values)), path.with_suffix(".txt")
+    if path.suffix != ".csv" or not other.is_file():
+        return rows
+    said = {_key(name): numbers for _, name, numbers in _rows(other, "image_id", values)}
+    for line, name, numbers in rows:
+        if said.pop(_key(name), None) != numbers:
+            raise UserError(
+                f"{path}, line {line}: {other.name} says something else of {name}, in {' or '.join(values)}",
+                next_step="remove the one that is wrong",
+            )
+    if said:
+        raise UserError(
+            f"{path} has no row of {min(said)}, and {other.name} has one", next_step="remove the one that is wrong"
+        )
+    return rows
+
+
+def _key(name: str) -> str:
+    """Return a name without what tables and disks spell differently: case, form of Unicode, separators, `./`."""
+    plain = posixpath.normpath(name.replace("\\", "/"))
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", plain).casefold())
+
+
+def _with_files(table: Path, below: Path, names: Sequence[str], rows: list[_Row]) -> list[_Row]:
+    """Return the rows with the names of their files as they are on the disk: `names`, of all that lie in `below`.
+
+    Raises:
+        UserError: there are no rows, a row has no picture, several may be meant, or a picture has two rows.
+    """
     if not rows:
         raise UserError(f"{table} has no rows")
-    names = set(names_in(below))
+    exact, alike = set(names), defaultdict[str, list[str]](list)
+    if not all(name in exact for _, name, _ in rows):
+        for name in names:
+            alike[_key(name)].append(name)
     seen: dict[str, int] = {}
-    for line, name, _ in rows:
-        if name not in names:
-            raise UserError(f"{table}, line {line}: {below / name} is not there")
-        if seen.setdefault(name, line) != line:
-            raise UserError(f"{table}, line {line}: {name} is in line {seen[name]}, too")
+    found = []
+    for line, name, numbers in rows:
+        meant = [name] if name in exact else alike[_key(name)]
+        if len(meant) > 1:
+            raise UserError(f"{table}, line {line}: {name} may be {' or '.join(meant)}", next_step="say which")
+        if not meant:
+            raise UserError(f"{table}, line {line}: {below / name} is not there", next_step=_near(name, names))
+        if seen.setdefault(meant[0], line) != line:
+            raise UserError(f"{table}, line {line}: {name} is in line {seen[meant[0]]}, too")
+        found.append((line, meant[0], numbers))
+    return found
 
 
-def _rows(path: Path, file: str, values: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[int, str, list[int]]]:
+def _near(name: str, names: Sequence[str]) -> str | None:
+    """Return a hint at a picture that may be meant: one of that name in another folder, or of another suffix."""
+    whole = _key(name)
+    for part in (posixpath.basename, lambda path: posixpath.splitext(path)[0]):
+        if near := [one for one in names if part(_key(one)) == part(whole)][:1]:
+            return f"did you mean '{near[0]}'?"
+    return None
+
+
+_Row = tuple[int, str, list[int]]
+"""A line of a table, the name of its picture, and numbers."""
+
+
+def _rows(path: Path, file: str, values: Mapping[str, Mapping[str, int]]) -> Iterator[_Row]:
     """Yield of each row of a table its line, the picture's file name, and the numbers of the columns in `values`.
 
     Args:
@@ -154,12 +219,19 @@ def _rows(path: Path, file: str, values: Mapping[str, Mapping[str, int]]) -> Ite
                 if len(row) != len(header):
                     raise UserError(f"{path}, line {line}", got=f"{len(row)} fields", allowed=f"{len(header)}")
                 name, *texts = (row[place].strip() for place in places)
+                texts = [_whole(text) for text in texts]
                 for (column, numbers), text in zip(values.items(), texts, strict=True):
                     if text not in numbers:
                         raise UserError(f"{path}, line {line}: {column}", got=f"'{text}'", allowed=numbers)
                 yield line, name, [numbers[text] for numbers, text in zip(values.values(), texts, strict=True)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read: {error}", next_step="mend or replace it") from error
+
+
+def _whole(text: str) -> str:
+    """Return a number as tables have it: spreadsheets write 1 as 1.0."""
+    whole, _, rest = text.partition(".")
+    return whole if not rest.strip("0") else text
 
 
 def _csv(lines: Iterator[str]) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
@@ -187,10 +259,10 @@ def _txt(lines: Iterator[str], path: Path) -> tuple[list[str], Iterator[tuple[in
     return header, rows()
 
 
-def squares_of(labelled: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
-    """Return (n, 3, size, size) uint8, the middle squares of the pictures in those rows, resized (bilinear).
+def pixels_of(labelled: Labelled, rows: np.ndarray, size: int) -> tuple[cache.Pixels, np.ndarray | None]:
+    """Return (n, 3, size, size) pixels with the middle squares of pictures, resized (bilinear), and which are wanted.
 
-    The array is mapped from a file, so that a set may be larger than the memory.
+    They are mapped from a file, so that a set may be larger than the memory.
 
     Args:
         labelled: the set.
@@ -198,31 +270,27 @@ def squares_of(labelled: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
             it; one that would take more than `cache.LARGE` bytes has a file for each choice.
         size: side of the squares in pixels.
 
-    Raises:
-        UserError: a picture cannot be read, with its file and the line of the table, or the set changed.
+    Returns:
+        The pixels of the split or of its chosen pictures, and where the rows are among them; None for all of them.
     """
     split = np.flatnonzero(labelled.splits == labelled.splits[rows[0]])
     if len(rows) < len(split) and len(split) * 3 * size**2 <= cache.LARGE:
-        return _decode(labelled, split, size)[np.searchsorted(split, rows)]
-    return _decode(labelled, rows, size)
+        return _pixels(labelled, split, size), np.searchsorted(split, rows)
+    return _pixels(labelled, rows, size), None
 
 
-def _decode(labelled: Labelled, rows: np.ndarray, size: int) -> np.ndarray:
-    """Return the squares of exactly those rows, from one file."""
+def _pixels(labelled: Labelled, rows: np.ndarray, size: int) -> cache.Pixels:
+    """Return the pixels of exactly those rows."""
+    known = labelled.contents
 
-    def pictures() -> Iterator[np.ndarray]:
-        known = contents_of(labelled.content, labelled.root, labelled.tables)
-        for name in labelled.tables:
-            read_bytes(labelled.root / name, known[name])
-        for row in rows:
-            path = labelled.paths[row]
-            try:
-                sha256 = known.get(path.relative_to(labelled.root).as_posix(), "")
-                yield read_square(path, size, sha256).transpose(2, 0, 1)
-            except UserError as error:
-                raise UserError(f"{labelled.table}, line {labelled.lines[row]}: {error}") from error
+    def row(i: int) -> np.ndarray:
+        name = labelled.names[rows[i]]
+        try:
+            return read_square(labelled.root / name, size, known.pictures[name]).transpose(2, 0, 1)
+        except BadPicturesError as error:
+            where = f"{labelled.table}, line {labelled.lines[rows[i]]}"
+            raise BadPicturesError({f"{where}: {path}": why for path, why in error.reasons.items()}) from error
 
-    # With the tables in the name, one that changed under a run is found out before its labels meet kept pixels.
-    tables = "".join(fingerprint_of(labelled.root / name) for name in labelled.tables)
-    which = hashlib.sha256(tables.encode() + labelled.lines[rows].astype("<i8").tobytes()).hexdigest()[:12]
-    return cache.keep_pixels(f"{labelled.content}-{which}-{size}-first", (len(rows), 3, size, size), pictures)
+    about = "".join(sha256[:DIGITS] for sha256 in known.tables.values())
+    which = hashlib.sha256(about.encode() + labelled.lines[rows].astype("<i8").tobytes()).hexdigest()[:DIGITS]
+    return cache.Pixels(f"{known.fingerprint}-{which}-{size}-first", (len(rows), 3, size, size), row)

@@ -7,7 +7,7 @@ import os
 import stat
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -159,11 +159,6 @@ def names_in(root: Path) -> list[str]:
     return list(listing(root).names)
 
 
-def pictures_in(root: Path) -> list[Path]:
-    """Return the pictures below a folder, sorted by their path in it."""
-    return [root / name for name in names_in(root)]
-
-
 def class_folders(root: Path, wanted: str) -> list[str]:
     """Return the names of the class folders of a folder, sorted.
 
@@ -196,30 +191,39 @@ def class_folders(root: Path, wanted: str) -> list[str]:
     return names
 
 
-def classes_in(root: Path, wanted: str) -> dict[str, list[str]]:
+def classes_in(root: Path, wanted: str, found: Listing | None = None) -> dict[str, list[str]]:
     """Return the pictures in each class folder of a folder, as paths in that; classes are sorted by their names.
 
-    Pictures in folders of a class folder are of the class. For `root` and `wanted` see `class_folders`.
+    Pictures in folders of a class folder are of the class. For `root` and `wanted` see `class_folders`; `found` is the
+    folder's listing where that is there already.
 
     Raises:
         UserError: as `class_folders`; a class has no pictures, or a picture is there twice by links; a folder cannot be
             read.
     """
     classes: dict[str, list[str]] = {name: [] for name in class_folders(root, wanted)}
-    found = listing(root)
+    found = found or listing(root)
     for name in found.names:
         label, inside, _ = name.partition("/")
         if inside and label in classes:
             classes[label].append(name)
-    if empty := [name for name, pictures in classes.items() if not pictures]:
+    check_full(root, list(classes), found.names)
+    _check_links(root, found)
+    return classes
+
+
+def check_full(root: Path, folders: Sequence[str], pictures: Iterable[str]) -> None:
+    """Raise UserError if a class folder is without pictures; all are paths in the folder `root`."""
+    full = {
+        "/".join(parts[:depth]) for parts in (name.split("/") for name in pictures) for depth in range(1, len(parts))
+    }
+    if empty := [name for name in folders if name not in full]:
         more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
         raise UserError(
             f"{root / empty[0]} holds no pictures{more}",
             allowed=f"at least one in each class: {', '.join(sorted(suffixes()))}",
             next_step="remove it if it is no class",
         )  # fmt: skip
-    _check_links(root, found)
-    return classes
 
 
 def _check_links(root: Path, found: Listing) -> None:

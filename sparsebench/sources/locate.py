@@ -8,10 +8,10 @@ from pathlib import Path
 from sparsebench.errors import UserError
 from sparsebench.sources import official
 from sparsebench.sources.classes import FOLDER, in_a_class
-from sparsebench.sources.files import fingerprint, fingerprint_of
+from sparsebench.sources.files import REFUSED, Bad, Contents, contents, fingerprint_of
 from sparsebench.sources.known import DIGITS, KNOWN, PHOTOS, names_for
 from sparsebench.sources.labelled import DEFAULTS, layout_of, read, tables
-from sparsebench.sources.listing import classes_in, is_folder, left_out
+from sparsebench.sources.listing import check_full, classes_in, is_folder, left_out, names_in
 from sparsebench.sources.scenes import ARRAY, read_array
 from sparsebench.sources.scenes import FOLDER as SCENES
 
@@ -20,13 +20,16 @@ DATA_ROOT = Path("data")
 """Where official files are looked for unless another place is named."""
 
 
-def locate_images(spec: str, data_root: Path | None = None, download: bool = False) -> tuple[str, Path | None]:
+def locate_images(
+    spec: str, data_root: Path | None = None, download: bool = False, bad: Bad = REFUSED
+) -> tuple[str, Path | None]:
     """Return the name that a cell has for an image source, and where it lies.
 
     Args:
         spec: the name of a known set, or "folder:DIR" for a folder of classes or with a known set's own layout.
         data_root: where official files lie.
         download: whether they may be fetched, if torchvision can.
+        bad: what is to be done about pictures that cannot be read.
 
     Raises:
         UserError: the source is not one of these, or is not there.
@@ -38,23 +41,25 @@ def locate_images(spec: str, data_root: Path | None = None, download: bool = Fal
         official.check(spec, root, download=download)
         return spec, root
     if spec in names_for("task"):
-        return _locate_labelled(root / KNOWN[spec].folder, spec)
+        return _locate_labelled(root / KNOWN[spec].folder, spec, bad)
     if kind == FOLDER and path:
         folder = Path(path).expanduser()
         layout = layout_of(folder)
-        return _locate_classes(folder) if layout is None else _locate_labelled(folder, layout)
+        return _locate_classes(folder, bad) if layout is None else _locate_labelled(folder, layout, bad)
     allowed = (
         f"{', '.join(names_for('foregrounds'))}, folder:DIR; for tasks of their own {', '.join(names_for('task'))}"
     )
     raise UserError("--images", got=f"'{spec}'", allowed=allowed)
 
 
-def locate_backgrounds(spec: str, data_root: Path | None = None, download: bool = False) -> tuple[str, Path | None]:
+def locate_backgrounds(
+    spec: str, data_root: Path | None = None, download: bool = False, bad: Bad = REFUSED
+) -> tuple[str, Path | None]:
     """Return the name that a cell has for a background source, and where it lies; see `locate_images`.
 
     Args:
         spec: the name of a known set, a folder of pictures, or an .npz file.
-        data_root, download: see `locate_images`.
+        data_root, download, bad: see `locate_images`.
     """
     if spec == PHOTOS:
         return spec, None
@@ -69,7 +74,7 @@ def locate_backgrounds(spec: str, data_root: Path | None = None, download: bool 
     if not path.is_dir():
         allowed = f"{', '.join(names_for('backgrounds'))}, a folder of pictures or an .npz file"
         raise UserError(f"--backgrounds: {path} is not a folder", allowed=allowed)
-    return f"{SCENES}-{fingerprint(path)}", path
+    return f"{SCENES}-{contents(path, bad=bad).fingerprint}", path
 
 
 def left_out_of(name: str, root: Path) -> str:
@@ -80,18 +85,19 @@ def left_out_of(name: str, root: Path) -> str:
     return left_out(root, in_a_class if kind == FOLDER else lambda name: True)
 
 
-def _locate_labelled(root: Path, kind: str) -> tuple[str, Path]:
+def _locate_labelled(root: Path, kind: str, bad: Bad) -> tuple[str, Path]:
     """Return name and place of a set in its published layout; its table, and that each picture is there, is checked."""
     if layout_of(root) != kind:
         raise UserError(
             f"{kind} is not in {root}", next_step=f"get it from {KNOWN[kind].source} and give --images folder:DIR, or "
             "--data-root with it in it",
         )  # fmt: skip
-    read(root, kind, DEFAULTS[kind])
-    return f"{kind}-{fingerprint(root, tables(root, kind))}", root
+    names = names_in(root)
+    read(root, kind, DEFAULTS[kind], Contents(dict.fromkeys(names, "")))
+    return f"{kind}-{contents(root, names, tables(root, kind), bad).fingerprint}", root
 
 
-def _locate_classes(root: Path) -> tuple[str, Path]:
+def _locate_classes(root: Path, bad: Bad) -> tuple[str, Path]:
     for split in ("train", "test"):
         if not is_folder(root / split):
             raise UserError(
@@ -105,4 +111,7 @@ def _locate_classes(root: Path) -> tuple[str, Path]:
             f"{root}: train and test have different classes", got=[ascii(name) for name in odd] if alike else odd,
             next_step="some differ in their Unicode normalisation alone: rename them" if alike else None,
         )  # fmt: skip
-    return f"{FOLDER}-{fingerprint(root)}", root
+    found = contents(root, bad=bad)
+    for split in ("train", "test"):
+        check_full(root, [f"{split}/{name}" for name in train], found.pictures)
+    return f"{FOLDER}-{found.fingerprint}", root

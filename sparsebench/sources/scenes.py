@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.lib.npyio import NpzFile
 
 from sparsebench.errors import UserError
 from sparsebench.sources import cache, official
-from sparsebench.sources.files import Locations, contents, fingerprint_of, read_square, short, square, squares_in
+from sparsebench.sources.files import Locations, contents, fingerprint_of, read_square, square, squares_in
 from sparsebench.sources.known import FLOWERS102, KNOWN, PHOTOS
 
 FOLDER, ARRAY = "pictures", "array"
@@ -26,6 +25,18 @@ def backgrounds(name: str, size: int, locations: Locations) -> Backgrounds:
         UserError: it is not on this machine, or cannot be read.
     """
     return _backgrounds(name, size, locations.get(name))
+
+
+def background_pixels(name: str, size: int, locations: Locations) -> tuple[cache.Pixels, ...]:
+    """Return what is to be decoded of a user's own pictures; nothing of a known set."""
+    kind, _, content = name.partition("-")
+    if name not in locations or kind not in (FOLDER, ARRAY):
+        return ()
+    if kind == FOLDER:
+        return (squares_in(locations[name], size, content)[1],)
+    if cache.mapped(f"{ARRAY}-{content}-{size}-first") is not None:
+        return ()
+    return (_squares_of(locations[name], size, content),)
 
 
 @lru_cache(maxsize=4)
@@ -116,7 +127,7 @@ class Pictures(Pool):
     """A folder of pictures. Every fifth picture is for tests only."""
 
     def __init__(self, root: Path, size: int, content: str):
-        self.split(squares_in(root, size, content)[1], root)
+        self.split(squares_in(root, size, content)[1].array(), root)
 
 
 class Flowers(Pool):
@@ -132,13 +143,13 @@ class Flowers(Pool):
         known = contents(folder)
 
         def read(path: str) -> np.ndarray:
-            return read_square(Path(path), size, known.get(Path(path).relative_to(folder).as_posix(), ""))
+            return read_square(Path(path), size, known.pictures.get(Path(path).relative_to(folder).as_posix(), ""))
 
         def squares(split: str) -> np.ndarray:
             data = official.dataset(FLOWERS102, root, split, loader=read)
-            rows = lambda: (data[i][0].transpose(2, 0, 1) for i in range(len(data)))  # noqa: E731
-            name = f"{FLOWERS102}-{short(known)}-{split}-{size}-first"
-            return cache.keep_pixels(name, (len(data), 3, size, size), rows)
+            name = f"{FLOWERS102}-{known.fingerprint}-{split}-{size}-first"
+            row = lambda i: data[i][0].transpose(2, 0, 1)  # noqa: E731
+            return cache.Pixels(name, (len(data), 3, size, size), row).array()
 
         self.pools = np.concatenate([squares("train"), squares("val")]), squares("test")
 
@@ -150,11 +161,8 @@ class Array(Pool):
     """
 
     def __init__(self, path: Path, size: int, content: str):
-        pixels = read_array(path)
-        if fingerprint_of(path) != content:
-            raise UserError(f"{path} changed while the run was under way", next_step="run it again")
-        rows = lambda: _squares(pixels, size)  # noqa: E731
-        self.split(cache.keep_pixels(f"{ARRAY}-{content}-{size}-first", (len(pixels), 3, size, size), rows), path)
+        kept = cache.mapped(f"{ARRAY}-{content}-{size}-first")
+        self.split(_squares_of(path, size, content).array() if kept is None else kept, path)
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -181,10 +189,18 @@ def read_array(path: Path) -> np.ndarray:
     return pixels
 
 
-def _squares(pixels: np.ndarray, size: int) -> Iterator[np.ndarray]:
+def _squares_of(path: Path, size: int, content: str) -> cache.Pixels:
+    """Return (n, 3, size, size) of the pictures of an .npz file with that fingerprint."""
+    pixels = read_array(path)
+    if fingerprint_of(path) != content:
+        raise UserError(f"{path} changed while the run was under way", next_step="run it again")
+    return cache.Pixels(f"{ARRAY}-{content}-{size}-first", (len(pixels), 3, size, size), partial(_square, pixels, size))
+
+
+def _square(pixels: np.ndarray, size: int, i: int) -> np.ndarray:
     from PIL import Image
 
-    for picture in pixels:
-        if picture.dtype != np.uint8:
-            picture = (picture * 255).round().astype(np.uint8)
-        yield square(Image.fromarray(picture), size).transpose(2, 0, 1)
+    picture = pixels[i]
+    if picture.dtype != np.uint8:
+        picture = (picture * 255).round().astype(np.uint8)
+    return square(Image.fromarray(picture), size).transpose(2, 0, 1)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.record import MOST_ITEMS
+from sparsebench.sources.cache import Pixels
 from sparsebench.sources.files import Locations
 
 if TYPE_CHECKING:
@@ -230,6 +231,10 @@ class Task(BaseModel):
         """Return the data of one repetition; the same for every strategy and model."""
         raise NotImplementedError(f"task '{self.name}' must define draw(n_train, repetition, locations)")
 
+    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[Pixels]:
+        """Return the decoded pictures that `draw` maps, which are made before the first cell; by default none."""
+        return ()
+
     def check(self) -> None:
         """Raise UserError if these parameters contradict each other."""
 
@@ -256,6 +261,9 @@ class Task(BaseModel):
             UserError: the pictures do not say it, or are of others.
         """
         return self
+
+    def check_located(self, locations: Locations) -> None:
+        """Raise UserError if what lies at these locations lacks something that each cell needs; before any is run."""
 
     def known_classes(self, locations: Locations) -> tuple[str, ...] | None:
         """Return the names of its classes, or None where only the data that are drawn have them."""

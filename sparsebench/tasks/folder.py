@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,13 +13,15 @@ from pydantic import Field, field_validator
 
 from sparsebench import seeds, sources
 from sparsebench.errors import UserError
-from sparsebench.sources import cache
+from sparsebench.sources.files import REFUSED, Bad
 from sparsebench.sources.labels import BY_FILE, IMAGENET, MOST_CLASSES, Numbered, locate_file, number, read_file
-from sparsebench.sources.listing import class_folders, is_folder
+from sparsebench.sources.listing import is_folder
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 
 Resize = Literal["short", "squash"]
 Filter = Literal["bicubic", "bilinear"]
+MOST_RESIZED = 2**24
+"""Pixels of what a picture is resized to as a whole, before the middle is cut out of it."""
 USUAL = {"canvas": 224, "crop": 0.9, "resize": "short", "filter": "bicubic"}
 """How pictures are cut where the model does not say it."""
 SPLITS = ("val", "test")
@@ -27,8 +29,10 @@ SPLITS = ("val", "test")
 LAYOUT = "a folder with val/<class>/*, test/<class>/* or <class>/*"
 
 
-def locate(spec: str) -> tuple[str, Path]:
+def locate(spec: str, bad: Bad = REFUSED) -> tuple[str, Path]:
     """Return the name that a cell has for folder:DIR, from the contents of the pictures, and where these lie.
+
+    `bad` says what is to be done about pictures that cannot be read.
 
     Raises:
         UserError: another source, no such folder, no classes, or one without pictures.
@@ -37,8 +41,11 @@ def locate(spec: str) -> tuple[str, Path]:
     if kind != "folder" or not path:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
     root = test_folder_of(Path(path).expanduser())
-    sources.classes_in(root, LAYOUT)
-    return f"folder-{sources.fingerprint(root)}", root
+    listed = sources.listing(root)
+    classes = sources.classes_in(root, LAYOUT, listed)
+    found = sources.contents(root, listed.names, bad=bad)
+    sources.check_full(root, list(classes), found.pictures)
+    return f"folder-{found.fingerprint}", root
 
 
 def test_folder_of(root: Path) -> Path:
@@ -75,38 +82,40 @@ def read_cropped(
 ) -> np.ndarray:  # fmt: skip
     """Return a picture as (canvas, canvas, 3) uint8, as networks are tested on ImageNet.
 
-    The short side becomes canvas / crop pixels, or with "squash" both sides do; then the middle is cut out. The file
-    must have that SHA-256.
+    The short side becomes canvas / crop pixels, or with "squash" both sides do; then the middle is cut out. Of a
+    picture so long that this would take much memory the middle alone is resized, which is the same but for rounding.
+    The file must have that SHA-256.
     """
     from PIL import Image
 
-    rgb = sources.read_rgb(path, sha256)
+    rgb, how = sources.read_rgb(path, sha256), Image.Resampling[filter.upper()]
     side = int(canvas / crop)
     width, height = (side if resize == "squash" else int(side * length / min(rgb.size)) for length in rgb.size)
-    rgb = rgb.resize((width, height), Image.Resampling[filter.upper()])
     left, top = round((width - canvas) / 2), round((height - canvas) / 2)
-    return np.asarray(rgb.crop((left, top, left + canvas, top + canvas)))
+    if width * height <= MOST_RESIZED:
+        return np.asarray(rgb.resize((width, height), how).crop((left, top, left + canvas, top + canvas)))
+    across, down = rgb.width / width, rgb.height / height  # pixels of the picture in one of what it becomes
+    box = left * across, top * down, (left + canvas) * across, (top + canvas) * down
+    return np.asarray(rgb.resize((canvas, canvas), how, box))
 
 
-def decode(
-    content: str, root: Path, paths: Sequence[Path], canvas: int, crop: float, resize: Resize = "short",
+def cropped(
+    content: str, root: Path, names: Sequence[str], canvas: int, crop: float, resize: Resize = "short",
     filter: Filter = "bicubic",
-) -> np.ndarray:  # fmt: skip
-    """Return (n, 3, canvas, canvas) uint8 of pictures below a folder, see `read_cropped`; kept under its content.
+) -> sources.Pixels:  # fmt: skip
+    """Return (n, 3, canvas, canvas) pixels of some pictures of a folder with that fingerprint; see `read_cropped`.
 
     Raises:
-        UserError: one cannot be read, or the folder has not that content any more.
+        UserError: the folder has not that content any more.
     """
-    names = [path.relative_to(root).as_posix() for path in paths]
+    known = sources.contents_of(content, root).pictures
 
-    def pictures() -> Iterator[np.ndarray]:
-        known = sources.contents_of(content, root)
-        for path, name in zip(paths, names, strict=True):
-            yield read_cropped(path, canvas, crop, resize, filter, known.get(name, "")).transpose(2, 0, 1)
+    def row(i: int) -> np.ndarray:
+        return read_cropped(root / names[i], canvas, crop, resize, filter, known[names[i]]).transpose(2, 0, 1)
 
     which = hashlib.sha256(os.fsencode("\0".join(names))).hexdigest()[:12]
     name = f"{content}-{which}-{canvas}-crop-{crop}-{resize}-{filter}-first"
-    return cache.keep_pixels(name, (len(paths), 3, canvas, canvas), pictures)
+    return sources.Pixels(name, (len(names), 3, canvas, canvas), row)
 
 
 class Folder(Task):
@@ -196,7 +205,7 @@ class Folder(Task):
         """See `Task.with_classes`."""
         if self.head and head not in (None, self.head):
             raise UserError(f"task 'folder': head={self.head}, and the weights' has {head}", next_step="leave head out")
-        found = self._number(class_folders(self._root(locations), LAYOUT), head, locations)
+        found = self._number(self._folders(locations), head, locations)
         return self.model_copy(update={"labels": found.labels, "head": len(found.classes)})
 
     def recipe(self) -> Recipe:
@@ -205,24 +214,17 @@ class Folder(Task):
 
     def known_classes(self, locations: Locations) -> tuple[str, ...]:
         """See `Task.known_classes`."""
-        return self._number(class_folders(self._root(locations), LAYOUT), None, locations).classes
+        return self._number(self._folders(locations), None, locations).classes
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`."""
-        root = self._root(locations)
-        folders = sources.classes_in(root, LAYOUT)
+        chosen, folders, shown = self._chosen(repetition, locations)
         classes, numbers = self._number(folders, None, locations)[1:]
-        every = [
-            (root / name, number) for names, number in zip(folders.values(), numbers, strict=True) for name in names
-        ]
-        pictures = self._choose(len(every), repetition)
-        chosen = [every[i] for i in pictures]
-        content = self.images.partition("-")[2]
-        cut = self.with_cut({}).model_dump(include=set(USUAL))
-        images = decode(content, root, [path for path, _ in chosen], **cut)
-        labels = np.array([number for _, number in chosen], dtype=np.int64)
-        shown = pictures if self.test else None  # another repetition may draw the same again
-        test = Split(images, labels, np.zeros_like(labels), foregrounds=shown)
+        number_of = dict(zip(folders, numbers, strict=True))
+        images = self._pixels(chosen, locations).array()
+        labels = np.array([number_of[name.partition("/")[0]] for name in chosen], dtype=np.int64)
+        # Of some pictures alone it is said which they are: another repetition may draw the same again.
+        test = Split(images, labels, np.zeros_like(labels), foregrounds=shown if self.test else None)
         return Data(Split(images[:0], labels[:0], labels[:0]), test, classes)
 
     def _number(self, folders: Iterable[str], head: int | None, locations: Locations) -> Numbered:
@@ -236,6 +238,35 @@ class Folder(Task):
                 )
             file = read_file(path, self.classes)
         return number(list(folders), "auto" if self.labels == "file" else self.labels, self.head or head, file)
+
+    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[sources.Pixels]:
+        """See `Task.pictures`."""
+        return (self._pixels(self._chosen(repetition, locations)[0], locations),)
+
+    def _folders(self, locations: Locations) -> dict[str, list[str]]:
+        """Return the paths of the pictures by the class folder in which they lie, both sorted."""
+        folders: dict[str, list[str]] = {}
+        known = sources.contents_of(self._content, self._root(locations)).pictures
+        for folder, inside, name in sorted(name.partition("/") for name in known):
+            if inside:
+                folders.setdefault(folder, []).append(f"{folder}/{name}")
+        return folders
+
+    def _chosen(self, repetition: int, locations: Locations) -> tuple[list[str], list[str], np.ndarray]:
+        """Return the paths of the pictures that are tested on, all class folders, and the pictures' numbers."""
+        folders = self._folders(locations)
+        every = [name for names in folders.values() for name in names]
+        chosen = self._choose(len(every), repetition)
+        return [every[i] for i in chosen], list(folders), chosen
+
+    def _pixels(self, names: Sequence[str], locations: Locations) -> sources.Pixels:
+        """Return those pictures, cut as the task has it."""
+        cut = self.with_cut({}).model_dump(include=set(USUAL))
+        return cropped(self._content, self._root(locations), names, **cut)
+
+    @property
+    def _content(self) -> str:
+        return self.images.partition("-")[2]
 
     def _root(self, locations: Locations) -> Path:
         if self.images not in locations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -51,6 +52,12 @@ class GroupTask(PictureTask):
                 next_step=f"give --images {self.name} with --data-root, or --images folder:DIR",
             )  # fmt: skip
 
+    def check_located(self, locations: Locations) -> None:
+        """See `Task.check_located`: each group has pictures to train on and to test."""
+        if self.images in locations:
+            labelled = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
+            self._check_groups(labelled, 2 * labelled.labels + labelled.attributes)
+
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """See `Task.draw`: a part of a split keeps the shares of its groups and is drawn anew each repetition.
 
@@ -58,16 +65,30 @@ class GroupTask(PictureTask):
         """
         labelled = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
         groups = 2 * labelled.labels + labelled.attributes
+        splits = {}
+        for number, rows in self._rows(labelled, groups, n_train, repetition).items():
+            pixels, places = sources.pixels_of(labelled, rows, self.canvas)
+            images = pixels.array() if places is None else pixels.array()[places]
+            splits[number] = Split(images, labelled.labels[rows], groups[rows])
+        return Data(splits[TRAIN], splits[TEST], *self.names(), validation=splits.get(VALIDATION))
+
+    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[sources.Pixels]:
+        """See `Task.pictures`."""
+        labelled = sources.labelled_pictures(self.name, self.images, self.columns(), locations)
+        rows = self._rows(labelled, 2 * labelled.labels + labelled.attributes, n_train, repetition)
+        return [sources.pixels_of(labelled, of_split, self.canvas)[0] for of_split in rows.values()]
+
+    def _rows(
+        self, labelled: sources.Labelled, groups: np.ndarray, n_train: int, repetition: int
+    ) -> dict[int, np.ndarray]:
+        """Return which rows are drawn of each split."""
         self._check_groups(labelled, groups)
-
-        def split(number: int, n: int) -> Split:
-            rows = self._part(np.flatnonzero(labelled.splits == number), groups, n, number, repetition)
-            return Split(sources.squares_of(labelled, rows, self.canvas), labelled.labels[rows], groups[rows])
-
-        classes, names = self.names()
         asked = (self.validation or self.patience) and bool((labelled.splits == VALIDATION).any())
-        validation = split(VALIDATION, 0) if asked else None
-        return Data(split(TRAIN, n_train), split(TEST, self.test), classes, names, validation=validation)
+        sizes = {TRAIN: n_train, **({VALIDATION: 0} if asked else {}), TEST: self.test}
+        return {
+            number: self._part(np.flatnonzero(labelled.splits == number), groups, n, number, repetition)
+            for number, n in sizes.items()
+        }
 
     def _check_groups(self, labelled: sources.Labelled, groups: np.ndarray) -> None:
         """Raise UserError for a group without a picture to train on or to test."""
@@ -75,7 +96,10 @@ class GroupTask(PictureTask):
             counts = np.bincount(groups[labelled.splits == number], minlength=4)
             if 0 in counts:
                 name = self.names()[1][int(counts.argmin())]
-                raise UserError(f"{labelled.table}: its {OF[number]} split has no picture of '{name}'")
+                raise UserError(
+                    f"{labelled.table}: its {OF[number]} split has no picture of '{name}'",
+                    next_step="accuracy is of each group, of which each needs some: take a table that has them",
+                )
 
     def _part(self, rows: np.ndarray, groups: np.ndarray, n: int, number: int, repetition: int) -> np.ndarray:
         """Return n of a split's rows in their order, or all for 0."""

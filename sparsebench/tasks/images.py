@@ -178,6 +178,13 @@ class ImageTask(PictureTask):
         pictures = {"images": other, "before": self.images} if other else {"images": self.images}
         return Plain(**shared, **pictures, epochs=self.pretrain_epochs), self.pretrain_samples
 
+    def pictures(self, n_train: int, repetition: int, locations: Locations) -> Sequence[sources.Pixels]:
+        """See `Task.pictures`."""
+        return (
+            *sources.foreground_pixels(self.images, self.foreground, locations),
+            *sources.background_pixels(self.backgrounds, self.canvas, locations),
+        )
+
     def pool(self, locations: Locations) -> sources.Foregrounds:
         """Return the foregrounds."""
         self.check()

@@ -116,7 +116,7 @@ def changes(strategy: Strategy, events: list[Event]) -> list[str]:
 def written_bytes() -> int:
     """Return how many bytes this process has written so far, 0 where the system does not say."""
     try:
-        lines = Path("/proc/self/io").read_text().splitlines()
+        lines = Path("/proc/self/io").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     return next((int(line.partition(":")[2]) for line in lines if line.startswith("wchar")), 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparsebench.collector import without_collector
 from sparsebench.contain.keeper import descendants, end_with_parent
-from sparsebench.contain.messages import Line
+from sparsebench.contain.messages import Line, load
 from sparsebench.errors import UserError, text_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.records.report import Report
@@ -35,7 +35,7 @@ def main() -> None:
     informative.deit_tiny()
     _limit_memory()
     line.say(Message())
-    request = Request.model_validate_json(line.jobs.readline())
+    request = load(Request, line.jobs.readline())
     processes, last = _Processes(), True
     try:
         with audit.watch() as audit.AT_LOAD:
@@ -88,7 +88,7 @@ def _limit_memory() -> None:
     """Let this process take so much more memory and no more, where the system says how much it has."""
     status = Path("/proc/self/statm")
     if status.exists():
-        taken = int(status.read_text().split()[0]) * resource.getpagesize()
+        taken = int(status.read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from sparsebench.contain.messages import dump
 from sparsebench.contain.process import Worker, how_it_left
 from sparsebench.engine.slots import slots
 from sparsebench.errors import UserError
@@ -17,6 +18,7 @@ from sparsebench.plugin.content import file_hash
 from sparsebench.records.origin import Origin
 from sparsebench.records.report import GROUPS, Group, Outcome, Report, Status
 from sparsebench.spec import parse
+from sparsebench.text import as_utf8
 from sparsebench.version import __version__
 
 LIMIT = 60.0
@@ -140,7 +142,7 @@ class _Child:
             (self.running,) = (o for o in self.reports[-1].outcomes if o.check == message.begins)
         else:
             self.running = LOADS
-            self.worker.ask(self.request.model_dump_json().encode())
+            self.worker.ask(dump(self.request).encode())
 
     def _keep(self, outcome: Outcome) -> None:
         self.reports[-1] = self.reports[-1].with_outcome(outcome)
@@ -151,8 +153,8 @@ class _Child:
         if self.running is None:
             raise UserError(f"the checks did not start: {message}")
         if self.running == LOADS:
-            target = self.request.target
-            source = file_hash(Path(parse(target).name))
+            target = as_utf8(self.request.target)
+            source = file_hash(Path(parse(self.request.target).name))
             self.reports.append(of_loading(target, Origin(plugin=target, sha256=source)))
         self._keep(self.running.after(status, message))
         return self.last or self.running == LOADS

@@ -59,6 +59,7 @@ class Evaluation:
         steps: realised token counts, block by block, mean over samples; empty where nothing acted.
         macs: (n,) of each sample, or empty.
         rank: (n,) how many classes come before the sample's own: 0 where it is the predicted one.
+        confidence: (n,) the probability of the predicted class; None where the loss is no cross-entropy.
         batch: how many samples came at a time.
         seconds: wall seconds of the network and the strategy for each batch of so many, but the first one, with which
             what a process does once is done.
@@ -72,6 +73,7 @@ class Evaluation:
     steps: list[Step]
     macs: np.ndarray
     rank: np.ndarray
+    confidence: np.ndarray | None
     batch: int
     seconds: list[float]
 
@@ -116,7 +118,7 @@ def halving(batch: int, work: Callable[[int], T]) -> T:
 @torch.no_grad()
 def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: Recipe, batch: int) -> Evaluation:
     network.module.eval()
-    predicted, loss, kept, scores, chosen, steps, macs, rank, seconds = [], [], [], [], [], [], [], [], []
+    predicted, loss, kept, scores, chosen, steps, macs, rank, sure, seconds = [], [], [], [], [], [], [], [], [], []
     N = network.cost.tokens
     for rows in samples.items.split(batch):
         inputs = samples.take(rows)
@@ -127,6 +129,8 @@ def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: R
         predicted.append(predictions(recipe, outputs))
         loss.append(losses(recipe, outputs, samples.labels[rows]).float())
         rank.append(ranks(recipe, outputs, samples.labels[rows]))
+        if recipe.loss == "cross-entropy":
+            sure.append(outputs.float().softmax(dim=1).amax(dim=1))
         if acting is None:
             kept.append(torch.ones(len(rows), N, dtype=torch.bool, device=rows.device))
             scores.append(kept[-1].float())
@@ -146,6 +150,7 @@ def _evaluate(network: Network, actor: Actor | None, samples: Samples, recipe: R
         [mean_step(block) for block in zip(*steps, strict=True)],
         np.concatenate(macs) if macs else np.empty(0),
         torch.cat(rank).cpu().numpy(),
+        torch.cat(sure).cpu().numpy() if sure else None,
         batch,
         [taken for n, taken in seconds[1:] if n == batch],
     )

@@ -154,10 +154,12 @@ def outputs_of(network: Network, inputs: Tensor, acting: Pass | None) -> Tensor:
     if acting is None:
         return network(inputs)
     try:
-        return network(inputs, acting)
+        outputs = network(inputs, acting)
     except Exception:
         acting.settle()  # what an illegal plan led to is said as what it is
         raise
+    acting.check_network()
+    return outputs
 
 
 class Teacher(Protocol):

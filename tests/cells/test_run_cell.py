@@ -39,7 +39,6 @@ def image(measured: Measure) -> Measure:
         ("import_error", "No module named 'a_module_that_is_nowhere'"),
         ("wrong_hook", "did you mean 'sparsebench_strategies'"),
         ("undeclared_oracle", "kind must be 'oracle'"),
-        ("takes_random", "rename it"),
         ("wrong_shape", "scores must have shape (8, 20), got (8, 20, 10)"),
         ("out_of_range", "must lie in 0..19, got 1000.."),
         ("duplicates", "names a token twice"),

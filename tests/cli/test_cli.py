@@ -17,6 +17,7 @@ import sparsebench
 from sparsebench.board.columns import COLUMNS, keys_of
 from sparsebench.board.tables import FORMATS
 from sparsebench.cli import main
+from sparsebench.records import store
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
 SHIPPED = {"dense", "random", "attn_topk", "oracle", "anti_oracle", "noise"}
@@ -348,6 +349,21 @@ def test_a_plugin_that_does_not_load_leaves_1_with_its_reason_and_a_board(tmp_pa
     assert set(board_in(tmp_path)) == {"dense", "random", "oracle", "anti_oracle"}
 
 
+def test_a_dry_run_says_what_does_not_load_and_plans_nothing_of_it(tmp_path: Path) -> None:
+    result = call("run", *THEORY, "--plugin", SAMPLES / "import_error.py", "--out", tmp_path, "--dry-run")
+    assert result.exit_code == 1 and "import_error" not in result.stdout
+    assert "import_error does not load, and its cells would fail: " in result.stderr
+    assert "No module named 'a_module_that_is_nowhere'" in result.stderr
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_file_that_takes_a_name_is_refused_before_anything_is_run(tmp_path: Path, dry: list[str]) -> None:
+    result = call("run", *THEORY, SAMPLES / "takes_random.py", "--out", tmp_path / "out", "--jobs", 0, *dry)
+    assert result.exit_code == 2 and not (tmp_path / "out").exists()
+    assert "has the name of installed plugin 'random'; rename it" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_all_tasks_on_pictures_of_ones_own_make_a_whole_row(tmp_path: Path) -> None:
     pictures(tmp_path / "pictures")
     (tmp_path / "own.toml").write_text("""
@@ -405,12 +421,12 @@ def pictures(root: Path) -> None:
                 )
 
 
-def test_a_corrupt_picture_leaves_1_and_is_named(tmp_path: Path) -> None:
+def test_a_corrupt_picture_leaves_1_and_is_named_and_no_cell_is_run(tmp_path: Path) -> None:
     pictures(tmp_path / "pictures")
     bad = tmp_path / "pictures" / "train" / "cat" / "3.png"
     bad.write_bytes(bad.read_bytes()[:50])
     result = call("run", *IMAGES, "--images", f"folder:{tmp_path / 'pictures'}", "--jobs", 0, "--out", tmp_path / "out")
     assert result.exit_code == 1
-    assert f"{bad} cannot be read as a picture" in result.stdout
+    assert f"{bad} cannot be read as a picture" in result.stderr
     assert "Traceback" not in result.output
-    assert (tmp_path / "out" / "leaderboard.csv").read_text() == ",".join(keys_of(COLUMNS)) + "\n"
+    assert store.read(tmp_path / "out") == {}

@@ -42,6 +42,13 @@ def test_it_trains_once_and_then_only_compares(out: Path, tmp_path: Path) -> Non
     assert not list(out.glob("*.png"))
 
 
+def test_a_task_of_a_file_is_compared_on(samples: Path, tmp_path: Path) -> None:
+    task = ("--plugin", samples / "stripes.py", "--task", "stripes", "--n-train", 8, "--macs", 0.5)
+    done = call("attn_topk", "random", *task, "--out", tmp_path / "out", "--jobs", 1)
+    assert done.exit_code == 0, done.output
+    assert "A: attn_topk, macs 0.5\nB: random, macs 0.5" in done.stdout and "stripes" in done.stdout
+
+
 def test_json_and_markdown_are_all_that_is_on_standard_output(out: Path) -> None:
     told = call("attn_topk", SAMPLES / "good.py", *SMALL, "--keep", 0.4, "--json", "--out", out)
     found = json.loads(told.stdout)

@@ -1,5 +1,6 @@
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -84,6 +85,25 @@ def test_a_run_that_was_killed_is_told_from_one_under_way(tmp_path: Path, plan: 
     assert "dense" not in result.output
     with underway.Beat(tmp_path, plan.jobs, 2, plan.expected):
         assert not (tmp_path / "underway" / "there-7.json").exists()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["the rest is run", "nothing is left to run"])
+def test_what_a_run_left_that_was_killed_just_now_goes_with_the_next(
+    tmp_path: Path, plan: planner.Plan, whole: bool
+) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    here, left = socket.gethostname(), (underway.Cells(label="dense", n=5),)
+    file = underway.Underway(host=here, pid=killed.pid, workers=1, updated=time.time(), left=left, running=())
+    if whole:
+        runs.execute(plan, Registry(), tmp_path, "cpu", 0)
+    path = tmp_path / "underway" / f"{here}-{killed.pid}.json"
+    files.write_whole(path, file.model_dump_json().encode())
+    assert not whole or "was stopped with 5 cells left" in status(tmp_path).output
+    again = planner.plan(plan.request, planner.Files(), Registry(), tmp_path, "missing")  # type: ignore[arg-type]
+    assert bool(again.todo) != whole
+    runs.execute(again, Registry(), tmp_path, "cpu", 0)
+    assert "no run is under way" in status(tmp_path).output and not path.parent.exists()
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:

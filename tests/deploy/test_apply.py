@@ -24,6 +24,7 @@ from sparsebench.planning.contenders import draws_random
 from sparsebench.plans import Keep, Mask
 from sparsebench.plugin.registry import Registry
 from sparsebench.strategy import Published, Strategy
+from sparsebench.training.evaluate import patches_in
 
 STRATEGIES = [
     registered.cls
@@ -74,7 +75,9 @@ def test_outputs_are_those_of_the_benchmark(cls, kind):
     else:
         assert not torch.allclose(outputs, model(x), atol=1e-3)
         assert (sparse.macs_ratio < 1) == (cls.name != "perturbation")  # which asks the network itself, many times
-        assert sparse.kept().sum(dim=1).max() <= 16
+        stay = patches_in(acting.index, 16)
+        if stay.any(dim=1).all():  # else tokens are mixed, and none stands for a patch
+            assert torch.equal(sparse.kept(), stay)
 
 
 @torch.no_grad()
@@ -390,6 +393,50 @@ def test_pixels_that_the_model_does_not_take(x, said):
 def test_which_patches_stay_is_not_known_before_a_call():
     with pytest.raises(UserError, match="nothing was called yet; give the pixels"):
         sparsebench.apply(vit(), "tome:per_block=2").kept()
+
+
+@pytest.mark.parametrize("words", ["tps:keep_rate=0.5", "pru_merge:keep_rate=0.5", "downsample:keep_rate=0.5"])
+def test_no_patch_stays_where_tokens_are_mixed_of_many(words):
+    sparse = sparsebench.apply(vit(), words)
+    assert sparse(pixels()).shape[0] == 3
+    for given in ((), (pixels(),)):
+        with pytest.raises(UserError, match="mixes each token of many patches, so that no patch stays; sparse"):
+            sparse.kept(*given)
+
+
+def test_all_patches_stay_where_nothing_acts_in_a_test():
+    sparse = sparsebench.apply(vit().eval(), "patch_dropout:keep_rate=0.5")
+    with pytest.raises(UserError, match="nothing was called yet"):
+        sparse.kept()
+    sparse(pixels())
+    assert sparse.kept().shape == (3, 16) and sparse.kept().all() and sparse.kept(pixels(2)).all()
+    sparse.train()(pixels())
+    assert sparse.kept().sum(dim=1).tolist() == [8, 8, 8]
+    sparse.eval()(pixels(1))
+    assert sparse.kept().shape == (1, 16) and sparse.kept().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model.set_input_size((64, 64)), r"its patches were \(4, 4\), and are \(8, 8\)"),
+        (lambda model: model.set_input_size(patch_size=(4, 4)), r"its patches were \(4, 4\), and are \(8, 8\)"),
+        (lambda model: model.blocks.pop(1), r"its blocks were \d, and are \d"),
+    ],
+    ids=["image", "patch", "blocks"],
+)
+def test_a_network_that_was_changed_afterwards_is_told_to_be_applied_again(change, said):
+    model = vit().eval()
+    sparse = sparsebench.apply(model, "tome:per_block=2")
+    change(model)
+    for side in (32, 64):
+        with pytest.raises(
+            UserError, match=f"was changed after 'tome:per_block=2' .*{said}; call .remove.., and apply"
+        ):
+            sparse(pixels(side=side))
+    again = sparsebench.apply(sparse.remove(), "tome:per_block=2")
+    side = model.patch_embed.img_size[0]
+    assert again(pixels(side=side)).shape[0] == 3
 
 
 def test_a_plan_that_breaks_the_contract_is_said_and_the_model_is_whole():

@@ -24,7 +24,11 @@ ASKED = re.findall(r'^ *readme "(.*)"', CHECK, re.MULTILINE)
 WORDS = [words.replace("$paper", paper) for words in ASKED for paper in (PAPERS if "$paper" in words else PAPERS[:1])]
 IN_CI = {begins(words)[0] for words in WORDS if begins(words)}
 HERE = [line for line in commands() if not line.why_not and line.code not in IN_CI]
-FILES = {"mine.py": "README.md", "stripes.py": "docs/write/task.md", "deep_sets.py": "docs/write/model.md"}
+FILES = {
+    "mine.py": ("README.md", 0), "stripes.py": ("docs/write/task.md", 0), "measured.py": ("docs/write/task.md", 1),
+    "deep_sets.py": ("docs/write/model.md", 0), "plain_vit.py": ("docs/write/model.md", 1),
+}  # fmt: skip
+"""The files of the pages, by the page and which of its blocks of Python they are."""
 
 
 @pytest.fixture
@@ -33,8 +37,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(ROOT / "tests" / "golden" / "store", tmp_path / "sparsebench-out")
     (tmp_path / "leaderboard").symlink_to(ROOT / "leaderboard")
     (tmp_path / "my-networks").symlink_to(ROOT / "sparsebench" / "networks")
-    for name, page in FILES.items():
-        (tmp_path / name).write_text(code(page)[0], encoding="utf-8")
+    for name, (page, number) in FILES.items():
+        assert code(page)[number].startswith(f"# {name}\n") or not number
+        (tmp_path / name).write_text(code(page)[number], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -10,11 +10,12 @@ from sparsebench.errors import UserError
 from sparsebench.models.shipped import Shallow
 from sparsebench.papers.theory import PAPER
 from sparsebench.planning import suite as suites
-from sparsebench.planning.expand import expand
+from sparsebench.planning.expand import expand, unanswered
 from sparsebench.planning.job import Job
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Cell
+from sparsebench.records.cell import Cell, Part
+from sparsebench.records.manifests import setting_of
 from sparsebench.tasks.theory import Theory
 
 BASELINES = {"dense", "random", "oracle", "anti_oracle"}
@@ -489,3 +490,23 @@ def test_baselines_spend_what_a_plugin_spends_and_spread_it_their_own_way() -> N
 def test_a_strategy_at_the_input_has_no_schedule(shape: str) -> None:
     with pytest.raises(UserError, match=r"'random' acts at the input only, once; got budget .*; allowed: macs or keep"):
         labels_of(f"random:{shape}")
+
+
+@pytest.mark.parametrize("name", [name for name in suites.names() if name != "folder"])
+def test_a_run_of_a_suite_has_what_it_asks_for_on_any_pictures(name: str) -> None:
+    registry, asked = Registry(), Request(suite=name, images="folder-0123")
+    cells = [job.cell for job in expand(asked, registry) if job.asked]
+    assert unanswered(suites.load(name), cells, registry, any_budget=True) == []
+    fewer = [cell for cell in cells if setting_of(cell) != setting_of(cells[-1])]
+    assert unanswered(suites.load(name), fewer, registry, any_budget=True)
+
+
+def test_the_suite_of_ones_own_weights_asks_for_no_network() -> None:
+    cell = Cell(
+        task=Part(name="folder", params={"images": "folder-0123"}), model=Part(name="timm", params={"name": "mine"}),
+        strategy=Part(name="noise"), budget=Budget(macs=0.7), n_train=0, repetition=0,
+    )  # fmt: skip
+    folder, registry = suites.load("folder"), Registry()
+    assert unanswered(folder, [cell], registry, any_budget=False) == []
+    other = cell.model_copy(update={"budget": Budget(macs=0.6)})
+    assert unanswered(folder, [other], registry, any_budget=False) == ["folder with 0 samples, repetition 0, macs 0.7"]

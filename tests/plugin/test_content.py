@@ -8,16 +8,22 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
+import torch
 
+import sparsebench
 from sparsebench.errors import UserError
 from sparsebench.plugin import content as module
 from sparsebench.plugin import installed
 from sparsebench.plugin.content import Content, file_hash
 from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.testing import process
 
-SAMPLES = Path(__file__).parents[1] / "testing/samples"
+SAMPLES = Path(__file__).parents[1] / "plugins"
 STRATEGY = """
 import sparsebench
 from sparsebench import Strategy
@@ -259,3 +265,73 @@ def test_an_installed_plugin_that_cannot_be_read_costs_only_itself(install: Call
 def test_the_metadata_of_the_sample_is_found(install: Callable[..., Path]) -> None:
     install(far__strategy="")
     assert metadata.distribution("far").version == "1.5"
+
+
+USES = STRATEGY.replace(
+    "published = False", "what: ClassVar[str] = helper.WHAT\n    late: ClassVar = staticmethod(late)"
+)
+HELPER = """
+from pack import WORD
+from pack.core import WORD as again
+import pack.core
+
+WHAT = WORD + again + pack.core.WORD
+"""
+
+
+def own(folder: Path, word: str, name: str) -> Path:
+    """Write a plugin file with a module and a package beside it, all of one word."""
+    imports = "import helper\nfrom typing import ClassVar\n\ndef late():\n    from helper import WHAT\n    return WHAT"
+    strategy = USES.format(imports=imports, text=word).replace('name = "far"', f'name = "{name}"')
+    core = f'WORD = "{word}"\n'
+    files = {"helper": HELPER, "pack__core": core, "mine": strategy}
+    write(folder, **files)
+    (folder / "pack" / "__init__.py").write_text("from .core import WORD\n")
+    return folder / "mine.py"
+
+
+def test_a_file_imports_what_lies_beside_it_and_no_other_file_does(tmp_path: Path) -> None:
+    """In the working directory lies another module of that name."""
+    registry, before = Registry(), set(sys.modules)
+    for word, name in (("a", "far"), ("b", "further")):
+        assert registry.load_file(own(tmp_path / word, word, name)) == [name]
+        assert registry.strategy(name).failure is None, registry.strategy(name).failure
+    classes: list[Any] = [registry.strategy(name).cls for name in ("far", "further")]
+    assert [cls.what for cls in classes] == [cls.late() for cls in classes] == ["aaa", "bbb"]
+    assert not {"helper", "pack", "pack.core"} & (set(sys.modules) - before)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("helper")
+    own(tmp_path / "a", "c", "far")
+    again: Any = Registry()
+    assert again.load_file(tmp_path / "a" / "mine.py") == ["far"]
+    assert again.strategy("far").cls.what == again.strategy("far").cls.late() == "ccc"
+
+
+def test_what_lies_beside_a_file_hides_nothing_that_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = "raise SystemExit('hidden')"
+    imports = "import tabulate, json, here\nWHAT = tabulate.tabulate, json.dumps"
+    files = {"mine": STRATEGY.format(imports=imports, text="x"), "tabulate": wrong, "json": wrong, "here": "a = 1"}
+    path = write(tmp_path / "plugin", **files) / "mine.py"
+    cwd = write(tmp_path / "cwd", here=wrong)
+    monkeypatch.chdir(cwd)
+    monkeypatch.syspath_prepend(cwd)
+    registry = Registry()
+    assert registry.load_file(path) == ["far"] and registry.strategy("far").failure is None
+
+
+def test_check_run_and_apply_take_what_lies_beside_a_file(tmp_path: Path) -> None:
+    good = (SAMPLES / "good.py").read_text().replace("import sparsebench\n", "import helper\nimport sparsebench\n", 1)
+    mine = good.replace("view.tokens.norm(dim=-1)", "helper.worth(view)")
+    assert mine != good
+    worth = "def worth(view):\n    return view.tokens.norm(dim=-1)\n"
+    path = write(tmp_path, helper=worth, mine=mine) / "mine.py"
+    (report,) = process.check(str(path), groups=("required",))
+    assert report.conforms, report.outcomes
+    suite = {"suite": "quick-scratch", "tasks": "theory:steps=2,test=20,tokens=20", "n_train": 4, "seeds": 1}
+    board = sparsebench.run(str(path), out=tmp_path / "out", jobs=1, device="cpu", **suite)  # type: ignore[arg-type]
+    assert "norm" in set(board["strategy"])
+    assert {record.status for record in store.read(tmp_path / "out").values()} == {"ok"}
+    sparse = sparsebench.apply(timm.create_model("test_vit"), f"{path}:macs=0.5")
+    assert sparse(torch.rand(1, 3, 160, 160)).shape == (1, 1000) and sparse.macs_ratio < 0.7

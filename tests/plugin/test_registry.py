@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -148,7 +149,6 @@ def test_two_files_of_the_same_name_are_both_loaded(registry: Registry, plugin: 
     ("import_error", "ModuleNotFoundError: No module named 'a_module_that_is_nowhere'"),
     ("wrong_hook", "did you mean 'sparsebench_strategies'"),
     ("undeclared_oracle", "its kind must be 'oracle', got 'deployable'"),
-    ("takes_random", "installed plugin 'random'; rename it"),
 ])  # fmt: skip
 def test_a_file_that_does_not_load_stands_for_a_strategy_that_failed(registry: Registry, name: str, says: str) -> None:
     before = Registry().strategies()
@@ -158,9 +158,16 @@ def test_a_file_that_does_not_load_stands_for_a_strategy_that_failed(registry: R
     assert registry.strategies() == before
 
 
-def test_the_strategy_whose_name_a_file_took_stays(registry: Registry) -> None:
-    registry.load_file(SAMPLES / "takes_random.py")
+def test_a_file_that_takes_a_name_is_refused_and_what_has_it_stays(
+    registry: Registry, plugin: Callable[..., Path]
+) -> None:
+    with pytest.raises(UserError, match=r"takes_random\.py: .* installed plugin 'random'; rename it"):
+        registry.load_file(SAMPLES / "takes_random.py")
     assert registry.strategy("random").origin.distribution == "sparsebench"
+    assert registry.load_file(plugin("a/mine.py")) == ["norm"]
+    with pytest.raises(UserError, match=r"b/mine\.py: its strategy 'norm' has the name .*a/mine\.py'; rename it"):
+        registry.load_file(plugin("b/mine.py"))
+    assert registry.strategy("norm").file == plugin("a/mine.py").resolve()
 
 
 @pytest.mark.parametrize("name", ["random", "dense"])
@@ -307,8 +314,8 @@ class MyTask(Task):
 def sparsebench_tasks():
     return [MyTask]
 """
-    registry.load_file(plugin(more=more))
-    assert "there is a task 'theory' already" in registry.broken["file:mine.py"]
+    with pytest.raises(UserError, match=r"mine\.py: there is a task 'theory' already"):
+        registry.load_file(plugin(more=more))
     assert registry.task("theory").__module__ == "sparsebench.tasks.theory"
 
 
@@ -328,6 +335,28 @@ def test_a_broken_installed_plugin_costs_only_itself(tmp_path: Path) -> None:
     assert set(broken) == {"broken", "gone"} and "SystemExit" in broken["broken"]
     failure = ask("answer = r.strategy('broken').failure", site)
     assert "SystemExit: no" in failure
+
+
+@pytest.mark.parametrize("value", ["a b", "", ":x", "a..b", "-"])
+def test_an_entry_point_that_names_no_module_costs_only_itself(tmp_path: Path, value: str) -> None:
+    site = distribution(tmp_path, "stranger", {"ghost": value, "norm": "stranger_norm"}, stranger_norm=GOOD)
+    names, broken = ask("answer = [[f.cls.name for f in r.strategies()], r.broken]", site)
+    assert set(names) >= SHIPPED | {"norm"}
+    assert set(broken) == {"ghost"} and "names no module" in broken["ghost"]
+    path = os.environ | {"PYTHONPATH": str(site), "SPARSEBENCH_CACHE": str(tmp_path / "cache")}
+    for words in (["list"], ["list", "--json"], ["run", "ghost", "--suite", "smoke", "--dry-run"], ["show", "ghost"]):
+        command = [sys.executable, "-m", "sparsebench", *words]
+        done = subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == {"list": 0, "run": 1, "show": 2}[words[0]], done.stderr
+        assert "names no module" in done.stdout + done.stderr and "Traceback" not in done.stderr
+        assert words[0] != "run" or "ghost" not in done.stdout
+
+
+def test_a_distribution_without_a_name_is_none_the_worse(tmp_path: Path) -> None:
+    site = distribution(tmp_path, "stranger", {"norm": "stranger_norm"}, stranger_norm=GOOD)
+    (site / "stranger-1.5.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\n")
+    found = ask("f = r.strategy('norm'); answer = [f.cls.name, f.origin.distribution, f.origin.version]", site)
+    assert found == ["norm", "", ""]
 
 
 def test_a_broken_plugin_is_not_imported_when_another_is_asked_for(tmp_path: Path) -> None:

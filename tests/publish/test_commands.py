@@ -1,14 +1,21 @@
 """sparsebench submit and sparsebench verify."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import timm
+import torch
 from click.testing import CliRunner, Result
 from forging import PLUGIN, Tamper, flip
+from PIL import Image
+from safetensors.torch import save_file
 
+from sparsebench import api
 from sparsebench.cli import main
 from sparsebench.publish.folder import RECORDS
 
@@ -92,3 +99,49 @@ def test_code_is_not_run_unasked(sound: Path) -> None:
 
 def test_a_submission_can_be_read_as_a_run(sound: Path) -> None:
     assert "norm" in call("leaderboard", sound).stdout and (sound / RECORDS).is_file()
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a submission for pictures and weights of one's own, which lie beside it."""
+    root, rng = tmp_path_factory.mktemp("own"), np.random.default_rng(0)
+    for number in range(8):
+        (root / "pictures" / "val" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        pixels = Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+        pixels.save(root / "pictures" / "val" / "ab"[number % 2] / f"{number}.png")
+    for seed, name in enumerate(("mine", "other")):
+        torch.manual_seed(seed)
+        save_file(timm.create_model("test_vit", num_classes=2).state_dict(), root / f"{name}.safetensors")
+    pictures, weights = f"folder:{root / 'pictures'}", root / "mine.safetensors"
+    asked: dict[str, Any] = {"suite": "folder", "model": "timm:test_vit", "images": pictures, "weights": weights}
+    api.run(str(PLUGIN), **asked, out=root / "out", jobs=0, device="cpu")
+    made = call("submit", root / "out", "--to", root / "to")
+    assert made.exit_code == 0 and "/folder-1-" in made.stderr, made.output
+    return root
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["images"], r"was run with weights-\w{12}; got none that is named so; give what it was run with by --weights"),
+        (["images", "other"], r"was run with weights-\w{12}; got weights-\w{12}; give .* by --weights"),
+        (["mine"], r"was run with folder-\w{12}; got none that is named so; give what it was run with by --images"),
+    ],
+)
+def test_a_replay_names_the_files_that_it_needs(own: Path, given: list[str], said: str) -> None:
+    files = {
+        "images": ("--images", f"folder:{own / 'pictures'}"),
+        "mine": ("--weights", own / "mine.safetensors"),
+        "other": ("--weights", own / "other.safetensors"),
+    }
+    words = [word for name in given for word in files[name]]
+    result = call("verify", own / "to", "--replay", 2, "--plugin", PLUGIN, "--device", "cpu", "--yes", *words)
+    assert result.exit_code == 2 and re.search(said, result.stderr), result.output
+    assert result.stdout == "" and "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_board_of_ones_own_weights_is_replayed(own: Path) -> None:
+    words = ["--images", f"folder:{own / 'pictures'}", "--weights", own / "mine.safetensors", "--device", "cpu"]
+    result = call("verify", own / "to", "--replay", 2, "--plugin", PLUGIN, "--yes", *words)
+    assert result.exit_code == 0 and ": replayed\n" in result.stdout, result.output

@@ -3,14 +3,18 @@ import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from forging import PLUGIN, sealed
 
 from sparsebench import api
 from sparsebench.errors import UserError
 from sparsebench.publish.folder import MANIFEST, RECORDS
 from sparsebench.publish.submit import git_steps, submit
+from sparsebench.publish.verify import verify
 from sparsebench.records import flat, manifests, store
+from sparsebench.records.cell import digest
 from sparsebench.records.record import Failure, Record
 
 Raw = dict[str, object]
@@ -132,3 +136,57 @@ def test_what_is_there_is_not_written_over(out: Path, sound: Path) -> None:
 def test_a_folder_without_records_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no records in"):
         submit(tmp_path, tmp_path / "to")
+
+
+BRINGS_TASK = Path(__file__).resolve().parents[1] / "plugins" / "brings_task.py"
+
+
+def run(out: Path, **options: Any) -> Path:
+    plugins = (str(PLUGIN), str(BRINGS_TASK))
+    api.run(plugins, **{"suite": "smoke", "seeds": 1, "out": out, "jobs": 0, "device": "cpu"} | options)
+    return out
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of a stranger's task alone."""
+    return run(tmp_path_factory.mktemp("strange"), tasks="small_theory", n_train=8, macs=0.6)
+
+
+def test_cells_that_are_not_those_of_the_suite_are_published_as_ones_own(strange: Path, tmp_path: Path) -> None:
+    made = submit(strange, tmp_path / "to")
+    assert made.folder.name.startswith("no-suite-") and "for suite" not in git_steps(made)
+    assert (made.verdict.badge, made.verdict.suite, made.verdict.records) == ("reported", "", 3)
+    assert verify(made.folder, placed=True).badge == "reported"
+    assert "Suite" not in (strange / "leaderboard.html").read_text()
+
+
+def test_a_whole_suite_in_a_folder_is_what_is_published(strange: Path, tmp_path: Path) -> None:
+    """More of it is no other suite, and less of it, or another budget, is none."""
+    few = run(tmp_path / "few", macs=0.6)
+    assert submit(few, tmp_path / "to").folder.name.startswith("no-suite-")
+    run(few)
+    again = submit(few, tmp_path / "again")
+    assert again.folder.name.startswith("smoke-1-") and again.verdict.suite == "smoke 1"
+    assert {suite.name for suite in manifests.suites(few)} == {"no-suite", "smoke"}
+
+
+def test_what_has_the_name_of_a_suite_without_its_cells_is_none_of_it(strange: Path, tmp_path: Path) -> None:
+    """Also in folders of before such runs were told apart, and in what a forger writes."""
+    older = copied(strange, tmp_path)
+    (path,) = (older / manifests.SUITES).iterdir()
+    asked = json.loads(path.read_bytes()) | {"name": "smoke"}
+    path.unlink()
+    store.keep(older / manifests.SUITES, asked)
+    made = submit(older, tmp_path / "to")
+    assert made.folder.name.startswith("no-suite-")
+
+    shutil.rmtree(made.folder / manifests.SUITES)
+    store.keep(made.folder / manifests.SUITES, asked)
+    manifest = json.loads((made.folder / MANIFEST).read_bytes())
+    manifest["suite"] = {"name": "smoke", "version": 1, "sha256": digest(asked)}
+    manifest["version"] = f"smoke-1-{manifest['plugin']['sha256'][:12]}"
+    (made.folder / MANIFEST).write_text(json.dumps(manifest))
+    forged = verify(sealed(made.folder))
+    assert (forged.badge, forged.wrong) == ("rejected", True)
+    assert "lacks a cell, such as composite with 256 samples, repetition 0, macs 0.5" in forged.why[0]

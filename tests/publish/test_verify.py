@@ -263,7 +263,7 @@ def test_missing_settings_and_other_suites_are_named(sound: Path, tmp_path: Path
     assert verdict.notes == [
         "incomplete: it lacks 2 of the 4 settings of suite tiny 3, such as theory with 8 samples, repetition 0; "
         "theory with 8 samples, repetition 1",
-        "not of the board: it answers suite tiny 3 with 4 settings, and the board tiny 4 with 1",
+        "not of the board: it answers suite tiny 3 with 4 settings, and the board suite tiny 4 with 1",
     ]
 
 

@@ -1,17 +1,19 @@
 import logging
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from waiting import soon
 
 from sparsebench.errors import UserError
 from sparsebench.records import files
-from sparsebench.sources import cache
+from sparsebench.sources import BadPicturesError, Pixels, cache, decode, telling
 
-SHAPE = (5, 4, 4, 3)
+SHAPE = (5, 3, 4, 4)
 PIXELS = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
 
 
@@ -25,14 +27,14 @@ def place(tmp_path, monkeypatch):
 
 
 class Rows:
-    """Makes the pixels, and counts how often."""
+    """Makes the pixels, and counts how many."""
 
     def __init__(self):
-        self.made = 0
+        self.made = []
 
-    def __call__(self):
-        self.made += 1
-        return iter(PIXELS)
+    def __call__(self, i):
+        self.made.append(i)
+        return PIXELS[i]
 
 
 @pytest.fixture
@@ -40,32 +42,37 @@ def rows():
     return Rows()
 
 
+def kept(place):
+    """Return the files of the cache, without its lock."""
+    return [path for path in place.iterdir() if path.name != cache.LOCK]
+
+
 def test_what_was_made_once_is_read_the_next_time(place, rows):
     for _ in range(3):
-        found = cache.keep_pixels("a", SHAPE, rows)
+        found = Pixels("a", SHAPE, rows).array()
         np.testing.assert_array_equal(found, PIXELS)
         assert found.dtype == np.uint8
-    assert rows.made == 1
-    (file,) = place.iterdir()
+    assert sorted(rows.made) == list(range(5))
+    (file,) = kept(place)
     np.testing.assert_array_equal(np.load(file), PIXELS)
 
 
 def test_writing_to_the_array_does_not_change_the_file(place, rows):
-    cache.keep_pixels("a", SHAPE, rows)[:] = 7
-    np.testing.assert_array_equal(cache.keep_pixels("a", SHAPE, rows), PIXELS)
-    assert rows.made == 1
+    Pixels("a", SHAPE, rows).array()[:] = 7
+    np.testing.assert_array_equal(Pixels("a", SHAPE, rows).array(), PIXELS)
+    assert len(rows.made) == 5
 
 
-def test_another_name_shape_or_version_is_another_file(place, rows, monkeypatch):
-    cache.keep_pixels("a", SHAPE, rows)
-    cache.keep_pixels("b", SHAPE, rows)
-    assert rows.made == 2
+def test_another_name_or_version_is_another_file(place, rows, monkeypatch):
+    Pixels("a", SHAPE, rows).array()
+    Pixels("b", SHAPE, rows).array()
+    assert len(rows.made) == 10
     monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
-    cache.keep_pixels("a", SHAPE, rows)
-    assert rows.made == 3
+    Pixels("a", SHAPE, rows).array()
+    assert len(rows.made) == 15
     monkeypatch.setattr("PIL.__version__", "1.2.3")
-    cache.keep_pixels("a", SHAPE, rows)
-    assert rows.made == 4
+    Pixels("a", SHAPE, rows).array()
+    assert len(rows.made) == 20
 
 
 @pytest.mark.parametrize(
@@ -75,27 +82,51 @@ def test_another_name_shape_or_version_is_another_file(place, rows, monkeypatch)
         lambda file: file.write_bytes(file.read_bytes() + b"x"),
         lambda file: file.write_bytes(b""),
         lambda file: file.write_bytes(b"x" * len(file.read_bytes())),
+        lambda file: file.write_bytes(file.read_bytes().replace(b"{", b"(")),
         lambda file: np.save(file, PIXELS.reshape(5, 4, 3, 4)),
+        lambda file: np.save(file, PIXELS.astype(np.int16)),
     ],
-    ids=["cut off", "too long", "empty", "no array", "another shape"],
+    ids=["cut off", "too long", "empty", "no array", "torn header", "another shape", "other numbers"],
 )
 def test_a_damaged_file_is_made_again(place, rows, damage):
-    cache.keep_pixels("a", SHAPE, rows)
-    (file,) = place.iterdir()
+    Pixels("a", SHAPE, rows).array()
+    (file,) = kept(place)
     damage(file)
-    np.testing.assert_array_equal(cache.keep_pixels("a", SHAPE, rows), PIXELS)
+    np.testing.assert_array_equal(Pixels("a", SHAPE, rows).array(), PIXELS)
     np.testing.assert_array_equal(np.load(file), PIXELS)
-    assert rows.made == 2 and list(place.iterdir()) == [file]
+    assert len(rows.made) == 10 and kept(place) == [file]
 
 
-def test_what_fails_while_it_is_made_leaves_nothing(place):
-    def rows():
-        yield PIXELS[0]
-        raise RuntimeError("no more")
+@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt(), UserError("it changed")])
+def test_what_fails_while_it_is_made_leaves_nothing(place, error):
+    def row(i):
+        if i == 3:
+            raise error
+        return PIXELS[i]
 
-    with pytest.raises(RuntimeError):
-        cache.keep_pixels("a", SHAPE, rows)
-    assert list(place.iterdir()) == []
+    with pytest.raises(type(error)):
+        Pixels("a", SHAPE, row).array()
+    assert kept(place) == []
+
+
+def torn(*bad):
+    """Return what makes the pixels, but for some that are bad."""
+
+    def row(i):
+        if i in bad:
+            raise BadPicturesError({f"{bad}/{i}.png": "torn"})
+        return PIXELS[i]
+
+    return row
+
+
+def test_all_bad_pictures_of_all_that_is_decoded_are_one_error_and_what_has_none_is_kept(place, rows):
+    wanted = [Pixels("a", SHAPE, torn(1, 3)), Pixels("b", SHAPE, rows), Pixels("c", SHAPE, torn(4))]
+    with pytest.raises(BadPicturesError, match=r"^3 of 15 pictures cannot be read: .*--skip-bad$") as raised:
+        decode(wanted)
+    assert raised.value.reasons == dict.fromkeys(["(1, 3)/1.png", "(1, 3)/3.png", "(4,)/4.png"], "torn")
+    assert all(name in str(raised.value) for name in raised.value.reasons)
+    assert [one.kept() is not None for one in wanted] == [False, True, False] and len(kept(place)) == 1
 
 
 def test_without_a_place_to_write_it_goes_on_with_one_warning(tmp_path, monkeypatch, rows, caplog):
@@ -103,89 +134,120 @@ def test_without_a_place_to_write_it_goes_on_with_one_warning(tmp_path, monkeypa
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "file" / "below"))
     with caplog.at_level(logging.WARNING):
-        cache.check()
+        decode([Pixels("a", SHAPE, rows)])  # for what is bad
         for _ in range(2):
-            np.testing.assert_array_equal(cache.keep_pixels("a", SHAPE, rows), PIXELS)
-    assert rows.made == 2
+            np.testing.assert_array_equal(Pixels("a", SHAPE, rows).array(), PIXELS)
+    assert len(rows.made) == 15
     (record,) = caplog.records
     assert "not kept" in record.getMessage() and "SPARSEBENCH_CACHE" in record.getMessage()
+    with pytest.raises(BadPicturesError, match=r"2.png cannot be read as a picture \(torn\); the other 4 can"):
+        decode([Pixels("a", SHAPE, torn(2))])
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no disk that is always full")
-def test_a_full_disk_goes_on_with_a_warning_and_leaves_no_torn_file(place, rows, caplog, monkeypatch):
-    replaced = []
-    monkeypatch.setattr("secrets.token_hex", lambda n: "0")
-    monkeypatch.setattr(os, "replace", lambda *pair: replaced.append(pair))
-    place.mkdir()
-    real, full = cache.Path.open, cache.Path("/dev/full")
-    monkeypatch.setattr(cache.Path, "open", lambda path, mode: real(full, "wb") if mode == "xb" else real(path, mode))
-    np.testing.assert_array_equal(cache.keep_pixels("a", SHAPE, rows), PIXELS)
-    assert not replaced and list(place.iterdir()) == []
-    assert "No space left" in caplog.text
+def test_what_is_told_before_it_is_written_has_the_size_and_then_comes_how_far_it_is(place, rows):
+    said, sizes = [], []
+
+    def tell(what, done, total):
+        said.append((what, done, total))
+        sizes.append(len(kept(place)))
+
+    with telling(tell):
+        decode([Pixels("a", SHAPE, rows), Pixels("b", SHAPE, rows)])
+        decode([Pixels("a", SHAPE, rows)])  # it is there
+    assert {what for what, _, _ in said} == {f"10 pictures to decode, 0.00 GB in {place}"}
+    assert said[0][1] == 0 == sizes[0] and said[-1][1] == 10
+    assert [done for _, done, _ in said] == sorted(done for _, done, _ in said)
+    assert {total for _, _, total in said} == {10}
 
 
-def test_many_processes_may_write_one_file_at_once(place):
-    code = """
-import sys, numpy as np
-from sparsebench.sources import cache
-pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 4, 3), dtype=np.uint8)
-for k in range(40):
-    assert (cache.keep_pixels(f"a{k}", pixels.shape, lambda: iter(pixels)) == pixels).all()
+def test_a_disk_without_room_is_a_user_error_before_a_picture_is_decoded(place, rows, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=2 * PIXELS.nbytes - 1))
+    says = r"kept in .*pictures: they have 0\.00 GB, and 0\.00 GB are free; make room, or set SPARSEBENCH_CACHE"
+    with pytest.raises(UserError, match=says):
+        decode([Pixels("a", SHAPE, rows), Pixels("b", SHAPE, rows)])
+    assert rows.made == [] and kept(place) == []
+    decode([Pixels("a", SHAPE, rows)])
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="a file's room cannot be reserved here")
+def test_a_disk_that_fills_up_is_a_user_error_and_leaves_no_torn_file(place, rows, monkeypatch):
+    def no_room(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with pytest.raises(UserError, match=r"kept in .*: No space left on device; make room"):
+        Pixels("a", SHAPE, rows).array()
+    assert rows.made == [] and kept(place) == []
+
+
+MAKE = """
+import sys, time, numpy as np
+from sparsebench.sources import Pixels
+def row(i):
+    with open(sys.argv[1], "a") as file:
+        file.write("x")
+    time.sleep(float(sys.argv[2]))
+    return np.full((3, 4, 4), 7, dtype=np.uint8)
+assert (Pixels("a", (5, 3, 4, 4), row).array() == 7).all()
 """
-    started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
-    assert [process.wait() for process in started] == [0] * 4
-    assert cache.size() == (40, 40 * (PIXELS.nbytes + 128))
 
 
 def test_many_processes_make_one_file_once(place, tmp_path):
-    code = """
-import sys, time, numpy as np
-from sparsebench.sources import cache
-def rows():
-    with open(sys.argv[1], "a") as file:
-        file.write("x")
-    for _ in range(5):
-        time.sleep(0.3)
-        yield np.full((4, 4, 3), 7, dtype=np.uint8)
-assert (cache.keep_pixels("a", (5, 4, 4, 3), rows) == 7).all()
-"""
-    line = [sys.executable, "-c", code, str(tmp_path / "made")]
+    line = [sys.executable, "-c", MAKE, str(tmp_path / "made"), "0.3"]
     started = [subprocess.Popen(line) for _ in range(4)]
     assert [process.wait() for process in started] == [0] * 4
-    assert (tmp_path / "made").read_text() == "x" and len(list(place.iterdir())) == 1
+    assert (tmp_path / "made").read_text() == "x" * 5 and len(kept(place)) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL")
+def test_what_a_killed_process_leaves_is_taken_away_by_the_next(place, tmp_path, rows):
+    process = subprocess.Popen([sys.executable, "-c", MAKE, str(tmp_path / "made"), "1000"])
+    try:
+        assert soon((tmp_path / "made").exists)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(kept(place)) == 1
+    Pixels("b", SHAPE, rows).array()
+    assert [path.name.partition("-")[0] for path in kept(place)] == ["b"]
+
+
+def test_who_waits_for_another_says_so(place, rows):
+    from filelock import FileLock
+
+    place.mkdir()
+    lock, said = FileLock(place / cache.LOCK), []
+    lock.acquire()
+
+    def tell(what, done, total):
+        said.append(what)
+        lock.release()
+
+    with telling(tell):
+        decode([Pixels("a", SHAPE, rows)])
+    assert said[0].startswith("waiting for another command") and "to decode" in said[1]
 
 
 def test_without_locks_it_goes_on(place, rows, monkeypatch):
     def flock(file, how):
-        raise OSError("no locks available")
+        raise OSError(37, "No locks available")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    np.testing.assert_array_equal(cache.keep_pixels("a", SHAPE, rows), PIXELS)
-    monkeypatch.setitem(sys.modules, "fcntl", None)  # as where there is no such module
-    np.testing.assert_array_equal(cache.keep_pixels("b", SHAPE, rows), PIXELS)
-    assert rows.made == 2 and cache.size()[0] == 2
-
-
-def test_a_disk_without_room_for_many_pictures_is_a_user_error_before_one_is_decoded(place, rows, monkeypatch, caplog):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=PIXELS.nbytes - 1))
-    np.testing.assert_array_equal(cache.keep_pixels("a", SHAPE, rows), PIXELS)
-    assert rows.made == 1 and "No space left" in caplog.text
-    monkeypatch.setattr(cache, "LARGE", PIXELS.nbytes - 1)
-    with pytest.raises(UserError, match=r"pictures has no room for the decoded pictures, 0\.0 GB; .*SPARSEBENCH_CACHE"):
-        cache.keep_pixels("a", SHAPE, rows)
-    assert rows.made == 1 and list(place.iterdir()) == []
+    np.testing.assert_array_equal(Pixels("a", SHAPE, rows).array(), PIXELS)
+    assert len(kept(place)) == 1
 
 
 def test_it_is_emptied_of_its_own_files_only(place, rows):
-    cache.keep_pixels("a", SHAPE, rows)
-    cache.keep_pixels("b", SHAPE, rows)
+    Pixels("a", SHAPE, rows).array()
+    cache.keep_about("b", {"1.png": "torn"})
+    assert cache.kept_about("b") == {"1.png": "torn"} and cache.kept_about("c") is None
     (place / f".c{cache.SUFFIX}.1.0.part").write_bytes(b"half")
     (place / "mine.npy").write_bytes(b"mine")
     (place / "notes").mkdir()
     files, size = cache.size()
-    assert files == 3 and size == 2 * (PIXELS.nbytes + 128) + 4
+    assert files == 3 and size == PIXELS.nbytes + 128 + 4 + len('{"1.png": "torn"}')
     assert cache.clear() == (files, size) and cache.size() == (0, 0)
-    assert sorted(path.name for path in place.iterdir()) == ["mine.npy", "notes"]
+    assert sorted(path.name for path in kept(place)) == ["mine.npy", "notes"]
 
 
 def test_its_place_is_asked_of_the_environment(monkeypatch, tmp_path):

@@ -19,15 +19,17 @@ def own_place(tmp_path, monkeypatch):
 
 
 def forget():
+    """Forget what this process knows, as another does not know it."""
     classes._foregrounds.cache_clear()
     scenes._backgrounds.cache_clear()
+    files._known.clear()
 
 
 @pytest.fixture
 def decoded(monkeypatch):
     """Return the list of files that were decoded."""
-    seen, real = [], files.decode_square
-    monkeypatch.setattr(files, "decode_square", lambda data, size, path: seen.append(path) or real(data, size, path))
+    seen, real = [], files.read_square
+    monkeypatch.setattr(files, "read_square", lambda path, *given: seen.append(path) or real(path, *given))
     return seen
 
 
@@ -78,16 +80,17 @@ def test_a_copy_elsewhere_needs_no_decoding(folder, decoded, tmp_path):
 def test_pictures_that_change_during_a_run_are_a_user_error_or_were_kept(folder, decoded, change, kept):
     name, locations = located(folder)
     if kept:
+        sources.keep_contents(name)
         sources.foregrounds(name, 4, locations)
-        forget()
+    forget()
     if change == "another picture":
         Image.new("RGB", (9, 9), (99, 0, 0)).save(folder / "train" / "cat" / "1.png")
     elif change == "another class":
         (folder / "train" / "cat" / "1.png").rename(folder / "train" / "cat-2" / "9.png")
     else:
         Image.new("RGB", (9, 9)).save(folder / "test" / "cat" / "new.png")
-    if kept and change == "another picture":  # the pixels kept are those that the run began with
-        assert int(sources.foregrounds(name, 4, locations).train["cat"][1, 0, 0, 0]) == 2
+    if kept:  # they are those that the run began with
+        assert sources.foregrounds(name, 4, locations).train["cat"][:, 0, 0, 0].tolist() == [1, 2, 3]
         return
     with pytest.raises(UserError, match="changed while the run was under way; run it again"):
         sources.foregrounds(name, 4, locations)
@@ -120,7 +123,7 @@ def test_files_are_read_once_however_often_they_are_located(folder, monkeypatch)
     monkeypatch.setattr(files, "read_bytes", lambda path: seen.append(path) or real(path))
     images = Files(f"folder:{folder}")
     names, places = locate(images)
-    assert locate(images) == (names, places) and len(seen) == 12
+    assert locate(images) == (names, places) and sorted(seen) == sorted(set(seen)) and len(seen) == 12
     assert places == {names["images"]: folder}
 
 
@@ -177,6 +180,8 @@ def test_an_archive_of_nothing_few_pictures_and_a_changed_one_are_user_errors(tm
     name, place = sources.locate_backgrounds(str(path))
     with pytest.raises(UserError, match="too few pictures; got 4"):
         sources.backgrounds(name, 6, {name: place})
-    save(path, PIXELS)
+    path = save(tmp_path / "all.npz", PIXELS)
+    name, place = sources.locate_backgrounds(str(path))
+    save(path, PIXELS[::-1])
     with pytest.raises(UserError, match="changed while the run was under way"):
         sources.backgrounds(name, 6, {name: place})

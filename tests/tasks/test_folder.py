@@ -8,7 +8,7 @@ from timm.data import ImageNetInfo, create_transform
 
 from sparsebench.errors import UserError
 from sparsebench.sources.imagenet import classes, numbers_of
-from sparsebench.tasks.folder import Folder, decode, locate, read_cropped
+from sparsebench.tasks.folder import Folder, cropped, locate, read_cropped
 
 
 @pytest.fixture
@@ -80,7 +80,8 @@ def test_val_is_taken_before_test_and_the_training_pictures_do_not_name_the_fold
 def test_some_pictures_are_drawn_anew_in_each_repetition_and_are_those_of_all(folder):
     task, locations = task_on(folder(each=20), test=10)
     root = locations[task.images]
-    every = decode(task.images.partition("-")[2], root, sorted(root.rglob("*.png")), 16, 0.9)
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    every = cropped(task.images.partition("-")[2], root, names, 16, 0.9).array()
     drawn = [task.draw(0, repetition, locations).test for repetition in (0, 1, 0)]
     rows = [[int((every == x).all(axis=(1, 2, 3)).argmax()) for x in split.inputs] for split in drawn]
     assert rows[0] == rows[2] != rows[1] and all(row == sorted(set(row)) and len(row) == 10 for row in rows)
@@ -137,17 +138,48 @@ def test_a_picture_that_changes_under_a_run_is_refused_and_nothing_of_it_is_kept
     root = folder(each=4)
     task, locations = task_on(root, test=test)
     expected = np.stack([read_cropped(path, 16, 0.9) for path in sorted(root.rglob("*.png"))])
-    path = root / "val" / "a" / "1.png"
-    content = path.read_bytes()
-    Image.new("RGB", (40, 30)).save(path)
+    contents = {path: path.read_bytes() for path in (root / "val" / "a").iterdir()}
+    for path in contents:  # of which some are drawn
+        Image.new("RGB", (40, 30)).save(path)
     with pytest.raises(UserError, match="changed while the run was under way; run it again"):
         task.draw(0, 0, locations)
-    path.write_bytes(content)
+    for path, content in contents.items():
+        path.write_bytes(content)
     drawn = task.model_copy(update={"test": 0}).draw(0, 0, locations).test.inputs.transpose(0, 2, 3, 1)
     assert (drawn == expected).all()
-    (root / "val" / "a" / "new.png").write_bytes(content)
-    with pytest.raises(UserError, match="changed while the run was under way"):
-        task.model_copy(update={"test": 0}).draw(0, 0, locations)
+    (root / "val" / "a" / "new.png").write_bytes(content)  # the run began without it
+    assert len(task.model_copy(update={"test": 0}).draw(0, 0, locations).test.labels) == 8
+
+
+@pytest.mark.parametrize("size", [(40, 30), (31, 57), (500, 333), (17, 300), (9, 1)])
+@pytest.mark.parametrize(("canvas", "crop", "resize", "filter"), [
+    (24, 0.9, "short", "bicubic"), (224, 0.875, "short", "bilinear"), (31, 1.0, "squash", "bicubic"),
+])  # fmt: skip
+def test_a_picture_of_which_the_middle_alone_is_resized_has_the_same_pixels_but_for_rounding(
+    tmp_path, monkeypatch, size, canvas, crop, resize, filter
+):
+    across, down = np.arange(size[0]), np.arange(size[1])[:, None]
+    waves = [np.sin(across / 9 + down / 5), np.cos(across / 7 - down / 8), np.sin(across / 6) * np.cos(down / 10)]
+    Image.fromarray((128 + 90 * np.stack(np.broadcast_arrays(*waves), 2)).astype(np.uint8)).save(tmp_path / "x.png")
+    whole = read_cropped(tmp_path / "x.png", canvas, crop, resize, filter)
+    monkeypatch.setattr("sparsebench.tasks.folder.MOST_RESIZED", 0)
+    alone = read_cropped(tmp_path / "x.png", canvas, crop, resize, filter)
+    assert np.abs(alone.astype(int) - whole).max() <= 1
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the peak has another unit")
+@pytest.mark.parametrize("size", [(1, 8_000), (20_000, 1)])
+def test_a_very_long_picture_takes_little_memory(tmp_path, size):
+    Image.new("RGB", size, (10, 20, 30)).save(tmp_path / "x.png")
+    code = (
+        "import resource, sys; from pathlib import Path; from sparsebench.tasks.folder import read_cropped; "
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024; "
+        "path = Path(sys.argv[1]); read_cropped(path.with_name('small.png'), 224, 0.9); before = peak(); "
+        "pixels = read_cropped(path, 224, 0.9); assert (pixels == (10, 20, 30)).all(); "
+        "assert peak() - before < 2e8, peak() - before"
+    )
+    Image.new("RGB", (30, 30)).save(tmp_path / "small.png")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "x.png")], check=True)
 
 
 def test_what_is_no_such_folder_is_refused(folder, tmp_path):

@@ -1,11 +1,16 @@
+import re
 import shutil
+import unicodedata
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
 from sparsebench import sources
+from sparsebench.cli import main
 from sparsebench.errors import UserError
+from sparsebench.sources import labelled
 from sparsebench.tasks.groups import CelebA, Waterbirds, shares
 
 
@@ -80,8 +85,8 @@ def test_images_are_mapped_from_a_file_and_not_read(waterbirds, monkeypatch):
 
 
 def test_a_split_is_decoded_once_whatever_is_drawn_of_it(waterbirds, monkeypatch):
-    seen, real = [], sources.files.decode_square
-    monkeypatch.setattr(sources.files, "decode_square", lambda *given: seen.append(given[2]) or real(*given))
+    seen, real = [], labelled.read_square
+    monkeypatch.setattr(labelled, "read_square", lambda *given: seen.append(given[0]) or real(*given))
     parts = [draw(waterbirds, 14, repetition=k, test=4) for k in range(3)]
     decoded = sum(row[0] != 1 for row in waterbirds.rows)
     assert len(seen) == len(set(seen)) == decoded
@@ -106,6 +111,7 @@ def test_what_changes_under_a_run_is_refused_and_nothing_of_it_is_kept(waterbird
     data = Waterbirds(images=name, canvas=8).draw(28, 0, locations)
     assert [shown(split) for split in (data.train, data.test)] == expected
     edit(waterbirds, "/sea/3.jpg", "/sea/4.jpg")
+    labelled._read.cache_clear()  # as in another process
     with pytest.raises(UserError, match="changed while the run was under way"):
         Waterbirds(images=name, canvas=8).draw(28, 0, locations)
 
@@ -279,3 +285,99 @@ def test_a_celeba_table_that_is_cut_off_is_a_user_error(celeba):
     partition.unlink()
     with pytest.raises(UserError, match=r"list_eval_partition\.txt cannot be read"):
         located(celeba)
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [str.upper, lambda name: "./" + name, lambda name: name.replace("/", "\\"), lambda name: name.replace("/", "//")],
+    ids=["upper case", "./", "backslash", "twice"],
+)
+def test_a_table_may_spell_names_otherwise_than_the_disk(waterbirds, celeba, spell):
+    for made, cls in ((waterbirds, Waterbirds), (celeba, CelebA)):
+        before = draw(made, cls=cls)
+        for name in made.names[::2]:
+            edit(made, name, spell(name))
+        after = draw(made, cls=cls)
+        for one, other in ((before.train, after.train), (before.test, after.test)):
+            np.testing.assert_array_equal(one.inputs, other.inputs)
+            assert one.groups.tolist() == other.groups.tolist()
+
+
+@pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
+def test_a_table_may_have_another_form_of_unicode(waterbirds, forms):
+    on_disk, in_table = (unicodedata.normalize(form, "Küken.jpg") for form in forms)
+    path = waterbirds.root / waterbirds.names[0]
+    path.rename(path.with_name(on_disk))
+    edit(waterbirds, waterbirds.names[0], f"{path.parent.name}/{in_table}")
+    assert len(draw(waterbirds).train.labels) == 28
+
+
+def test_what_may_be_two_pictures_is_refused_and_what_is_elsewhere_is_named(waterbirds):
+    first, second, third = (waterbirds.root / name for name in waterbirds.names[:3])
+    shutil.copy(first, first.with_suffix(".JPG"))
+    assert len(draw(waterbirds).train.labels) == 28  # the table says which
+    edit(waterbirds, waterbirds.names[0], waterbirds.names[0].replace("Bird_", "bird_"))
+    with pytest.raises(UserError, match=r"line 2: .*may be .*Bird_0000\.(jpg|JPG) or .*; say which"):
+        located(waterbirds)
+    edit(waterbirds, "bird_", "Bird_")
+    second.rename(second.with_suffix(".png"))
+    with pytest.raises(UserError, match=rf"line 3: .* is not there; did you mean '.*{second.stem}\.png'\?"):
+        located(waterbirds)
+    second.with_suffix(".png").rename(second)
+    third.rename(waterbirds.root / third.name)
+    with pytest.raises(UserError, match=rf"line 4: .* is not there; did you mean '{third.name}'\?"):
+        located(waterbirds)
+
+
+def test_whole_numbers_may_be_written_as_spreadsheets_do(waterbirds, celeba):
+    for made, cls in ((waterbirds, Waterbirds), (celeba, CelebA)):
+        before = draw(made, cls=cls).train.groups.tolist()
+        text = made.table.read_text()
+        text = re.sub(r"(?<=,)(-?[012])(?=[,\r\n])", r"\1.0", text)
+        made.table.write_text(re.sub(r"(?<=  )(-?1)(?=\s)", r"\1.0", text))
+        assert ".0" in made.table.read_text()
+        assert draw(made, cls=cls).train.groups.tolist() == before
+
+
+def write_csv(path, header, rows):
+    path.write_text("".join(",".join(row) + "\n" for row in [header, *rows]))
+
+
+def test_tables_of_celeba_that_are_there_twice_must_agree(celeba):
+    other = "csv" if celeba.table.suffix == ".txt" else "txt"
+    tables = {}
+    for stem, names in (("list_attr_celeba", ("Male", "Young", "Blond_Hair")), ("list_eval_partition", ("partition",))):
+        lines = (celeba.root / f"{stem}{celeba.table.suffix}").read_text().replace(",", " ").splitlines()
+        rows = [line.split() for line in lines if ".jpg" in line]
+        tables[stem] = celeba.root / f"{stem}.{other}"
+        if other == "csv":
+            write_csv(tables[stem], ["image_id", *names], rows)
+        else:
+            head = [str(len(rows)), " ".join(names)] if len(names) > 1 else []
+            tables[stem].write_text("\n".join([*head, *map(" ".join, rows)]) + "\n")
+    data = draw(celeba, cls=CelebA)
+    assert len(data.train.labels) == 28
+    for stem, path in tables.items():
+        text = path.read_text()
+        before, after = ("-1", "1") if stem == "list_attr_celeba" else (" 0" if other == "txt" else ",0", ",1")
+        path.write_text(re.sub(re.escape(before), after if other == "csv" else after.replace(",", " "), text))
+        with pytest.raises(UserError, match=rf"{stem}\.txt says something else of .*remove the one that is wrong"):
+            located(celeba)
+        path.write_text(text)
+    path = tables["list_eval_partition"]
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(UserError, match="remove the one that is wrong"):
+        located(celeba)
+
+
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_group_without_a_picture_is_said_before_anything_is_run(waterbirds, tmp_path, dry):
+    lines = waterbirds.table.read_text().splitlines()
+    empty = [i for i, row in enumerate(waterbirds.rows) if row == (0, 1, 0)]
+    waterbirds.table.write_text("\n".join(line for i, line in enumerate(lines, -1) if i not in empty))
+    words = ["run", "--task", "waterbirds:canvas=8", "--model", "vit:dim=16,depth=2,heads=2", "--n-train", "8"]
+    images = ["--images", f"folder:{waterbirds.root}", "--out", str(tmp_path / "out"), *dry]
+    done = CliRunner().invoke(main, [*words, *images])
+    assert done.exit_code == 2 and not (tmp_path / "out").exists()
+    assert "its training split has no picture of 'waterbird on land'" in done.stderr
+    assert "rerun" not in done.stderr and len(done.stderr.splitlines()) == 1

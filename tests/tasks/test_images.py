@@ -331,13 +331,19 @@ def real(real_images, tmp_path_factory):
 
 
 def pictures(root, size):
-    return {sources.read_square(path, size).transpose(2, 0, 1).tobytes() for path in sources.pictures_in(root)}
+    return {
+        sources.read_square(path, size).transpose(2, 0, 1).tobytes()
+        for path in map(root.joinpath, sources.names_in(root))
+    }
 
 
 def test_real_foregrounds_are_pasted_on_real_backgrounds_split_by_split(real):
     data = Composite(**SMALL, **real.names).draw(60, 0, real.locations)
     assert data.classes == ("airplane", "bird", "cat", "dog")
-    every = [sources.read_square(path, 16) for path in sources.pictures_in(real.root / "plants")]
+    every = [
+        sources.read_square(path, 16)
+        for path in map((real.root / "plants").joinpath, sources.names_in(real.root / "plants"))
+    ]
     for test, (split, part) in enumerate(((data.train, "train"), (data.test, "test"))):
         scenes = [scene for i, scene in enumerate(every) if (i % 5 == 4) == test]
         for i, label in enumerate(split.labels):

@@ -183,14 +183,14 @@ def test_a_picture_with_other_pixels_makes_another_name_even_at_the_same_size(tm
     for folder, shade in (("a", 10), ("b", 200)):
         (tmp_path / folder).mkdir()
         Image.new("L", (8, 8), shade).save(tmp_path / folder / "one.bmp")
-    assert sources.fingerprint(tmp_path / "a") != sources.fingerprint(tmp_path / "b")
+    assert sources.contents(tmp_path / "a").fingerprint != sources.contents(tmp_path / "b").fingerprint
 
 
 def test_a_link_to_nothing_is_no_picture(tmp_path):
     Image.new("L", (8, 8)).save(tmp_path / "one.png")
-    name = sources.fingerprint(tmp_path)
+    name = sources.contents(tmp_path).fingerprint
     (tmp_path / "two.png").symlink_to(tmp_path / "nowhere.png")
-    assert sources.fingerprint(tmp_path) == name
+    assert sources.contents(tmp_path).fingerprint == name
 
 
 def test_the_name_of_a_folder_is_the_same_wherever_it_lies_and_changes_with_a_new_file(folder, tmp_path):
@@ -319,7 +319,7 @@ def test_linked_folders_are_followed_and_links_in_a_circle_are_not(folder, tmp_p
             (linked / split / label).symlink_to(folder / split / label, target_is_directory=True)
     (folder / "train" / "cat" / "up").symlink_to(folder / "train", target_is_directory=True)
     (folder / "train" / "dog" / "across").symlink_to(folder / "train" / "cat", target_is_directory=True)
-    assert [path.relative_to(folder).as_posix() for path in sources.pictures_in(folder) if "dog" in path.parts] == [
+    assert [name for name in sources.names_in(folder) if "/dog/" in name] == [
         *(f"test/dog/{i}.png" for i in range(4)),
         *(f"train/dog/{i}.png" for i in range(6)),
         *(f"train/dog/across/{i}.png" for i in range(6)),

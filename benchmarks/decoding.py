@@ -1,0 +1,90 @@
+"""How fast a folder of pictures is decoded on one core and on more, and how long it takes until bad ones are named.
+
+    python benchmarks/decoding.py [--pictures 10000] [--side 64 256] [--rounds 7]
+
+Pictures are JPEG files of random sizes, waves with noise, three of them bad. Each round decodes the good ones on one
+core, on all of them, and then the whole folder until its bad pictures are named; each time into an empty cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from PIL import Image
+
+from sparsebench.records.files import CACHE
+from sparsebench.sources import BadPicturesError, Pixels, cache, contents, decode
+from sparsebench.tasks.folder import cropped
+
+CANVAS, CROP, CLASSES, BAD = 224, 0.9, 10, 3
+
+
+def make(root: Path, n: int, sides: tuple[int, int]) -> None:
+    """Write n pictures whose sides are in a range."""
+    rng = np.random.default_rng(0)
+    for i in range(n):
+        path = root / f"class-{i % CLASSES}" / f"{i:06}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        width, height = rng.integers(sides[0], sides[1] + 1, 2)
+        small = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8))
+        waves = np.asarray(small.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float32)
+        noisy = waves + rng.normal(0, 8, waves.shape)
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path, quality=90)
+
+
+def pixels_of(root: Path) -> Pixels:
+    """Return what a folder's pictures become, as the task of trained weights has them."""
+    found = contents(root)
+    return cropped(found.fingerprint, root, list(found.pictures), CANVAS, CROP)
+
+
+def seconds(pixels: Pixels, cores: set[int]) -> float:
+    """Return how long decoding takes on some cores."""
+    cache.clear()
+    os.sched_setaffinity(0, cores)
+    start = time.perf_counter()
+    try:
+        decode([pixels])
+    except BadPicturesError as error:
+        assert len(error.reasons) == BAD, error
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pictures", type=int, default=10_000)
+    parser.add_argument("--side", type=int, nargs=2, default=(64, 256))
+    parser.add_argument("--rounds", type=int, default=7)
+    given = parser.parse_args()
+    every = os.sched_getaffinity(0)
+    with TemporaryDirectory() as place:
+        os.environ[CACHE] = str(Path(place) / "cache")
+        root = Path(place) / "pictures"
+        make(root, given.pictures, tuple(given.side))
+        good = pixels_of(root)
+        for path in sorted(root.rglob("*.jpg"))[:BAD]:
+            (root / path.parent.name / f"bad-{path.name}").write_bytes(path.read_bytes()[:400])
+        bad = pixels_of(root)
+        took: dict[str, list[float]] = defaultdict(list)
+        for _ in range(given.rounds):
+            took["1 core"].append(seconds(good, {min(every)}))
+            took[f"{len(every)} cores"].append(seconds(good, every))
+            took["bad ones named"].append(seconds(bad, every))
+    for name, times in took.items():
+        low, middle, high = min(times), statistics.median(times), max(times)
+        print(f"{name}: {middle:.2f} s ({low:.2f} to {high:.2f}), {given.pictures / middle:.0f} pictures/s")
+    one, more, _ = took.values()
+    ratios = [a / b for a, b in zip(one, more, strict=True)]
+    print(f"faster: {statistics.median(ratios):.2f} times ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""Users' pictures of which some cannot be read, and who looks at them: one command, once, before its cells."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from click.testing import CliRunner, Result
+from PIL import Image
+from safetensors.torch import save_file
+
+import sparsebench
+from sparsebench import sources
+from sparsebench.cli import main
+from sparsebench.planning.files import decode
+from sparsebench.planning.planner import Plan, plan
+from sparsebench.planning.request import Files, Request
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.sources import cache
+from sparsebench.tasks.folder import Folder
+
+ARCH, NAMES, EACH = "deit_tiny_patch16_224", ("n01440764", "n01443537"), 7
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a cache of the test's own."""
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Return a folder of noise in two classes of ImageNet, seven pictures each."""
+    rng = np.random.default_rng(0)
+    for name in NAMES:
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        for i in range(EACH):
+            pixels = rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "mine" / name / f"{i}.png")
+    return tmp_path / "mine"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(1)
+    path = tmp_path_factory.mktemp("weights") / "own.safetensors"
+    save_file(timm.create_model(ARCH).state_dict(), path)
+    return path
+
+
+def spoil(root: Path) -> dict[str, str]:
+    """Make pictures bad in five ways; return which, and what must be said of each."""
+    first, second = (root / name for name in NAMES)
+    (first / "1.png").write_bytes((first / "1.png").read_bytes()[:900])
+    (first / "2.png").write_text("no picture")
+    (second / "0.png").write_bytes(b"")
+    (second / "6.png").unlink()
+    (second / "6.png").mkdir()
+    (second / "6.png" / "inside.png").write_bytes((first / "0.png").read_bytes())
+    (second / "5.png").write_bytes(b"II*\x00\x08\x00\x00\x00\xff\xff")
+    said = {f"{NAMES[0]}/1.png": "", f"{NAMES[0]}/2.png": "of no known format", f"{NAMES[1]}/0.png": "it is empty"}
+    return said | {f"{NAMES[1]}/6.png": "Is a directory", f"{NAMES[1]}/5.png": ""}
+
+
+def options(root: Path, weights: Path) -> list[str]:
+    return [
+        "--suite", "folder", "--task", "folder:canvas=32", "--model", f"timm:{ARCH}", "--weights", str(weights),
+        "--images", f"folder:{root}", "--seeds", "1", "--jobs", "0",
+    ]  # fmt: skip
+
+
+def run(root: Path, weights: Path, out: Path, *more: str) -> Result:
+    return CliRunner().invoke(main, ["run", *options(root, weights), "--out", str(out), *more])
+
+
+def error_of(result: Result) -> str:
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error")]
+    return line
+
+
+def test_all_bad_pictures_are_one_line_before_the_first_cell_and_nothing_is_lost(
+    root: Path, weights: Path, tmp_path: Path
+) -> None:
+    assert run(root, weights, tmp_path / "out").exit_code == 0
+    records = store.read(tmp_path / "out")
+    bad = spoil(root)
+    for _ in range(2):
+        result = run(root, weights, tmp_path / "out")
+        line = error_of(result)
+        assert result.exit_code == 1 and "5 of 14 pictures cannot be read" in line and "--skip-bad" in line
+        for name, reason in bad.items():
+            assert f"{root / name} (" in line and reason in line
+    assert store.read(tmp_path / "out") == records
+
+
+def test_those_that_can_be_opened_are_found_by_decoding_and_named_with_their_number(
+    root: Path, weights: Path, tmp_path: Path
+) -> None:
+    for i in (1, 4):
+        (root / NAMES[0] / f"{i}.png").write_bytes(b"no picture")
+    result = run(root, weights, tmp_path / "out")
+    said = result.stderr.splitlines()
+    assert result.exit_code == 1 and store.read(tmp_path / "out") == {}
+    assert said[0] == f"14 pictures to decode, 0.00 GB in {cache.cache_folder()}" and said[1].startswith("14/14")
+    assert said[2].startswith("Error: 2 of 14 pictures cannot be read: ") and len(said) == 3
+
+
+def test_left_out_they_are_other_data_and_every_board_says_how_many_there_are(
+    root: Path, weights: Path, tmp_path: Path
+) -> None:
+    bad, out = spoil(root), tmp_path / "out"
+    first = run(root, weights, out, "--skip-bad")
+    assert first.exit_code == 0, first.stderr
+    says = "9 of 14 pictures; 5 that cannot be read are left out: " + ", ".join(sorted(bad))
+    assert says in first.stdout
+    ids = set(store.read(out))
+    assert {record.outcomes.n for record in store.read(out).values() if record.outcomes} == {9}
+    merged = CliRunner().invoke(main, ["merge", str(out), "-o", str(tmp_path / "merged")])
+    assert merged.exit_code == 0, merged.output
+    board = CliRunner().invoke(main, ["leaderboard", str(tmp_path / "merged")])
+    assert says in board.stdout
+    for form in ("md", "html"):
+        assert "9 of 14 pictures" in (out / f"leaderboard.{form}").read_text()
+
+    again = run(root, weights, out, "--skip-bad")
+    assert "all 2 cells are in the store" in again.stderr and "look through" not in again.stderr
+    for name in bad:  # what is left is the same data without the word
+        path = root / name
+        (path / "inside.png").unlink() if path.is_dir() else None
+        path.rmdir() if path.is_dir() else path.unlink()
+    clean = run(root, weights, tmp_path / "clean")
+    assert clean.exit_code == 0 and "decode" not in clean.stderr and set(store.read(tmp_path / "clean")) == ids
+
+
+def test_a_submission_says_it_too(root: Path, weights: Path, tmp_path: Path) -> None:
+    spoil(root)
+    assert run(root, weights, tmp_path / "out", "--skip-bad", "--plugin", "attn_topk").exit_code == 0
+    done = CliRunner().invoke(main, ["submit", str(tmp_path / "out"), "--to", str(tmp_path / "to")])
+    assert done.exit_code == 0, done.output
+    (folder,) = (tmp_path / "to" / "attn_topk").iterdir()
+    assert "9 of 14 pictures" in CliRunner().invoke(main, ["leaderboard", str(folder)]).stdout
+    assert CliRunner().invoke(main, ["verify", str(folder)]).exit_code == 0
+
+
+def test_python_leaves_them_out_too(root: Path, weights: Path, tmp_path: Path) -> None:
+    spoil(root)
+    given = {"suite": "folder", "tasks": "folder:canvas=32", "model": f"timm:{ARCH}", "weights": weights, "seeds": 1}
+    with pytest.raises(sources.BadPicturesError, match="5 of 14"):
+        sparsebench.run(out=tmp_path / "out", images=f"folder:{root}", jobs=0, **given)
+    sparsebench.run(out=tmp_path / "out", images=f"folder:{root}", jobs=0, skip_bad=True, **given)
+    assert {record.outcomes.n for record in store.read(tmp_path / "out").values() if record.outcomes} == {9}
+
+
+def test_a_class_of_bad_pictures_alone_is_not_left_out(root: Path, weights: Path, tmp_path: Path) -> None:
+    for path in (root / NAMES[1]).iterdir():
+        path.write_bytes(b"")
+    result = run(root, weights, tmp_path / "out", "--skip-bad")
+    assert result.exit_code == 2 and f"{NAMES[1]} holds no pictures" in error_of(result)
+
+
+@pytest.mark.parametrize("more", [(), ("--skip-bad",)])
+def test_a_dry_run_decodes_nothing_and_says_so(
+    root: Path, weights: Path, tmp_path: Path, place: Path, more: tuple[str, ...]
+) -> None:
+    (root / NAMES[0] / "1.png").write_bytes(b"no picture")
+    result = run(root, weights, tmp_path / "out", "--dry-run", *more)
+    assert result.exit_code == 0, result.stderr
+    assert "14 pictures to decode first, 0.00 GB; nothing is decoded now" in result.stdout
+    assert not place.exists() and not (tmp_path / "out").exists()
+    if more:
+        run(root, weights, tmp_path / "out", *more)
+        known = run(root, weights, tmp_path / "out", "--dry-run", *more)
+        assert "0 of 2 cells to run" in known.stdout and "decode" not in known.stdout
+
+
+def planned(files: Files, out: Path, **asked: object) -> Plan:
+    return plan(Request(**{"seeds": 1, **asked}), files, Registry(), out, "missing")  # type: ignore[arg-type]
+
+
+DRAW = """
+import json, sys
+from pathlib import Path
+from sparsebench.plugin.registry import Registry
+from sparsebench.spec import fill
+name, params, n_train, locations = json.loads(sys.argv[1])
+task = fill(Registry().task(name), params, name)
+data = task.draw(n_train, 0, {name: Path(place) for name, place in locations.items()})
+print(json.dumps([data.test.labels.tolist(), int(data.test.inputs.sum(dtype="int64"))]))
+"""
+
+
+def elsewhere(job_plan: Plan, task: str) -> tuple[list[int], int]:
+    """Return what another process draws for a plan's cells of a task, after their pictures are gone."""
+    for path in set(job_plan.locations.values()):
+        path.rename(path.with_name(f"{path.name}-gone"))
+        path.mkdir()
+    cell = next(job.cell for job in job_plan.todo if job.cell.task.name == task)
+    locations = {name: str(path) for name, path in job_plan.locations.items()}
+    said = json.dumps([task, cell.task.params, cell.n_train, locations])
+    done = subprocess.run([sys.executable, "-c", DRAW, said], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    labels, total = json.loads(done.stdout)
+    return labels, total
+
+
+def test_cells_take_the_decoded_pictures_and_do_not_look_at_the_folder(
+    root: Path, weights: Path, tmp_path: Path
+) -> None:
+    files = Files(f"folder:{root}", weights=(weights,))
+    of = planned(files, tmp_path / "out", suite="folder", tasks=("folder:canvas=32",), model=f"timm:{ARCH}")
+    places = {name: path for name, path in of.locations.items() if name.startswith("folder-")}
+    decode(of.todo, Registry(), of.locations)
+    of = replace(of, locations=places)
+    (name,) = places
+    expected = Folder(images=name, canvas=32).draw(0, 0, places).test
+    labels, total = elsewhere(of, "folder")
+    assert labels == expected.labels.tolist() and total == expected.inputs.sum(dtype=np.int64)
+    assert set(labels) == {0, 1} and len(labels) == 14
+
+
+def test_nor_do_cells_that_are_trained_on_foregrounds_and_backgrounds(root: Path, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for path in sorted(root.rglob("*.png")):
+            (tmp_path / "classes" / split / path.parent.name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "classes" / split / path.parent.name / path.name).write_bytes(path.read_bytes())
+    files = Files(f"folder:{tmp_path / 'classes'}", backgrounds=str(root))
+    of = planned(files, tmp_path / "out", suite="quick", tasks=("composite:pretrain_epochs=0,test=10",), n_train=(12,))
+    decode(of.todo, Registry(), of.locations)
+    assert len({path.name for path in set(of.locations.values())}) == 2
+    labels, total = elsewhere(of, "composite")
+    assert sorted(set(labels)) == [0, 1] and total > 0
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may read anything")
+def test_a_picture_that_may_not_be_read_is_one_of_them(root: Path, weights: Path, tmp_path: Path) -> None:
+    (root / NAMES[0] / "1.png").chmod(0)
+    result = run(root, weights, tmp_path / "out")
+    assert result.exit_code == 1 and "1.png cannot be read as a picture (Permission denied)" in error_of(result)
+
+
+@pytest.mark.slow
+def test_two_commands_at_once_share_one_decoding(root: Path, weights: Path, tmp_path: Path, place: Path) -> None:
+    line = [sys.executable, "-m", "sparsebench", "run", *options(root, weights)]
+    started = [
+        subprocess.Popen([*line, "--out", str(tmp_path / name)], stderr=subprocess.PIPE, text=True)
+        for name in ("one", "other")
+    ]
+    said = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    assert sum(" to decode" in text for text in said) == 1
+    assert len([path for path in place.iterdir() if cache.SUFFIX in path.name]) == 1

@@ -1,0 +1,213 @@
+"""The Vision Transformer and the metrics of the pages on models and tasks, and what they are told that lack a part."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pages import code
+
+import sparsebench
+from sparsebench.budget import Budget
+from sparsebench.engine import run as runs
+from sparsebench.errors import UnsupportedError
+from sparsebench.models.actor import Actor
+from sparsebench.models.deep import DeepViT
+from sparsebench.models.small_vit import small_vit
+from sparsebench.planning.request import values_of
+from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
+from sparsebench.records.record import Record
+from sparsebench.training.steps import outputs_of
+
+VIT = code("docs/write/model.md")[1]
+TINY: dict[str, Any] = {"seeds": 1, "device": "cpu", "suite": "quick-scratch"}
+LEARNER = """
+from typing import ClassVar
+import sparsebench
+
+class Learner(sparsebench.Strategy):
+    name: ClassVar[str] = "learner"
+    trained: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"tokens"})
+    site: ClassVar[str] = "block"
+
+    def scores(self, view):
+        return view.tokens.norm(dim=-1)
+
+    def loss(self, inputs):
+        return inputs.student.tokens.square().mean()
+
+@sparsebench.hookimpl
+def sparsebench_strategies():
+    return [Learner]
+"""
+NAMES = {
+    "cls_token": "first", "pos_embed": "positions", "patch_embed.proj": "embed", "attn.qkv": "qkv", "attn.proj": "proj",
+    "mlp.fc1": "mlp.0", "mlp.fc2": "mlp.2",
+}  # fmt: skip
+"""Of timm's weights, and of the page's."""
+
+
+@pytest.fixture(scope="module")
+def networks() -> tuple[Any, DeepViT]:
+    """Return the page's network and timm's, with the same weights."""
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(VIT, names)
+    torch.manual_seed(0)
+    sizes = {"patch": 4, "dim": 32, "depth": 4, "heads": 4}
+    mine, vit = names["Network"](24, 5, **sizes), small_vit(24, 5, **sizes)
+    state = vit.state_dict()
+    for before, after in NAMES.items():
+        state = {name.replace(before, after): value for name, value in state.items()}
+    mine.load_state_dict(state)
+    for module in mine.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 1e-6
+    return mine.eval(), DeepViT(vit.eval())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["random", "attn_topk", "tome", "evit", "tps", "dpc_knn", "random_inside", "ats", "pitome", "rep_shift", "mctf"],
+)
+def test_strategies_do_on_the_transformer_of_the_page_what_they_do_on_timms(
+    networks: tuple[Any, DeepViT], name: str
+) -> None:
+    strategy, images = Registry().strategy(name).cls(), torch.randint(0, 256, (6, 3, 24, 24), dtype=torch.uint8)
+    outputs, passes = [], []
+    for network in networks:
+        actor = Actor(strategy, Budget(keep_rate=0.7), network.cost, network.grid, 0)
+        acting = actor.begin(torch.arange(6), 0, None, tokens=36, training=False)
+        with torch.no_grad():
+            outputs.append(outputs_of(network, images, acting))
+        passes.append(acting)
+    assert passes[0].decisions and torch.equal(passes[0].index, passes[1].index)
+    assert torch.allclose(outputs[0], outputs[1], atol=1e-4) and torch.allclose(passes[0].sizes, passes[1].sizes)
+    assert [np.mean(step.tokens_out) for step in passes[0].steps] == [np.mean(s.tokens_out) for s in passes[1].steps]
+
+
+def test_the_transformer_of_the_page_costs_what_timms_does(networks: tuple[Any, DeepViT]) -> None:
+    mine, theirs = (network.cost.macs(network.cost.dense()) for network in networks)
+    assert mine == theirs
+
+
+def ran(folder: Path, text: str, *strategies: str) -> tuple[dict[str, Record], str]:
+    """Return the records of a model on a small task, by strategy, and what their workers printed."""
+    (folder / "plain_vit.py").write_text(text)
+    (folder / "learner.py").write_text(LEARNER)
+    named = [str(folder / name) if name == "learner.py" else name for name in strategies]
+    task = "composite:epochs=1,test=20,pretrain_epochs=0"
+    more = {"tasks": task, "n_train": [20], "macs": [0.6], "jobs": 1, "model": "plain_vit"}
+    sparsebench.run([str(folder / "plain_vit.py"), *named], out=folder / "out", **TINY, **more)
+    log = "".join(path.read_text() for path in (folder / "out" / "logs").iterdir())
+    return {record.label: record for record in store.read(folder / "out").values()}, log
+
+
+def reason_of(record: Record) -> str:
+    assert record.status == "unsupported" and record.failure is not None
+    return record.failure.reason
+
+
+def test_what_a_model_does_not_do_makes_a_strategy_unsupported_which_says_it(tmp_path: Path) -> None:
+    reasons = {
+        "a_vit": "it must call acting.read_out(prefix, tokens)", "dynamic_vit": "it must have tell(inputs)",
+        "diffrate_search": "it must weigh keys by acting.weights",
+    }  # fmt: skip
+    records, _ = ran(tmp_path, VIT, "tome", "evit", "learner.py", *reasons)
+    assert {records[name].status for name in ("tome", "evit", "learner", "dense")} == {"ok"}
+    assert all(reason in reason_of(records[name]) for name, reason in reasons.items())
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "reason"),
+    [
+        ("acting.student = ModelOutputs(logits, x[:, 1:])", "learner.py", "it must set acting.student = ModelOutputs"),
+        ('x = act(acting, "input", 0, x)', "random", "it must call acting.decide(...) there"),
+        ("acting.went(came, scoring=scoring)", "random_inside", "it must call acting.went(...) once in each"),
+    ],
+)
+def test_a_model_that_lacks_a_line_is_told_which(tmp_path: Path, line: str, name: str, reason: str) -> None:
+    assert VIT.count(line) == 1
+    records, _ = ran(tmp_path, VIT.replace(line, "pass"), name)
+    assert reason in reason_of(records[name.removesuffix(".py")])
+
+
+def test_a_transformer_that_weighs_no_keys_takes_no_strategy_that_hangs_on_it(tmp_path: Path) -> None:
+    without = VIT.replace('acting.bias(), ""', 'None, ""')
+    assert without != VIT
+    records, _ = ran(tmp_path, without, "tome", "attn_topk")
+    assert "add acting.bias() to" in reason_of(records["tome"]) and records["attn_topk"].status == "ok"
+    for text, heeds in ((VIT, True), (without, False)):
+        names: dict[str, Any] = {"__name__": __name__}
+        exec(text, names)
+        torch.manual_seed(0)
+        network = names["Network"](24, 5, patch=4, dim=32, depth=4, heads=4)
+        with torch.no_grad():
+            network.blocks[0].qkv.weight.mul_(20)  # attention that differs from image to image
+            images = torch.randint(0, 256, (6, 3, 24, 24), dtype=torch.uint8)
+            actor = Actor(Registry().strategy("ats").cls(), Budget(keep_rate=0.7), network.cost, network.grid, 0)
+            acting = actor.begin(torch.arange(6), 0, None, tokens=36, training=False)
+            with nullcontext() if heeds else pytest.raises(UnsupportedError, match=r"add acting\.bias"):
+                outputs_of(network, images, acting)
+        assert acting.ragged
+
+
+def test_a_cell_that_fails_has_its_traceback_in_the_log(tmp_path: Path) -> None:
+    wrong = VIT.replace("return x + self.mlp(self.norm2(x))", "assert len(x) == 0")
+    assert wrong != VIT
+    records, log = ran(tmp_path, wrong, "attn_topk")
+    record = records["attn_topk"]
+    assert record.failure is not None and record.failure.kind == "AssertionError"
+    assert f"cell {record.cell_id}, attn_topk: failed\nTraceback" in log
+    assert "plain_vit.py" in log and "    assert len(x) == 0\n" in log
+
+
+def test_a_cost_model_that_plans_otherwise_than_its_network_runs_is_noted(tmp_path: Path) -> None:
+    early = VIT.replace(", plain=False", "")
+    assert early != VIT
+    for text in (VIT, early):
+        folder = tmp_path / str(len(text))
+        folder.mkdir()
+        ran(folder, text, "attn_topk", "tome")
+        board = (folder / "out" / "leaderboard.md").read_text()
+        note = (
+            "plain\\_vit on composite: its cost model does not plan as the network runs, for 1 strategy, such as attn"
+        )
+        assert (note.replace("\\_", "_") in board.replace("\\_", "_")) == (text is early)
+
+
+def test_the_metrics_of_the_page_are_measured_and_on_boards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, block in zip(("stripes", "measured"), code("docs/write/task.md"), strict=True):
+        (tmp_path / f"{name}.py").write_text(block)
+    registry, seen = Registry(), list[tuple[Any, Any, Any]]()
+    registry.load_file(tmp_path / "measured.py")
+    cls: Any = registry.task("measured")
+    measure = cls.measure
+
+    def look(task: Any, items: Any, test: Any) -> Any:
+        seen.append((items, test, measure(task, items, test)))
+        return seen[-1][2]
+
+    monkeypatch.setattr(cls, "measure", look)
+    more = {"tasks": "measured:test=40,epochs=1", "n_train": [50], "macs": [0.5], "jobs": 0}
+    runs.run(*values_of({"plugins": (f"{tmp_path}/measured.py",), **TINY, **more}), registry, tmp_path / "out")
+    for items, test, values in seen:
+        assert items.kept.shape == (40, 36) and items.confidence.shape == (40,) and items.confidence.min() >= 0.5
+        right = np.exp(-items.losses[items.correct].astype(float))
+        assert np.allclose(items.confidence[items.correct], right, atol=1e-5)
+        error = 0.0
+        for tenth in range(10):
+            rows = [i for i in range(40) if min(int(10 * items.confidence[i]), 9) == tenth]
+            error += abs(sum(float(items.confidence[i]) - bool(items.correct[i]) for i in rows)) / 40
+        assert values["calibration_error"] == pytest.approx(error, abs=1e-6)
+        spread = []
+        for image, kept in zip(test.inputs, items.kept, strict=True):
+            tiles = [image[:, 4 * r : 4 * r + 4, 4 * c : 4 * c + 4].ravel() for r in range(6) for c in range(6)]
+            spread.append(np.std([tiles[k] for k in np.flatnonzero(kept)], axis=0).mean())
+        assert values["diversity"] == pytest.approx(np.mean(spread))
+    assert sorted(bool(items.kept.all()) for items, *_ in seen) == [False, False, False, True]
+    from_records = sparsebench.leaderboard(sparsebench.load_records(tmp_path / "out"))
+    assert from_records["calibration_error"].notna().all() and from_records["diversity"].nunique() > 1
