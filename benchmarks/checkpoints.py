@@ -1,6 +1,6 @@
 """How often boards of networks that are tested as they are err: whether intervals hold, and what is told of equals.
 
-python benchmarks/checkpoints.py              # 8 minutes; prints the tables of RESULTS.md
+python benchmarks/checkpoints.py              # 15 minutes; prints the tables of RESULTS.md
 python benchmarks/checkpoints.py --sets 200   # fewer sets
 
 A set is what a board is made of: which pictures are classed rightly, by one checkpoint or by three, with nothing acting
