@@ -16,12 +16,12 @@ SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "C
 
 
 @click.command(cls=Guided)
-@click.argument("target", metavar="[NAME|FILE.py[:PARAM=VALUE...]]", required=False)
+@click.argument("targets", metavar="[NAME|FILE.py[:PARAM=VALUE...]]...", nargs=-1)
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Store what was found in this folder of a run, for its board; without a name, of all its strategies.",
+    help="Store what was found in this folder of a run, for its board; without names, of all its strategies.",
 )
 @click.option("--json", "as_json", is_flag=True, help="A list of reports, one a strategy.")
 @click.option("--markdown", is_flag=True, help="A table for a page or a pull request.")
@@ -33,8 +33,8 @@ SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "C
     metavar="SECONDS",
     help="For each check.",
 )
-def check(target: str | None, results: Path | None, as_json: bool, markdown: bool, time_limit: float) -> None:
-    """Check that a strategy keeps the rules, on tiny networks and in a process of its own.
+def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdown: bool, time_limit: float) -> None:
+    """Check that strategies keep the rules, on tiny networks and each in a process of its own.
 
     Required checks are what every strategy must pass; recommended ones say what is good to have; informative ones
     measure. Exits with 0 if all required checks pass, 1 if not, 2 if the command is wrong. A check that the strategy
@@ -46,27 +46,37 @@ def check(target: str | None, results: Path | None, as_json: bool, markdown: boo
     from sparsebench.testing import process
     from sparsebench.testing import results as of_results
 
-    if target is None and results is None:
+    if not targets and results is None:
         raise click.UsageError("name a strategy or a file, or a results folder with --results")
     reports: list[Any] = []
 
     def show(report: Any) -> None:
         reports.append(report)
+        _note(report)
         if not as_json:
-            click.echo(_markdown(report) if markdown else _text(report, whole=target is not None))
+            click.echo(_markdown(report) if markdown else _text(report, whole=bool(targets)))
 
     left_out: list[str] = []
-    if results is not None:
-        left_out = of_results.check(results, target, time_limit, show)
-    else:
-        assert target is not None
-        for report in process.check(target, time_limit):
-            show(report)
+    for target in targets or (None,):
+        if results is not None:
+            left_out += of_results.check(results, target, time_limit, show)
+        elif target is not None:
+            for report in process.check(target, time_limit):
+                show(report)
     if as_json:
         click.echo(json.dumps([{**r.model_dump(mode="json"), "conforms": r.conforms} for r in reports], indent=1))
     if results is not None:
         _conclude(results, left_out)
     sys.exit(int(bool(left_out) or not all(report.conforms for report in reports)))
+
+
+def _note(report: Any) -> None:
+    """Let lists say whether an installed strategy can be exported."""
+    from sparsebench.plugin import catalog
+
+    answers = [outcome.message for outcome in report.outcomes if outcome.check == "exports"]
+    if answers and not report.params and report.origin.distribution:
+        catalog.note_export(report.strategy, report.origin.sha256, answers[0] == "yes")
 
 
 def _conclude(results: Path, left_out: list[str]) -> None:

@@ -88,7 +88,7 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
 
     Args:
         plugins: A and B, each what names one strategy at one budget.
-        request: of one task and one repetition.
+        request: of one task and one repetition; its plugins are files that bring the task or the model.
         trainer: trains the network if it is not there.
         pictures: how many test pictures go into the scene at most; 0 for none.
 
@@ -96,7 +96,7 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
         UserError: anything unknown, out of range, missing or unwritable; A and B are the same; or one of them, or the
             training, fails.
     """
-    registry = Registry()
+    registry = _registry(request)
     jobs, strategies = _contenders(plugins, request, trainer, registry)
     plan, context = trainer.train(_of_network(request), registry, _check(pictures, registry))
     cell = _network(plan.jobs[-1], registry, context)
@@ -115,9 +115,19 @@ def compare(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
 
 def plan_of(plugins: tuple[str, str], request: Request, trainer: Trainer, pictures: int) -> Plan:
     """Return what `compare` would train; nothing is written."""
-    registry = Registry()
+    registry = _registry(request)
     _contenders(plugins, request, trainer, registry)
     return trainer.plan(_of_network(request), registry, _check(pictures, registry))
+
+
+def _registry(request: Request) -> Registry:
+    """Return a registry that has loaded the request's plugin files."""
+    registry = Registry()
+    for text in request.plugins:
+        if not text.endswith(".py"):
+            raise UserError("--plugin", got=f"'{text}'", allowed="files that bring the task or the model")
+        registry.load_file(Path(text))
+    return registry
 
 
 def _of_network(request: Request) -> Request:
