@@ -21,7 +21,7 @@ SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "C
     "--results",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Store what was found in this folder of a run, for its board; without a name, of all its strategies.",
+    help="Store what was found in this folder of a run, for its board; without names, of all its strategies.",
 )
 @click.option("--json", "as_json", is_flag=True, help="A list of reports, one a strategy.")
 @click.option("--markdown", is_flag=True, help="A table for a page or a pull request.")
@@ -34,7 +34,7 @@ SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "C
     help="For each check.",
 )
 def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdown: bool, time_limit: float) -> None:
-    """Check that strategies keep the rules, on tiny networks, each in a process of its own.
+    """Check that strategies keep the rules, on tiny networks and each in a process of its own.
 
     Required checks are what every strategy must pass; recommended ones say what is good to have; informative ones
     measure. Exits with 0 if all required checks pass, 1 if not, 2 if the command is wrong. A check that the strategy
@@ -52,6 +52,7 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
 
     def show(report: Any) -> None:
         reports.append(report)
+        _note(report)
         if not as_json:
             click.echo(_markdown(report) if markdown else _text(report, whole=bool(targets)))
 
@@ -67,6 +68,15 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
     if results is not None:
         _conclude(results, left_out)
     sys.exit(int(bool(left_out) or not all(report.conforms for report in reports)))
+
+
+def _note(report: Any) -> None:
+    """Let lists say whether an installed strategy can be exported."""
+    from sparsebench.plugin import catalog
+
+    answers = [outcome.message for outcome in report.outcomes if outcome.check == "exports"]
+    if answers and not report.params and report.origin.distribution:
+        catalog.note_export(report.strategy, report.origin.sha256, answers[0] == "yes")
 
 
 def _conclude(results: Path, left_out: list[str]) -> None:

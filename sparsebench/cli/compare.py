@@ -18,15 +18,15 @@ from sparsebench.progress import Progress
 @click.command(cls=Guided)
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
+@options(*SETTING, *RUN)
+@click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task.")
 @click.option(
     "--plugin",
     "plugins",
     multiple=True,
     metavar="FILE.py",
-    help="A file with the task or the model. Repeatable.",
+    help="A file that brings the task or the model. Repeatable.",
 )
-@options(*SETTING, *RUN)
-@click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task.")
 @click.option("--json", "as_json", is_flag=True, help="What was compared, and a list of rows, one a block.")
 @click.option("--markdown", is_flag=True, help="A table for a page or a pull request.")
 @click.option("--picture", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw both on test pictures.")

@@ -25,7 +25,7 @@ EXAMPLES = {
     "data": "sparsebench data --verify",
     "env": "sparsebench env",
     "new": "sparsebench new my_strategy",
-    "check": "sparsebench check my_strategy.py",
+    "check": "sparsebench check my_strategy.py evit",
     "claims": "sparsebench claims evit-deit-s-0.7",
     "speed": "sparsebench speed timm:deit_tiny_patch16_224 evit:keep_rate=0.7 --batch 1",
     "submit": "sparsebench submit results --strategy my_strategy",

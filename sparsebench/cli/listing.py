@@ -78,8 +78,6 @@ def _table(rows: list[dict[str, Any]], wide: bool) -> str:
 
 
 def _plugins(registry: Any) -> list[dict[str, str]]:
-    from sparsebench.deploy.exportable import exportable
-
     rows = [
         {
             "name": registered.cls.name,
@@ -87,7 +85,7 @@ def _plugins(registry: Any) -> list[dict[str, str]]:
             "site": registered.cls.site,
             "needs": ", ".join(sorted(registered.cls.needs)),
             "trained": "yes" if registered.cls.trained else "fits" if registered.cls.fits() else "no",
-            "exports": exportable(registered.cls),
+            "exports": _exports(registered),
             "from": f"{registered.origin.distribution} {registered.origin.version}".strip(),
             "what": first_line(registered.cls),
             "citation": registered.cls.citation,
@@ -99,6 +97,16 @@ def _plugins(registry: Any) -> list[dict[str, str]]:
         for name, reason in sorted(registry.broken.items())
     ]
     return rows + broken
+
+
+def _exports(registered: Any) -> str:
+    """Return "yes", "no", or "?" where neither its class nor a check says whether a strategy can be exported."""
+    from sparsebench.deploy.exportable import exportable
+    from sparsebench.plugin.catalog import exports
+
+    said = exportable(registered.cls)
+    found = exports(registered.cls.name, registered.origin.sha256) if said == "?" else None
+    return said if found is None else "yes" if found else "no"
 
 
 def _bibtex(registry: Any) -> list[dict[str, str]]:

@@ -21,7 +21,6 @@ from sparsebench.measure.agreement import expected_iou, iou, rank_correlation
 from sparsebench.measure.selection import precision_recall
 from sparsebench.models.actor import Actor
 from sparsebench.planning import planner
-from sparsebench.planning.contenders import specs_of
 from sparsebench.planning.job import Job
 from sparsebench.planning.planner import Plan
 from sparsebench.planning.request import Request
@@ -122,9 +121,12 @@ def plan_of(plugins: tuple[str, str], request: Request, trainer: Trainer, pictur
 
 
 def _registry(request: Request) -> Registry:
+    """Return a registry that has loaded the request's plugin files."""
     registry = Registry()
     for text in request.plugins:
-        specs_of(text, registry)
+        if not text.endswith(".py"):
+            raise UserError("--plugin", got=f"'{text}'", allowed="files that bring the task or the model")
+        registry.load_file(Path(text))
     return registry
 
 

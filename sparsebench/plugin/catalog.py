@@ -1,7 +1,8 @@
 """What plugins say of themselves, kept from one list to the next: to load them takes time, those of others seconds.
 
-The file lies in the user's cache folder, see `records.files.cache_folder`, and may be removed at any time. It holds a
-digest of what is installed, so that it is of no use when that changes.
+The files lie in the user's cache folder, see `records.files.cache_folder`, and may be removed at any time. One has the
+lists and a digest of what is installed, so that it is of no use when that changes; one has what checks found of
+exports, by the sources of strategies.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,6 +23,7 @@ from sparsebench.version import __version__
 
 MOST = 2**22
 """Bytes of a file that is read."""
+M = TypeVar("M", bound=BaseModel)
 Tables = dict[str, list[dict[str, Any]]]
 
 
@@ -30,6 +32,12 @@ class _Kept(BaseModel):
 
     key: str
     tables: Tables
+
+
+class _Exports(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    answers: dict[str, bool] = {}
 
 
 def fingerprint() -> str:
@@ -42,15 +50,8 @@ def fingerprint() -> str:
 
 def load(key: str) -> Tables | None:
     """Return what was kept under a fingerprint; None if there is nothing, or not by this user, or it is broken."""
-    if (path := _path()) is None:
-        return None
-    with suppress(OSError, ValueError):
-        about = path.stat()
-        if about.st_size > MOST or (hasattr(os, "getuid") and about.st_uid != os.getuid()):
-            return None
-        kept = _Kept.model_validate_json(path.read_bytes())
-        return kept.tables if kept.key == key else None
-    return None
+    kept = _read(_path(), _Kept)
+    return kept.tables if kept is not None and kept.key == key else None
 
 
 def save(key: str, tables: Tables) -> None:
@@ -60,7 +61,36 @@ def save(key: str, tables: Tables) -> None:
             write_whole(path, _Kept(key=key, tables=tables).model_dump_json().encode())
 
 
-def _path() -> Path | None:
-    """Return the file of this environment."""
+def exports(name: str, sha256: str) -> bool | None:
+    """Return whether a check has found that a strategy from a source can be exported; None where none has."""
+    found = _read(_path("exports"), _Exports)
+    return None if found is None else found.answers.get(f"{name} {sha256}")
+
+
+def note_export(name: str, sha256: str, answer: bool) -> None:
+    """Keep what a check has found, if that can be; lists are made anew then."""
+    if exports(name, sha256) == answer or (path := _path("exports")) is None:
+        return
+    found = _read(path, _Exports) or _Exports()
+    with suppress(OSError, UserError):
+        write_whole(path, _Exports(answers=found.answers | {f"{name} {sha256}": answer}).model_dump_json().encode())
+        if (lists := _path()) is not None:
+            lists.unlink(missing_ok=True)
+
+
+def _read(path: Path | None, kind: type[M]) -> M | None:
+    """Return what a file says; None if there is none, or not by this user, or it is broken."""
+    if path is None:
+        return None
+    with suppress(OSError, ValueError):
+        about = path.stat()
+        if about.st_size > MOST or (hasattr(os, "getuid") and about.st_uid != os.getuid()):
+            return None
+        return kind.model_validate_json(path.read_bytes())
+    return None
+
+
+def _path(what: str = "plugins") -> Path | None:
+    """Return a file of this environment."""
     place = cache_folder()
-    return None if place is None else place / f"plugins-{digest(sys.prefix)}.json"
+    return None if place is None else place / f"{what}-{digest(sys.prefix)}.json"

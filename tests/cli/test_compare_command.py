@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from pages import code
 from PIL import Image
 
 from sparsebench.cli import main
@@ -80,6 +81,23 @@ def test_a_wrong_command_is_one_line_and_writes_nothing(arguments: list[str], sa
     assert not (tmp_path / "out").exists()
 
 
+def test_files_bring_the_task_and_the_model(tmp_path: Path) -> None:
+    for name, page in (("stripes", "docs/write/task.md"), ("plain_vit", "docs/write/model.md")):
+        text = next(block for block in code(page) if block.startswith(f"# {name}.py\n"))
+        (tmp_path / f"{name}.py").write_text(text)
+    more = ["--n-train", "20", "--device", "cpu", "--model", "plain_vit:depth=2", "--task", "stripes:epochs=1,test=12"]
+    files = [word for name in ("stripes", "plain_vit") for word in ("--plugin", tmp_path / f"{name}.py")]
+    for jobs, out in (("0", tmp_path / "a"), ("1", tmp_path / "b")):
+        done = call("attn_topk", SAMPLES / "good.py", *more, *files, "--jobs", jobs, "--out", out, "--json")
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["samples"] == 12
+    assert call("attn_topk", "random", *more, *files, "--dry-run", "--out", tmp_path / "c").exit_code == 0
+    refused = call("attn_topk", "random", *more, "--out", tmp_path / "c")
+    assert refused.exit_code == 2 and "stripes" in refused.output
+    wrong = call("attn_topk", "random", *SMALL, "--plugin", "tome", "--out", tmp_path / "c")
+    assert wrong.exit_code == 2 and "--plugin; got 'tome'; allowed: files that bring" in wrong.output
+
+
 def test_a_strategy_that_fails_is_one_line(out: Path) -> None:
     done = call(SAMPLES / "raises.py", "random", *SMALL, "--out", out)
     assert done.exit_code == 2 and "Traceback" not in done.output
@@ -91,7 +109,7 @@ def test_help_needs_no_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code + "assert 'torch' not in sys.modules"], capture_output=True, text=True, check=True
     )
-    assert "named after" in done.stdout and "--plugin" not in done.stdout and "--where" not in done.stdout
+    assert "named after" in done.stdout and "--plugin FILE.py" in done.stdout and "--where" not in done.stdout
 
 
 LINES = """

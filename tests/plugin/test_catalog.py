@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sparsebench.plugin import catalog
+
 MODULE = '''
 import sys
 from typing import ClassVar
@@ -133,3 +135,29 @@ def test_without_a_place_for_it_a_list_is_the_same(site: Path) -> None:
     (site.parent / "cache").touch()
     first, loaded = run(site, "list", "--json")
     assert loaded and row_of(first) and run(site, "list", "--json") == (first, True)
+
+
+@pytest.mark.slow
+def test_a_list_says_what_a_check_found_of_exports(site: Path) -> None:
+    assert row_of(run(site, "list", "--json")[0])["exports"] == "?"
+    run(site, "check", "other", "random")
+    assert row_of(run(site, "list", "--json")[0])["exports"] == "yes"
+    write(site, "Keeps others.")
+    assert row_of(run(site, "list", "--json")[0])["exports"] == "?"
+
+
+def test_what_a_check_found_is_kept_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path))
+    catalog.save("key", {"plugins": []})
+    catalog.note_export("mine", "a" * 64, True)
+    catalog.note_export("other", "a" * 64, False)
+    assert catalog.load("key") is None  # it would have said "?"
+    assert (catalog.exports("mine", "a" * 64), catalog.exports("other", "a" * 64)) == (True, False)
+    assert catalog.exports("mine", "b" * 64) is None
+    catalog.save("key", {"plugins": []})
+    catalog.note_export("mine", "a" * 64, True)
+    assert catalog.load("key") is not None
+    next(tmp_path.glob("exports-*")).write_text("{")
+    assert catalog.exports("mine", "a" * 64) is None
+    catalog.note_export("mine", "a" * 64, True)
+    assert catalog.exports("mine", "a" * 64) is True

@@ -147,6 +147,14 @@ def test_the_command_checks_each_combination_and_each_strategy_of_a_file(tmp_pat
 
 
 @pytest.mark.slow
+def test_the_command_checks_several_one_after_the_other():
+    done = command(SAMPLES / "good.py", f"{SAMPLES / 'good.py'}:largest=false", SAMPLES / "raises.py", "--json")
+    assert done.returncode == 1, done.stderr
+    found = [(one["strategy"], one["params"], one["conforms"]) for one in json.loads(done.stdout)]
+    assert found == [("norm", {}, True), ("norm", {"largest": False}, True), ("raises", {}, False)]
+
+
+@pytest.mark.slow
 def test_what_is_printed_does_not_come_among_the_answers_and_fails_the_command():
     done = command(SAMPLES / "prints.py", "--markdown")
     assert done.returncode == 1
