@@ -114,7 +114,7 @@ def run_tests(copy: Path, tests: list[str], seconds: float) -> str:
     if child == 0:
         os.setsid()
         os.chdir(copy)
-        with open(os.devnull, "w") as nowhere:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
         signal.alarm(int(seconds))  # which ends the fork
