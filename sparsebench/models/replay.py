@@ -27,7 +27,7 @@ class Replay(Pass):
     own_macs = 0.0
 
     def __init__(self, N: int, script: Sequence[tuple[Site, int, Tensor]]):
-        self.script = list(script)
+        self.script, self.asked = list(script), set()
         stay = self.script[0][2]
         self.index = torch.arange(N, device=stay.device).repeat(len(stay), 1)
         self.sizes, self.decisions, self.steps = torch.ones_like(self.index, dtype=torch.float32), [], []
