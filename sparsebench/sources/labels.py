@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from sparsebench.errors import UserError
 from sparsebench.sources import imagenet
-from sparsebench.sources.files import DIGITS, fingerprint_of, read_bytes
+from sparsebench.sources.files import DIGITS, fingerprint_of
 from sparsebench.sources.listing import few
 
 IMAGENET = 1000
@@ -235,7 +235,10 @@ def read_file(path: Path, name: str = "") -> ClassFile:
     Raises:
         UserError: it cannot be read, is none of these, or has not the name by its content that was given.
     """
-    content = read_bytes(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"classes: {path} cannot be read: {error.strerror}", next_step="mend or replace it") from error
     if name and name != f"{FILE}-{hashlib.sha256(content).hexdigest()[:DIGITS]}":
         raise UserError(f"{path} changed while the run was under way", next_step="run it again")
     if len(content) > MOST_BYTES:
