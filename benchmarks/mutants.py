@@ -32,9 +32,6 @@ import pytest
 import scipy.special  # noqa: F401
 import sklearn  # noqa: F401
 import torch  # noqa: F401
-from cosmic_ray.ast import ast_nodes, get_ast
-from cosmic_ray.mutating import mutate_code
-from cosmic_ray.plugins import get_operator, operator_names
 from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,6 +72,9 @@ def annotations(text: str) -> set[tuple[int, int]]:
 
 def mutants_of(path: Path) -> dict[tuple[int, int], list[tuple[str, int]]]:
     """Return by place the mutants of a module: operator, and which of its occurrences."""
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.plugins import get_operator, operator_names
+
     text = path.read_text("utf-8")
     left_out, nodes = annotations(text), list(ast_nodes(get_ast(text)))
     places = defaultdict(list)
@@ -137,6 +137,9 @@ def change_of(text: str, changed: str) -> str:
 
 def judge(mutants: list[dict], out: Path, seconds: float) -> Iterator[dict]:
     """Yield each mutant with its result: killed, survived, or too long."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
     lines = out.read_text("utf-8").splitlines() if out.exists() else []
     done = {tuple(one[key] for key in mutants[0]): one for one in map(json.loads, lines)}
     with tempfile.TemporaryDirectory() as folder, out.open("a", encoding="utf-8") as file:

@@ -108,8 +108,8 @@ METRICS = (
 _BY_NAME = {kind.name: kind for kind in METRICS}
 RESERVED = frozenset({
     "accuracy_delta", "aligned_gap", "aligned_gap_reduction", "budget", "cell_id", "checks", "checks_remark",
-    "cost_model", "device",
-    "distribution", "environment", "how", "inactive", "kept_accuracy", "kind", "macs_at_2", "macs_ratio_asked",
+    "class_folders", "cost_model", "device", "distribution",
+    "environment", "how", "inactive", "kept_accuracy", "kind", "macs_at_2", "macs_ratio_asked",
     "model", "n_seeds", "n_train", "network", "pareto", "pareto_speed", "plugin", "random_inside_delta", "rank",
     "reason", "repetition", "sample_complexity", "sample_complexity_loss", "sample_complexity_ratio", "seconds", "seed",
     "setting", "sha256", "speed_up", "spurious_gap_reduction", "started", "status", "strategy", "task",
