@@ -212,10 +212,14 @@ def _is_installed(name: str, folders: set[Path]) -> bool:
     places = [place for place in sys.path if place and os.path.realpath(place) not in here]
     if PathFinder.find_spec(name, places) is not None:
         return True
-    others = [finder for finder in sys.meta_path if finder not in (PathFinder, _FINDER)]
-    specs = [finder.find_spec(name, None) for finder in others]  # of libraries that are installed as links
-    origins = [spec.origin or "" for spec in specs if spec is not None]
-    return any(os.path.realpath(os.path.dirname(origin)) not in here for origin in origins)
+    for finder in sys.meta_path:  # of libraries that are installed as links, there are others
+        spec = None if finder in (PathFinder, _FINDER) else finder.find_spec(name, None)
+        if spec is not None and spec.origin:
+            file = Path(spec.origin)
+            folder = file.parent.parent if spec.submodule_search_locations else file.parent
+            if os.path.realpath(folder) not in here:
+                return True
+    return False
 
 
 class _OwnModules:
