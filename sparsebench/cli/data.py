@@ -44,9 +44,10 @@ def data(data_root: Path, verify: bool, clear_cache: bool, as_json: bool) -> Non
 
 def _sets(root: Path, verify: bool) -> list[dict[str, Any]]:
     from sparsebench.errors import UserError
-    from sparsebench.sources.files import Contents, names_in
+    from sparsebench.sources.files import Contents
     from sparsebench.sources.known import KNOWN
     from sparsebench.sources.labelled import DEFAULTS, read
+    from sparsebench.sources.listing import names_in
 
     rows = []
     for known in KNOWN.values():

@@ -8,12 +8,13 @@ from sparsebench.sources.files import (
     contents_of,
     keep_contents,
     known_contents,
+    listing_of,
     read_rgb,
     read_square,
 )
 from sparsebench.sources.known import CIFAR10, CLASSES, DIGITS, OWN_TASK, PHOTOS
 from sparsebench.sources.labelled import Labelled, labelled_pictures, pixels_of
-from sparsebench.sources.listing import check_full, classes_in, left_out, listing, names_in
+from sparsebench.sources.listing import classes_in, left_out, listing, names_in
 from sparsebench.sources.locate import left_out_of, locate_backgrounds, locate_images
 from sparsebench.sources.scenes import Backgrounds, Photos, Pictures, background_pixels, backgrounds
 
@@ -34,7 +35,6 @@ __all__ = [
     "Pixels",
     "background_pixels",
     "backgrounds",
-    "check_full",
     "classes_in",
     "contents",
     "contents_of",
@@ -47,6 +47,7 @@ __all__ = [
     "left_out",
     "left_out_of",
     "listing",
+    "listing_of",
     "locate_backgrounds",
     "locate_images",
     "names_in",

@@ -17,7 +17,7 @@ import numpy as np
 from sparsebench.errors import UserError, text_of
 from sparsebench.sources import cache
 from sparsebench.sources.cache import BadPicturesError
-from sparsebench.sources.listing import formats, names_in, suffixes
+from sparsebench.sources.listing import Listing, formats, listing, suffixes
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -33,13 +33,6 @@ MOST_KNOWN = 8
 """Folders of which a process remembers what lies in them."""
 
 
-def _some_names(root: Path) -> list[str]:
-    names = names_in(root)
-    if not names:
-        raise UserError(f"{root} holds no pictures", allowed=sorted(suffixes()))
-    return names
-
-
 @dataclass(frozen=True)
 class Contents:
     """What lies in a folder, by which each file that is read can be checked.
@@ -48,11 +41,13 @@ class Contents:
         pictures: the SHA-256 of each picture, by its path in the folder, "/" between its parts, sorted.
         tables: of files beside the pictures.
         left_out: why pictures that cannot be read are not among these, by their paths.
+        listing: what was found in the folder, where this process has looked.
     """
 
     pictures: Mapping[str, str]
     tables: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    listing: Listing | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -80,12 +75,12 @@ _known: dict[str, Contents] = {}
 """What was looked at last, by its fingerprint."""
 
 
-def contents(root: Path, names: Sequence[str] = (), tables: Sequence[str] = (), bad: Bad = REFUSED) -> Contents:
+def contents(root: Path, listed: Listing | None = None, tables: Sequence[str] = (), bad: Bad = REFUSED) -> Contents:
     """Return what lies in a folder, every file of which is read.
 
     Args:
         root: the folder.
-        names: of the pictures, from `names_in`, which is asked where none are given.
+        listed: its pictures, from `listing`, which is asked where none is given.
         tables: files beside the pictures.
         bad: what is to be done about pictures that cannot be read.
 
@@ -93,16 +88,19 @@ def contents(root: Path, names: Sequence[str] = (), tables: Sequence[str] = (), 
         BadPicturesError: some cannot even be read as files; all that cannot be decoded are named with them.
         UserError: there are no pictures, or a table cannot be read.
     """
-    names = names or _some_names(root)
+    listed = listed or listing(root)
+    if not (names := listed.names):
+        raise UserError(f"{root} holds no pictures", allowed=sorted(suffixes()))
     about = {name: sha256_of(root / name) for name in tables}
     hashed = _each(lambda name: hashlib.sha256(read_bytes(root / name)).hexdigest(), names, "")
     left_out = _bad_in(hashed)
-    found = Contents({name: one for name, one in hashed.items() if isinstance(one, str)}, about, left_out)
+    found = Contents({name: one for name, one in hashed.items() if isinstance(one, str)}, about, left_out, listed)
     if bad.skip or left_out:
         left_out |= _undecodable(root, found, bad.look)
         if not bad.skip:
             raise BadPicturesError({str(root / name): left_out[name] for name in sorted(left_out)}, len(names))
-        found = Contents({name: one for name, one in found.pictures.items() if name not in left_out}, about, left_out)
+        kept = {name: one for name, one in found.pictures.items() if name not in left_out}
+        found = Contents(kept, about, left_out, listed)
         if not found.pictures:
             raise UserError(f"{root} holds no pictures that can be read", allowed=sorted(suffixes()))
     return _remember(found)
@@ -146,6 +144,12 @@ def _each(work: Callable[[str], T], names: Sequence[str], what: str) -> dict[str
 def known_contents(name: str) -> Contents | None:
     """Return what this process has found in a folder, by what cells call its pictures: their kind and fingerprint."""
     return _known.get(name.partition("-")[2])
+
+
+def listing_of(name: str, root: Path) -> Listing:
+    """Return what is in a folder, as this process has found it when it named the pictures, else from the folder."""
+    listed = None if (found := known_contents(name)) is None else found.listing
+    return listing(root) if listed is None or listed.root != root else listed
 
 
 def keep_contents(name: str) -> None:

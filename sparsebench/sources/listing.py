@@ -7,7 +7,7 @@ import os
 import stat
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -61,14 +61,23 @@ class Listing:
     """The pictures below a folder.
 
     Attributes:
-        names: their paths in the folder, "/" between the parts, sorted.
+        root: the folder.
+        names: their paths in it, "/" between the parts, sorted.
         links: the real path of each picture to which a link leads.
         left: what was left out, paths by the reason.
     """
 
+    root: Path
     names: tuple[str, ...]
     links: Mapping[str, str]
     left: Mapping[str, Sequence[str]]
+
+    def below(self, name: str) -> Listing:
+        """Return the pictures below a folder of the folder."""
+        prefix = f"{name}/"
+        inside = tuple(path.removeprefix(prefix) for path in self.names if path.startswith(prefix))
+        links = {path.removeprefix(prefix): real for path, real in self.links.items() if path.startswith(prefix)}
+        return Listing(self.root / name, inside, links, {})
 
 
 def listing(root: Path) -> Listing:
@@ -102,7 +111,7 @@ def listing(root: Path) -> Listing:
                 names.append(path)
                 links |= {path: real} if by_link else {}
     left.pop(UNSAID, None)
-    return Listing(tuple(sorted(names)), links, {reason: sorted(paths) for reason, paths in sorted(left.items())})
+    return Listing(root, tuple(sorted(names)), links, {reason: sorted(paths) for reason, paths in sorted(left.items())})
 
 
 def _reason(name: str, kind: str, again: bool) -> str:
@@ -191,63 +200,49 @@ def class_folders(root: Path, wanted: str) -> list[str]:
     return names
 
 
-def classes_in(root: Path, wanted: str, found: Listing | None = None) -> dict[str, list[str]]:
-    """Return the pictures in each class folder of a folder, as paths in that; classes are sorted by their names.
+def classes_in(found: Listing, wanted: str) -> list[str]:
+    """Return the names of the class folders of a folder, sorted; each has a picture.
 
-    Pictures in folders of a class folder are of the class. For `root` and `wanted` see `class_folders`; `found` is the
-    folder's listing where that is there already.
+    Pictures in folders of a class folder are of the class. For `wanted` see `class_folders`.
 
     Raises:
-        UserError: as `class_folders`; a class has no pictures, or a picture is there twice by links; a folder cannot be
-            read.
+        UserError: as `class_folders`; a class has no pictures, or a picture is there twice by links.
     """
-    classes: dict[str, list[str]] = {name: [] for name in class_folders(root, wanted)}
-    found = found or listing(root)
-    for name in found.names:
-        label, inside, _ = name.partition("/")
-        if inside and label in classes:
-            classes[label].append(name)
-    check_full(root, list(classes), found.names)
-    _check_links(root, found)
-    return classes
-
-
-def check_full(root: Path, folders: Sequence[str], pictures: Iterable[str]) -> None:
-    """Raise UserError if a class folder is without pictures; all are paths in the folder `root`."""
-    full = {
-        "/".join(parts[:depth]) for parts in (name.split("/") for name in pictures) for depth in range(1, len(parts))
-    }
-    if empty := [name for name in folders if name not in full]:
+    root = found.root
+    classes = class_folders(root, wanted)
+    full = {name.partition("/")[0] for name in found.names if "/" in name}
+    if empty := [name for name in classes if name not in full]:
         more = f", and {len(empty) - 1} more class folders" if len(empty) > 1 else ""
         raise UserError(
             f"{root / empty[0]} holds no pictures{more}",
             allowed=f"at least one in each class: {', '.join(sorted(suffixes()))}",
             next_step="remove it if it is no class",
         )  # fmt: skip
+    _check_links(found)
+    return classes
 
 
-def _check_links(root: Path, found: Listing) -> None:
+def _check_links(found: Listing) -> None:
     """Raise UserError for a picture that is there twice by links."""
     if not found.links:
         return
-    top, first = os.path.realpath(root), dict[str, str]()
+    top, first = os.path.realpath(found.root), dict[str, str]()
     for name in found.names:
         real = found.links.get(name) or os.path.join(top, name)
         if first.setdefault(real, name) != name:
             raise UserError(
-                f"{root}: the same picture is there twice, by a link", got=f"{first[real]} and {name}",
+                f"{found.root}: the same picture is there twice, by a link", got=f"{first[real]} and {name}",
                 next_step="remove the link, or what it leads to",
             )  # fmt: skip
 
 
-def left_out(root: Path, wanted: Callable[[str], object]) -> str:
+def left_out(found: Listing, wanted: Callable[[str], object]) -> str:
     """Return in one line how much was left out of a folder of pictures, and what, or "".
 
     Args:
-        root: the folder.
+        found: what is in the folder.
         wanted: says of a picture's path in it whether it is in a place where pictures are looked for.
     """
-    found = listing(root)
     reasons = dict(found.left)
     if loose := [name for name in found.names if not wanted(name)]:
         reasons["pictures in no class folder"] = loose

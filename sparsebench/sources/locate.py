@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 from sparsebench.errors import UserError
 from sparsebench.sources import official
 from sparsebench.sources.classes import FOLDER, in_a_class
-from sparsebench.sources.files import REFUSED, Bad, Contents, contents, fingerprint_of
+from sparsebench.sources.files import REFUSED, Bad, Contents, contents, fingerprint_of, listing_of
 from sparsebench.sources.known import DIGITS, KNOWN, PHOTOS, names_for
 from sparsebench.sources.labelled import DEFAULTS, layout_of, read, tables
-from sparsebench.sources.listing import check_full, classes_in, is_folder, left_out, names_in
+from sparsebench.sources.listing import Listing, classes_in, is_folder, left_out, listing
 from sparsebench.sources.scenes import ARRAY, read_array
 from sparsebench.sources.scenes import FOLDER as SCENES
 
@@ -82,7 +83,7 @@ def left_out_of(name: str, root: Path) -> str:
     kind = name.partition("-")[0]
     if kind not in (FOLDER, SCENES) or not root.is_dir():
         return ""
-    return left_out(root, in_a_class if kind == FOLDER else lambda name: True)
+    return left_out(listing_of(name, root), in_a_class if kind == FOLDER else lambda path: True)
 
 
 def _locate_labelled(root: Path, kind: str, bad: Bad) -> tuple[str, Path]:
@@ -92,9 +93,9 @@ def _locate_labelled(root: Path, kind: str, bad: Bad) -> tuple[str, Path]:
             f"{kind} is not in {root}", next_step=f"get it from {KNOWN[kind].source} and give --images folder:DIR, or "
             "--data-root with it in it",
         )  # fmt: skip
-    names = names_in(root)
-    read(root, kind, DEFAULTS[kind], Contents(dict.fromkeys(names, "")))
-    return f"{kind}-{contents(root, names, tables(root, kind), bad).fingerprint}", root
+    listed = listing(root)
+    read(root, kind, DEFAULTS[kind], Contents(dict.fromkeys(listed.names, "")))
+    return f"{kind}-{contents(root, listed, tables(root, kind), bad).fingerprint}", root
 
 
 def _locate_classes(root: Path, bad: Bad) -> tuple[str, Path]:
@@ -104,14 +105,19 @@ def _locate_classes(root: Path, bad: Bad) -> tuple[str, Path]:
                 f"--images folder: {root / split} is not a folder",
                 allowed=LAYOUT,
             )
-    train, test = (classes_in(root / split, LAYOUT) for split in ("train", "test"))
-    if odd := sorted(train.keys() ^ test.keys()):
+    listed = listing(root)
+    _check_classes(listed)
+    found = contents(root, listed, bad=bad)
+    _check_classes(replace(listed, names=tuple(found.pictures)))
+    return f"{FOLDER}-{found.fingerprint}", root
+
+
+def _check_classes(found: Listing) -> None:
+    """Raise UserError unless train and test have the same classes, two or more, and a picture in each."""
+    train, test = (classes_in(found.below(split), LAYOUT) for split in ("train", "test"))
+    if odd := sorted({*train} ^ {*test}):
         alike = len({unicodedata.normalize("NFC", name) for name in odd}) < len(odd)
         raise UserError(
-            f"{root}: train and test have different classes", got=[ascii(name) for name in odd] if alike else odd,
+            f"{found.root}: train and test have different classes", got=[ascii(name) for name in odd] if alike else odd,
             next_step="some differ in their Unicode normalisation alone: rename them" if alike else None,
         )  # fmt: skip
-    found = contents(root, bad=bad)
-    for split in ("train", "test"):
-        check_full(root, [f"{split}/{name}" for name in train], found.pictures)
-    return f"{FOLDER}-{found.fingerprint}", root

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +16,7 @@ from sparsebench import seeds, sources
 from sparsebench.errors import UserError
 from sparsebench.sources.files import REFUSED, Bad
 from sparsebench.sources.labels import BY_FILE, IMAGENET, MOST_CLASSES, Numbered, locate_file, number, read_file
-from sparsebench.sources.listing import is_folder
+from sparsebench.sources.listing import Listing, is_folder
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 
 Resize = Literal["short", "squash"]
@@ -40,16 +41,15 @@ def locate(spec: str, bad: Bad = REFUSED) -> tuple[str, Path]:
     kind, _, path = spec.partition(":")
     if kind != "folder" or not path:
         raise UserError("--images of a test of trained weights", got=f"'{spec}'", allowed="folder:DIR")
-    root = test_folder_of(Path(path).expanduser())
-    listed = sources.listing(root)
-    classes = sources.classes_in(root, LAYOUT, listed)
-    found = sources.contents(root, listed.names, bad=bad)
-    sources.check_full(root, list(classes), found.pictures)
-    return f"folder-{found.fingerprint}", root
+    listed = _test_folder_of(Path(path).expanduser())
+    sources.classes_in(listed, LAYOUT)
+    found = sources.contents(listed.root, listed, bad=bad)
+    sources.classes_in(replace(listed, names=tuple(found.pictures)), LAYOUT)
+    return f"folder-{found.fingerprint}", listed.root
 
 
-def test_folder_of(root: Path) -> Path:
-    """Return the folder of the classes: val or test in the given one where they are there, else that itself.
+def _test_folder_of(root: Path) -> Listing:
+    """Return what is in the folder of the classes: val or test in the given one where they are there, else that itself.
 
     Of val and test the first that holds a picture is taken.
 
@@ -60,16 +60,17 @@ def test_folder_of(root: Path) -> Path:
         raise UserError(f"--images folder: {root} is not a folder", allowed=LAYOUT)
     splits = [root / split for split in SPLITS if is_folder(root / split)]
     for split in splits:
-        if sources.listing(split).names:
-            return split
+        if (listed := sources.listing(split)).names:
+            return listed
     if splits:
         raise UserError(f"{splits[0]} holds no pictures", allowed=LAYOUT)
-    return root
+    return sources.listing(root)
 
 
-def left_out(root: Path) -> str:
-    """Return in one line what was left out of the folder of the classes, or ""."""
-    said, val = sources.left_out(root, lambda name: "/" in name), root.parent / SPLITS[0]
+def left_out(name: str, root: Path) -> str:
+    """Return in one line what was left out of the folder of the classes, which `locate` named so, or ""."""
+    said = sources.left_out(sources.listing_of(name, root), lambda path: "/" in path)
+    val = root.parent / SPLITS[0]
     empty = [f"{SPLITS[0]}, which holds no pictures"] if root.name == SPLITS[1] and is_folder(val) and not (
         sources.listing(val).names
     ) else []  # fmt: skip

@@ -11,8 +11,7 @@ from PIL import Image, features
 
 from sparsebench import sources
 from sparsebench.errors import UserError
-from sparsebench.tasks import folder as folders
-from sparsebench.tasks.folder import Folder, locate
+from sparsebench.tasks.folder import Folder, left_out, locate
 
 SHADE = {"a": 40, "b": 200}
 
@@ -32,6 +31,11 @@ def outcome(root: Path) -> list[tuple[int, int]]:
     name, place = locate(f"folder:{root}")
     test = Folder(images=name, canvas=8, crop=1).draw(0, 0, {name: place}).test
     return list(zip(test.inputs[:, 0, 0, 0].tolist(), test.labels.tolist(), strict=True))
+
+
+def said_of(root: Path) -> str:
+    """Return what is said to be left out."""
+    return left_out(*locate(f"folder:{root}"))
 
 
 AS_THEY_ARE = [(40, 0)] * 2 + [(200, 1)] * 2
@@ -62,18 +66,18 @@ STRAYS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("kind", STRAYS)
 def test_a_stray_thing_is_left_out_and_said(kind: str, classes: Path) -> None:
-    assert outcome(classes.parent) == AS_THEY_ARE and folders.left_out(classes) == ""
+    assert outcome(classes.parent) == AS_THEY_ARE and said_of(classes) == ""
     put, says = STRAYS[kind]
     put(classes)
     assert outcome(classes.parent) == AS_THEY_ARE
-    assert says in folders.left_out(classes) and len(folders.left_out(classes).splitlines()) == 1
+    assert says in said_of(classes) and len(said_of(classes).splitlines()) == 1
 
 
 def test_what_everybody_has_is_not_said(classes: Path) -> None:
     for name in (".DS_Store", ".gitkeep"):
         stray(classes / name)
         stray(classes / "a" / name)
-    assert outcome(classes) == AS_THEY_ARE and folders.left_out(classes) == ""
+    assert outcome(classes) == AS_THEY_ARE and said_of(classes) == ""
 
 
 @pytest.mark.parametrize("suffix", [".jfif", ".JPG", ".jpe", ".pgm", ".pnm", ".avif"])
@@ -82,7 +86,7 @@ def test_pictures_by_their_less_usual_suffixes(suffix: str, classes: Path) -> No
     path = classes / "a" / f"2{suffix}"
     if form == "AVIF" and not features.check("avif"):
         stray(path)
-        assert f"a/2{suffix}" in folders.left_out(classes)
+        assert f"a/2{suffix}" in said_of(classes)
         return
     Image.new("RGB", (8, 8), (40,) * 3).save(path, form)
     found = outcome(classes)
@@ -144,7 +148,7 @@ def test_an_empty_val_beside_a_full_test_is_said_and_not_taken(classes: Path) ->
     classes.rename(root / "test")
     (root / "val" / "a").mkdir(parents=True)
     assert outcome(root) == AS_THEY_ARE
-    assert "val, which holds no pictures" in folders.left_out(root / "test")
+    assert "val, which holds no pictures" in said_of(root)
     shutil.rmtree(root / "test" / "b")
     shutil.rmtree(root / "test" / "a")
     refused(root, "val holds no pictures")
@@ -211,6 +215,7 @@ def test_a_source_to_train_on_says_what_it_leaves_out(classes: Path) -> None:
     assert place is not None and sources.left_out_of(name, place) == ""
     stray(root / "train" / "@eaDir" / "a.png")
     stray(root / "train" / "loose.png")
-    assert sources.locate_images(f"folder:{root}")[1] == root
+    name, place = sources.locate_images(f"folder:{root}")
+    assert place == root
     said = sources.left_out_of(name, place)
     assert "train/@eaDir" in said and "pictures in no class folder: 1 (train/loose.png)" in said

@@ -149,5 +149,5 @@ def test_labels_are_right_or_one_line_refuses(named, heads, form, labels, layout
         if labels == "auto" and task.labels == "names":  # the order of every usual program
             for key in (natural_key, lambda name: unicodedata.normalize("NFC", name)):
                 assert sorted(names) == sorted(names, key=key)
-        said = left_out(where)
+        said = left_out(images, where)
         assert bool(said) == bool(strays or layout == "empty val") and len(said.splitlines()) <= 1
