@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from sparsebench.text import plain
+from sparsebench.text import few, plain
 
 
 class UserError(Exception):
@@ -41,8 +41,7 @@ def unknown(what: str, got: str, allowed: Iterable[str], *, meant: str | None = 
     allowed = sorted(allowed)
     near = [meant] if meant else difflib.get_close_matches(got, allowed, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else None
-    listed = ", ".join(allowed[:20]) + (f" and {len(allowed) - 20} more" if len(allowed) > 20 else "")
-    return UserError(f"unknown {what}", got=f"'{got}'", allowed=listed or "none is there", next_step=hint)
+    return UserError(f"unknown {what}", got=f"'{got}'", allowed=few(allowed, 20) or "none is there", next_step=hint)
 
 
 def text_of(error: BaseException) -> str:

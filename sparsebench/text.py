@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 _FORMULA = re.compile(r"(^|;)(?=\s*(?:[=+@\uff0b\uff0d\uff1d\uff20]|-.))")
@@ -19,6 +20,12 @@ def as_utf8(text: str) -> str:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     except UnicodeEncodeError:  # half a pair of another kind
         return text.encode("utf-8", "replace").decode()
+
+
+def few(names: Sequence[str], most: int = 3, width: int | None = None) -> str:
+    """Return the first of some names and how many more there are; with a `width` each as `plain` text of so many."""
+    shown = names[:most] if width is None else [plain(name, width) for name in names[:most]]
+    return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def plain(text: object, most: int | None = 200) -> str:

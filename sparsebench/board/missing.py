@@ -18,6 +18,7 @@ from sparsebench.planning import suite as suites
 from sparsebench.records import manifests
 from sparsebench.records.cell import PRETRAINED, digest
 from sparsebench.records.manifests import OWN, Asked
+from sparsebench.text import few
 
 SHOWN = 5
 """Networks of a line that are named."""
@@ -202,13 +203,9 @@ def _what(setting: Setting, cells: Collection[Cell], missing: Missing, files: Ma
     draws = [cell for cell in cells if cell.seed not in networks]
     parts = [f"{len(draws)} of {sum(cell.seed not in networks for cell in wanted)} draws"] if draws else []
     if networks:
-        names = _few([file_of(setting.networks[seed], files) for seed in networks])
+        names = few([file_of(setting.networks[seed], files) for seed in networks], SHOWN)
         parts.append(f"{len(networks)} of {len({cell.seed for cell in wanted})} networks ({names})")
     return " and ".join(parts)
-
-
-def _few(names: Sequence[str]) -> str:
-    return _join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def _ranges(numbers: Iterable[int]) -> str:

@@ -19,7 +19,7 @@ from sparsebench.records.row import OUTCOMES
 from sparsebench.sources.labels import MOST_CLASSES, described
 from sparsebench.stats import paired
 from sparsebench.stats.paired import Contender
-from sparsebench.text import plain
+from sparsebench.text import few, plain
 
 TOLERANCE = 0.02
 """How far realised MACs may be from those asked for, and from planned ones, before the board says so."""
@@ -65,11 +65,10 @@ def left_out(records: Flats, folder: Path | None) -> list[str]:
     lines = []
     for one in manifests.left_out(folder) if folder is not None else ():
         if any(one.images in setting for setting in settings):
-            n, names = len(one.names), ", ".join(plain(name) for name in one.names[:SHOWN])
-            more = f" and {n - SHOWN} more" if n > SHOWN else ""
+            n = len(one.names)
             lines.append(
                 f"{plain(one.images)}: {one.count:,} of {one.count + n:,} pictures; {n:,} that cannot be read "
-                f"{'are' if n > 1 else 'is'} left out: {names}{more}"
+                f"{'are' if n > 1 else 'is'} left out: {few(one.names, SHOWN, 200)}"
             )
     return lines
 
@@ -250,9 +249,8 @@ def machines(records: Flats, folder: Path | None = None) -> list[str]:
     said = environment.read(folder, hashes) if folder is not None else {}
     names = {name for one in said.values() for name in one}
     differ = sorted(name for name in names if len({one.get(name) for one in said.values()}) > 1)
-    what = f", which differ in {', '.join(differ[:SHOWN])}" if differ and len(said) == len(hashes) else ""
-    more = f" and {len(differ) - SHOWN} more" if what and len(differ) > SHOWN else ""
-    return [f"made on {len(hashes)} machines, or with other versions{what}{more}: speeds are compared on the same only"]
+    what = f", which differ in {few(differ, SHOWN)}" if differ and len(said) == len(hashes) else ""
+    return [f"made on {len(hashes)} machines, or with other versions{what}: speeds are compared on the same only"]
 
 
 def _budget_misses(good: pd.DataFrame) -> list[str]:

@@ -13,6 +13,7 @@ from sparsebench.contain.keeper import descendants
 from sparsebench.contain.memory import held_bytes, held_over
 from sparsebench.contain.process_state import FUNCTIONS, changes, values
 from sparsebench.records.place import identity
+from sparsebench.text import few
 
 GROWTH = 2**30
 """Bytes that a worker may hold between cells, beyond what it held before its first."""
@@ -81,8 +82,7 @@ class Health:
 
 def names_of_changes(names: Sequence[str]) -> str:
     """Return some names as a text: the first few, and how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    return few(names, SHOWN)
 
 
 def device_is_lost(device: str) -> bool:

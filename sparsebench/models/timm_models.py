@@ -20,6 +20,7 @@ from sparsebench.errors import UserError, unknown
 from sparsebench.layers.weight_files import read_weights
 from sparsebench.models.base import HEADS
 from sparsebench.models.timm_parts import refuse
+from sparsebench.text import few
 
 GIVE_A_FILE = "or give --weights FILE.safetensors"
 HUB, FOLDER = "hf-hub:", "local-dir:"
@@ -239,11 +240,11 @@ def match_weights(vit: Any, path: Path, key: str = "", *, fresh_head: bool) -> d
     whole = [key for key, value in state.items() if expected[key].is_floating_point() > value.is_floating_point()]
     if whole:
         raise UserError(
-            f"{path.name} holds numbers of type {str(state[whole[0]].dtype).removeprefix('torch.')}, in {_few(whole)}",
+            f"{path.name} holds numbers of type {str(state[whole[0]].dtype).removeprefix('torch.')}, in {few(whole)}",
             allowed="real numbers, as of float32, float16 or bfloat16", next_step="give weights that are not quantized",
         )  # fmt: skip
     if bad := [key for key, value in state.items() if not value.is_meta and not bool(value.isfinite().all())]:
-        raise UserError(f"{path.name} holds numbers that are not finite, in {_few(bad)}")
+        raise UserError(f"{path.name} holds numbers that are not finite, in {few(bad)}")
     return state
 
 
@@ -292,11 +293,7 @@ def _problems(state: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str
         if key in state and state[key].shape != value.shape
     ]
     kinds = {"missing": missing, "unexpected": strange, "of another shape": sizes}
-    return [f"{kind}: {_few(names)}" for kind, names in kinds.items() if names]
-
-
-def _few(names: list[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return [f"{kind}: {few(names)}" for kind, names in kinds.items() if names]
 
 
 def _other_head(whose: str, head: str, size: int) -> UserError:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsebench.errors import UserError
+from sparsebench.text import as_utf8, few
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +64,7 @@ def locate_all(given: Sequence[Path], key: str = "") -> dict[str, Path]:
             if kind != "torch.float32":
                 said[f"{kind.removeprefix('torch.')} becomes float32"].append(path)
     for line, paths in said.items():
-        log.warning("--weights %s: %s", _few([str(path) for path in paths]), line)
+        log.warning("--weights %s: %s", few([str(path) for path in paths]), line)
     return located
 
 
@@ -90,10 +91,10 @@ def files_of(given: Sequence[Path]) -> list[Path]:
         if not chosen:
             raise UserError(
                 f"--weights: {path} {'holds' if folder else 'matches'} no file of weights",
-                got=_few(left) or "nothing", allowed=", ".join(SUFFIXES),
+                got=few(left) or "nothing", allowed=", ".join(SUFFIXES),
             )  # fmt: skip
         if left:
-            log.warning("--weights %s: %d files are taken, and left out: %s", path, len(chosen), _few(left))
+            log.warning("--weights %s: %d files are taken, and left out: %s", path, len(chosen), few(left))
         found += chosen
     return found
 
@@ -144,7 +145,7 @@ def file_names(located: Mapping[str, Path]) -> dict[str, str]:
     length, most = 1, max(map(len, parts.values()), default=0)
     while length < most and len({each[-length:] for each in parts.values()}) < len(parts):
         length += 1
-    return {name: os.fsencode("/".join(each[-length:])).decode("utf-8", "replace") for name, each in parts.items()}
+    return {name: as_utf8("/".join(each[-length:])) for name, each in parts.items()}
 
 
 def _digest(state: Mapping[str, Tensor]) -> str:
@@ -157,7 +158,3 @@ def _digest(state: Mapping[str, Tensor]) -> str:
         content.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         digests.append(content.digest())
     return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
-
-
-def _few(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

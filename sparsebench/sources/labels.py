@@ -15,8 +15,10 @@ from typing import Any, Literal, NamedTuple
 from sparsebench.errors import UserError
 from sparsebench.sources import imagenet
 from sparsebench.sources.files import DIGITS, fingerprint_of
-from sparsebench.sources.listing import few
+from sparsebench.text import few
 
+_few = partial(few, width=60)
+"""Names are a user's, of any length."""
 IMAGENET = 1000
 """Classes of an ImageNet-1k head."""
 MOST_CLASSES = 2**16
@@ -104,7 +106,7 @@ def _is_number(name: str) -> bool:
 
 def _by_number(folders: Sequence[str], head: int | None, *, sure: bool) -> Numbered:
     if strange := [name for name in folders if not _is_number(name)]:
-        raise UserError("labels=numbers: class folders that are no numbers", got=few(strange), next_step=BY_FILE)
+        raise UserError("labels=numbers: class folders that are no numbers", got=_few(strange), next_step=BY_FILE)
     numbers = [int(name) for name in folders]
     _refuse_twice(folders, numbers)
     last = max(numbers)
@@ -132,7 +134,7 @@ def _by_imagenet(folders: Sequence[str], head: int | None) -> Numbered:
     if strange := [name for name, found in zip(folders, numbers, strict=True) if found is None]:
         raise UserError(
             f"{len(strange)} of {len(folders)} class folders are named after no class of ImageNet-1k, or after two",
-            got=few(strange), allowed="WordNet ids as n02012849, or names that one class has",
+            got=_few(strange), allowed="WordNet ids as n02012849, or names that one class has",
             next_step=f"rename or remove them, or say which class each is with {BY_FILE}",
         )  # fmt: skip
     if head not in (None, IMAGENET):
@@ -148,7 +150,7 @@ def _by_file(folders: Sequence[str], head: int | None, file: ClassFile) -> Numbe
     if strange := [name for name, found in zip(folders, numbers, strict=True) if found is None]:
         raise UserError(
             f"{len(strange)} of {len(folders)} class folders are not in the file of classes, or stand for two",
-            got=few(strange), allowed=f"names as the file has them: {few(list(known))}",
+            got=_few(strange), allowed=f"names as the file has them: {_few(list(known))}",
             next_step="add them to the file, or remove them",
         )  # fmt: skip
     found = [found for found in numbers if found is not None]
@@ -167,10 +169,10 @@ def _by_name(folders: Sequence[str], head: int | None, known: Sequence[bool], *,
     n, ways = len(folders), f"labels=names for the order in which Python and torchvision sort names, or {BY_FILE}"
     if head not in (None, n):
         odd = _odd_ones(folders, known)
-        more = f"; {few(odd)} is named otherwise than the others" if odd else ""
+        more = f"; {_few(odd)} is named otherwise than the others" if odd else ""
         raise UserError(
             f"there are {n} class folders, and the head has {head} classes: which they are is not known{more}",
-            got=few(folders), allowed="a folder of each class, numbers of the head's classes"
+            got=_few(folders), allowed="a folder of each class, numbers of the head's classes"
             + (", or names of ImageNet-1k" if head == IMAGENET else ""), next_step=f"say it with {BY_FILE}",
         )  # fmt: skip
     if not sure and (pair := _disputed(folders)):
@@ -210,7 +212,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def _refuse_twice(folders: Sequence[str], numbers: Sequence[int]) -> None:
     times = Counter(numbers)
     if twice := [name for name, found in zip(folders, numbers, strict=True) if times[found] > 1]:
-        raise UserError("class folders that are of the same class", got=few(twice), next_step="put them into one")
+        raise UserError("class folders that are of the same class", got=_few(twice), next_step="put them into one")
 
 
 def locate_file(path: Path) -> str:

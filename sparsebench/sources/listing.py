@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from sparsebench.errors import UserError
-from sparsebench.text import plain
+from sparsebench.text import few
 
 SUFFIXES = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -38,8 +38,6 @@ MOST_LINKS = 100
 """Ways in which links may lead to one folder of pictures."""
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 UNSAID = "hidden files that are no pictures"
-SHOWN = 3
-"""Names that are said of many."""
 
 
 @lru_cache(maxsize=1)
@@ -246,10 +244,4 @@ def left_out(found: Listing, wanted: Callable[[str], object]) -> str:
     reasons = dict(found.left)
     if loose := [name for name in found.names if not wanted(name)]:
         reasons["pictures in no class folder"] = loose
-    return "; ".join(f"{reason}: {len(paths)} ({few(paths)})" for reason, paths in reasons.items())
-
-
-def few(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(plain(name, 60) for name in names[:SHOWN]) + more
+    return "; ".join(f"{reason}: {len(paths)} ({few(paths, width=60)})" for reason, paths in reasons.items())

@@ -22,6 +22,7 @@ from sparsebench.strategy import Strategy
 from sparsebench.testing import audit, state
 from sparsebench.testing.networks import LARGE, PREFIXES, SIZES, Case, build
 from sparsebench.testing.trial import Asked, RuleError, Runner, Trial, act, alike, fresh, on_each, same, tensors
+from sparsebench.text import few
 from sparsebench.training import canary
 from sparsebench.training.evaluate import evaluate
 from sparsebench.training.fit import modules_of
@@ -348,8 +349,7 @@ def torch_is_left_alone(strategy: Strategy) -> str:
     """No function of torch, timm, numpy or sparsebench is replaced."""
     note = on_each(lambda case: _batches(strategy, case))
     if replaced := state.replaced_functions():
-        more = f" and {len(replaced) - 5} more" if len(replaced) > 5 else ""
-        raise RuleError(f"replaced: {', '.join(replaced[:5])}{more}")
+        raise RuleError(f"replaced: {few(replaced, 5)}")
     return note
 
 
