@@ -38,7 +38,7 @@ OPTIONS = {
     "What is run": ("plugins", "suite", "tasks", "model", "seeds", "keep", "macs", "n_train", "where"),
     "Pictures and weights": (
         "images", "backgrounds", "pretrain_images", "data_root", "download", "skip_bad", "pretrained", "weights",
-        "networks",
+        "weights_key", "networks",
     ),
     "How it is run": ("out", "dry_run", "rerun", "jobs", "device", "checkpoint", "timeout", "memory_limit", "exclusive",
                       "observe"),

@@ -69,7 +69,7 @@ def strays_of(files: Files) -> dict[str, str]:
     for use, (name, place) in files.located.items():
         if place is None:
             continue
-        line = folder.left_out(name, place) if use == "tested_images" else sources.left_out_of(name, place)
+        line = folder.strays_of(name, place) if use == "tested_images" else sources.strays_of(name, place)
         if line:
             log.warning("%s: left out: %s", plain(place, None), line)
             said[name] = line

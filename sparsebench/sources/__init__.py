@@ -14,8 +14,8 @@ from sparsebench.sources.files import (
 )
 from sparsebench.sources.known import CIFAR10, CLASSES, DIGITS, OWN_TASK, PHOTOS
 from sparsebench.sources.labelled import Labelled, labelled_pictures, pixels_of
-from sparsebench.sources.listing import classes_in, left_out, listing, names_in
-from sparsebench.sources.locate import left_out_of, locate_backgrounds, locate_images
+from sparsebench.sources.listing import classes_in, listing, names_in, strays_in
+from sparsebench.sources.locate import locate_backgrounds, locate_images, strays_of
 from sparsebench.sources.scenes import Backgrounds, Photos, Pictures, background_pixels, backgrounds
 
 __all__ = [
@@ -44,8 +44,6 @@ __all__ = [
     "keep_contents",
     "known_contents",
     "labelled_pictures",
-    "left_out",
-    "left_out_of",
     "listing",
     "listing_of",
     "locate_backgrounds",
@@ -54,5 +52,7 @@ __all__ = [
     "pixels_of",
     "read_rgb",
     "read_square",
+    "strays_in",
+    "strays_of",
     "telling",
 ]

@@ -104,7 +104,6 @@ def each(work: Callable[[int], T], n: int, on_done: Callable[[int], None]) -> li
         n: how often.
         on_done: called with how many are done.
     """
-
     threads = THREADS * cores()
     chunk = max(1, min(CHUNK, n // (4 * threads)))
 

@@ -234,7 +234,7 @@ def _check_links(found: Listing) -> None:
             )  # fmt: skip
 
 
-def left_out(found: Listing, wanted: Callable[[str], object]) -> str:
+def strays_in(found: Listing, wanted: Callable[[str], object]) -> str:
     """Return in one line how much was left out of a folder of pictures, and what, or "".
 
     Args:

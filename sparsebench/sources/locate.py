@@ -12,7 +12,7 @@ from sparsebench.sources.classes import FOLDER, in_a_class
 from sparsebench.sources.files import REFUSED, Bad, Contents, contents, fingerprint_of, listing_of
 from sparsebench.sources.known import DIGITS, KNOWN, PHOTOS, names_for
 from sparsebench.sources.labelled import DEFAULTS, layout_of, read, tables
-from sparsebench.sources.listing import Listing, classes_in, is_folder, left_out, listing
+from sparsebench.sources.listing import Listing, classes_in, is_folder, listing, strays_in
 from sparsebench.sources.scenes import ARRAY, read_array
 from sparsebench.sources.scenes import FOLDER as SCENES
 
@@ -78,12 +78,12 @@ def locate_backgrounds(
     return f"{SCENES}-{contents(path, bad=bad).fingerprint}", path
 
 
-def left_out_of(name: str, root: Path) -> str:
+def strays_of(name: str, root: Path) -> str:
     """Return in one line what was left out of located pictures, or ""; of others than own folders nothing is."""
     kind = name.partition("-")[0]
     if kind not in (FOLDER, SCENES) or not root.is_dir():
         return ""
-    return left_out(listing_of(name, root), in_a_class if kind == FOLDER else lambda path: True)
+    return strays_in(listing_of(name, root), in_a_class if kind == FOLDER else lambda path: True)
 
 
 def _locate_labelled(root: Path, kind: str, bad: Bad) -> tuple[str, Path]:

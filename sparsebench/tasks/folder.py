@@ -67,9 +67,9 @@ def _test_folder_of(root: Path) -> Listing:
     return sources.listing(root)
 
 
-def left_out(name: str, root: Path) -> str:
+def strays_of(name: str, root: Path) -> str:
     """Return in one line what was left out of the folder of the classes, which `locate` named so, or ""."""
-    said = sources.left_out(sources.listing_of(name, root), lambda path: "/" in path)
+    said = sources.strays_in(sources.listing_of(name, root), lambda path: "/" in path)
     val = root.parent / SPLITS[0]
     empty = [f"{SPLITS[0]}, which holds no pictures"] if root.name == SPLITS[1] and is_folder(val) and not (
         sources.listing(val).names

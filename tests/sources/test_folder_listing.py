@@ -11,7 +11,7 @@ from PIL import Image, features
 
 from sparsebench import sources
 from sparsebench.errors import UserError
-from sparsebench.tasks.folder import Folder, left_out, locate
+from sparsebench.tasks.folder import Folder, locate, strays_of
 
 SHADE = {"a": 40, "b": 200}
 
@@ -35,7 +35,7 @@ def outcome(root: Path) -> list[tuple[int, int]]:
 
 def said_of(root: Path) -> str:
     """Return what is said to be left out."""
-    return left_out(*locate(f"folder:{root}"))
+    return strays_of(*locate(f"folder:{root}"))
 
 
 AS_THEY_ARE = [(40, 0)] * 2 + [(200, 1)] * 2
@@ -212,10 +212,10 @@ def test_a_source_to_train_on_says_what_it_leaves_out(classes: Path) -> None:
     for split in ("train", "test"):
         shutil.copytree(classes, root / split)
     name, place = sources.locate_images(f"folder:{root}")
-    assert place is not None and sources.left_out_of(name, place) == ""
+    assert place is not None and sources.strays_of(name, place) == ""
     stray(root / "train" / "@eaDir" / "a.png")
     stray(root / "train" / "loose.png")
     name, place = sources.locate_images(f"folder:{root}")
     assert place == root
-    said = sources.left_out_of(name, place)
+    said = sources.strays_of(name, place)
     assert "train/@eaDir" in said and "pictures in no class folder: 1 (train/loose.png)" in said

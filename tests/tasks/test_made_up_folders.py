@@ -17,7 +17,7 @@ from timm.utils.misc import natural_key
 
 from sparsebench.errors import UserError
 from sparsebench.sources.labels import described
-from sparsebench.tasks.folder import Folder, left_out, locate
+from sparsebench.tasks.folder import Folder, locate, strays_of
 
 STEP = 18
 """Between the shades of two classes."""
@@ -149,5 +149,5 @@ def test_labels_are_right_or_one_line_refuses(named, heads, form, labels, layout
         if labels == "auto" and task.labels == "names":  # the order of every usual program
             for key in (natural_key, lambda name: unicodedata.normalize("NFC", name)):
                 assert sorted(names) == sorted(names, key=key)
-        said = left_out(images, where)
+        said = strays_of(images, where)
         assert bool(said) == bool(strays or layout == "empty val") and len(said.splitlines()) <= 1
