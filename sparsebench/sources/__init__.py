@@ -14,7 +14,7 @@ from sparsebench.sources.files import (
 )
 from sparsebench.sources.known import CIFAR10, CLASSES, DIGITS, OWN_TASK, PHOTOS
 from sparsebench.sources.labelled import Labelled, labelled_pictures, pixels_of
-from sparsebench.sources.listing import classes_in, listing, names_in, strays_in
+from sparsebench.sources.listing import classes_in, names_in, strays_in
 from sparsebench.sources.locate import locate_backgrounds, locate_images, strays_of
 from sparsebench.sources.scenes import Backgrounds, Photos, Pictures, background_pixels, backgrounds
 
@@ -44,7 +44,6 @@ __all__ = [
     "keep_contents",
     "known_contents",
     "labelled_pictures",
-    "listing",
     "listing_of",
     "locate_backgrounds",
     "locate_images",

@@ -16,7 +16,7 @@ from sparsebench import seeds, sources
 from sparsebench.errors import UserError
 from sparsebench.sources.files import REFUSED, Bad
 from sparsebench.sources.labels import BY_FILE, IMAGENET, MOST_CLASSES, Numbered, locate_file, number, read_file
-from sparsebench.sources.listing import Listing, is_folder
+from sparsebench.sources.listing import Listing, is_folder, listing
 from sparsebench.tasks.base import Data, Inputs, Locations, Recipe, Split, Task
 
 Resize = Literal["short", "squash"]
@@ -60,11 +60,11 @@ def _test_folder_of(root: Path) -> Listing:
         raise UserError(f"--images folder: {root} is not a folder", allowed=LAYOUT)
     splits = [root / split for split in SPLITS if is_folder(root / split)]
     for split in splits:
-        if (listed := sources.listing(split)).names:
+        if (listed := listing(split)).names:
             return listed
     if splits:
         raise UserError(f"{splits[0]} holds no pictures", allowed=LAYOUT)
-    return sources.listing(root)
+    return listing(root)
 
 
 def strays_of(name: str, root: Path) -> str:
@@ -72,7 +72,7 @@ def strays_of(name: str, root: Path) -> str:
     said = sources.strays_in(sources.listing_of(name, root), lambda path: "/" in path)
     val = root.parent / SPLITS[0]
     empty = [f"{SPLITS[0]}, which holds no pictures"] if root.name == SPLITS[1] and is_folder(val) and not (
-        sources.listing(val).names
+        listing(val).names
     ) else []  # fmt: skip
     return "; ".join([*empty, *([said] if said else [])])
 
