@@ -2,6 +2,7 @@
 line refuses the folder."""
 
 import json
+import random
 import tempfile
 import unicodedata
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from timm.data import ImageNetInfo
@@ -25,6 +26,8 @@ INFO = ImageNetInfo()
 SUFFIXES = (".png", ".PNG", ".jpg", ".jfif", ".bmp", ".ppm", ".pgm", ".webp", ".tiff")
 FORMS = {".jfif": "JPEG", ".jpg": "JPEG", ".pgm": "PPM", ".tiff": "TIFF"}
 WORDS = ("ant", "Bee", "cat", "Zebra", "école", "zoo", "Ångström", "class2", "class10", "x y", "été", "日本", "crane")
+ANIMALS = {"ant": 310, "Bee": 309, "Zebra": 340}
+"""Those of the words that name one class of ImageNet-1k, as its list numbers them; crane names two."""
 
 
 @st.composite
@@ -40,7 +43,8 @@ def names_of(draw: Any) -> tuple[list[str], dict[str, int] | None]:
     if kind == "words":
         form = draw(st.sampled_from(("NFC", "NFD")))
         words = draw(st.lists(st.sampled_from(WORDS), min_size=2, max_size=12, unique=True))
-        return [unicodedata.normalize(form, word) for word in words], None
+        known = {word: ANIMALS[word] for word in words if word in ANIMALS}
+        return [unicodedata.normalize(form, word) for word in words], known
     if kind == "some numbers":
         return list(map(str, draw(st.lists(st.integers(0, 30), min_size=2, max_size=12, unique=True)))), None
     return [f"{k:03}" if kind == "padded" else str(k + (kind == "from 1")) for k in range(n)], None
@@ -100,6 +104,8 @@ def classes_file(form: str, order: list[str], path: Path) -> Path:
     st.sampled_from([None] * 9 + sorted(PUT_WRONG)),
     st.randoms(use_true_random=False),
 )
+@example((["ant", "Bee"], ANIMALS), "imagenet", None, "auto", "val", set(), None, random.Random(0))
+@example((["ant", "cat", "Zebra"], ANIMALS), "imagenet", None, "auto", "val", set(), None, random.Random(0))
 def test_labels_are_right_or_one_line_refuses(named, heads, form, labels, layout, strays, wrong, rng):
     names, known = named
     shades = {name: STEP * place for place, name in enumerate(names)}
