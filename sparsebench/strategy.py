@@ -122,6 +122,8 @@ class Strategy(BaseModel):
 
     Attributes:
         name: what users type.
+        revision: raised by its author when what it chooses changes: with the name and the parameters it says which
+            method a result is of.
         kind: "baseline", "deployable", or "oracle" for one that reads the relevance mask.
         site: where it acts: "input" (before the first block), "attention" (between attention and MLP of the
             scheduled blocks) or "block" (before the scheduled blocks).
@@ -156,6 +158,7 @@ class Strategy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: ClassVar[str]
+    revision: ClassVar[int] = 1
     kind: ClassVar[Kind] = "deployable"
     site: ClassVar[Site] = "input"
     needs: ClassVar[frozenset[str]] = frozenset({"tokens"})
