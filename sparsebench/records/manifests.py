@@ -16,9 +16,16 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from sparsebench.records import files
 from sparsebench.records.cell import Cell, digest
@@ -43,6 +50,8 @@ class Described(_Model):
 
     Attributes:
         how: how it disposes of tokens unless its parameters say otherwise; "" where that is not known.
+        file: its plugin file, by its name in `source`; "" where it is installed.
+        source: the text of that file and of the modules beside it that it imports, by name; none where it is installed.
     """
 
     name: str
@@ -54,6 +63,14 @@ class Described(_Model):
     citation: str
     bibtex: str
     how: str = ""
+    file: str = ""
+    source: dict[str, str] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_source(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what there is of plugin files alone, so that what else is described is named as ever."""
+        said: dict[str, Any] = dump(self)
+        return said if self.source else {key: one for key, one in said.items() if key not in ("file", "source")}
 
 
 class Asked(_Model):
@@ -132,7 +149,7 @@ def how_of_label(how: str, label: str) -> str:
 
 def strategies(out: Path) -> dict[tuple[str, str], Described]:
     """Return what is known of the strategies of a run's folder, by name and hash of the source."""
-    every = sorted(_read(out / STRATEGIES, Described), key=lambda described: described.how != "")
+    every = sorted(_read(out / STRATEGIES, Described), key=lambda described: (described.how != "", described.file))
     return {(described.name, described.sha256): described for described in every}
 
 
