@@ -60,7 +60,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     name = _strategy(records.values(), strategy)
     own = [record for record in records.values() if record.cell.strategy.name == name]
     origin, described = _origin(own, name), manifests.strategies(out)
-    about = described.get((name, origin.sha256))
+    about = described.get((name, origin.revision))
     if about is None or (origin.plugin.startswith("file:") and not about.source):
         missing = "what strategy" if about is None else "from which file strategy"
         raise UserError(f"{out} does not say {missing} '{name}' is", next_step=AGAIN)
@@ -80,7 +80,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
         write_records(part, chosen)
         for path, text in about.source.items():
             files.write_whole(part / PLUGIN / path, text.encode())
-        _write_beside(part, out, chosen, {**described, (name, origin.sha256): about}, suite)
+        _write_beside(part, out, chosen, {**described, (name, origin.revision): about}, suite)
         manifest = Manifest(
             strategy=name, version=folder.name, plugin=origin, file=about.file, suite=answered, files=hashes_of(part)
         )
@@ -117,10 +117,10 @@ def _origin(own: Collection[Record], name: str) -> Origin:
     if others:
         raise UserError(
             f"the records of '{name}' are of several versions of its source",
-            got=few(sorted(one.sha256[:12] for one in (first, *others))),
+            got=few(sorted(one.revision[:12] for one in (first, *others))),
             next_step="give the command of the run again, which makes those of earlier versions anew",
         )
-    if not first.sha256:
+    if not first.revision:
         raise UserError(f"the records of '{name}' do not say from which source", next_step="run them from a file")
     return first
 
@@ -169,7 +169,7 @@ def _write_beside(
 ) -> None:
     """Write what lies beside the records."""
     store.keep(part / manifests.SUITES, suite.model_dump(mode="json"))
-    for key in {(one.cell.strategy.name, one.origin.sha256) for one in chosen} & set(described):
+    for key in {(one.cell.strategy.name, one.origin.revision) for one in chosen} & set(described):
         said = described[key].model_copy(update={"file": "", "source": {}})
         store.keep(part / manifests.STRATEGIES, said.model_dump(mode="json"))
     for one in manifests.left_out(out):

@@ -151,7 +151,7 @@ def _suite(folder: Path, manifest: Manifest) -> Asked:
 
 def _wrong(folder: Path, manifest: Manifest, suite: Asked, verdict: Verdict) -> Iterator[str]:
     """Yield what is not whole or not consistent; the verdict then says how many records there are."""
-    described = manifests.strategies(folder).get((manifest.strategy, manifest.plugin.sha256))
+    described = manifests.strategies(folder).get((manifest.strategy, manifest.plugin.revision))
     if described is None:
         raise Unfit("it does not say what its strategy is, or not from that source")
     machines = {path.stem for path in files.files_in(folder / environment.FOLDER, ".json")}

@@ -225,8 +225,8 @@ def _newest(whole: pa.Table) -> pa.Table:
     several = np.flatnonzero(~keep)
     if not several.size:
         return whole
-    named = whole.select(["cell_id", "sha256", "status", "started", CHECKSUM]).take(pa.array(several)).to_pylist()
-    claims = ((c["cell_id"], c["sha256"], c["status"] == "ok", c["started"], c[CHECKSUM]) for c in named)
+    named = whole.select(["cell_id", "revision", "status", "started", CHECKSUM]).take(pa.array(several)).to_pylist()
+    claims = ((c["cell_id"], c["revision"], c["status"] == "ok", c["started"], c[CHECKSUM]) for c in named)
     keep[
         list(store.newest((store.Claim(*claim), row) for claim, row in zip(claims, several, strict=True)).values())
     ] = True

@@ -69,7 +69,7 @@ def row_of(record: Record) -> Row:
         "plugin": origin.plugin,
         "distribution": origin.distribution,
         "version": origin.version,
-        "sha256": origin.sha256,
+        "revision": origin.revision,
         "environment": record.environment,
         "inactive": record.notes.get("inactive", ""),
         "cost_model": record.notes.get("cost_model", ""),

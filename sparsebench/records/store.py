@@ -185,14 +185,14 @@ class Found(NamedTuple, Generic[T]):
     def claim(self) -> Claim:
         """What decides whether it counts."""
         head = self.item
-        return Claim(head.cell_id, head.origin.sha256, head.status == "ok", head.started, self.checksum)
+        return Claim(head.cell_id, head.origin.revision, head.status == "ok", head.started, self.checksum)
 
 
 class Claim(NamedTuple):
     """What decides which of several records of a cell counts."""
 
     cell_id: str
-    sha256: str
+    revision: str
     ok: bool
     started: str
     checksum: int
