@@ -102,7 +102,8 @@ def _scores(record: Record, items: Items) -> dict[str, Score]:
     names.sort(key=lambda name: (metrics[BY_GROUP + name].n, metrics[BY_GROUP + name].value or 0.0))
     order = sorted(range(len(names)), key=lambda number: (count[number], hits[number]))
     named = [name for _, name in sorted(zip(order, names, strict=True))] or ["all"]
-    sizes = [0.0 if (one := metrics.get(TRAINED + name)) is None else one.value or 0.0 for name in named]
+    known = (metrics.get(TRAINED + name) for name in named)
+    sizes = [0 if one is None else int(one.value or 0) for one in known]
     made = scores(items, TOP_5_FROM if TOP_5 in metrics else 2, named, sizes)
     return {score.name: score for score in made if decided_by(score.name) == "outcomes"}
 

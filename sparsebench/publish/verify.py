@@ -17,7 +17,7 @@ from sparsebench.publish.consistent import called, differences
 from sparsebench.publish.folder import MANIFEST, Manifest, Unfit
 from sparsebench.records import environment, files, manifests
 from sparsebench.records.cell import Cell
-from sparsebench.records.manifests import Asked, setting_of
+from sparsebench.records.manifests import Asked, Described, setting_of
 from sparsebench.records.record import Record
 from sparsebench.text import few, plain
 
@@ -154,43 +154,39 @@ def _wrong(folder: Path, manifest: Manifest, suite: Asked, verdict: Verdict) -> 
     described = manifests.strategies(folder).get((manifest.strategy, manifest.plugin.revision))
     if described is None:
         raise Unfit("it does not say what its strategy is, or not from that source")
-    machines = {path.stem for path in files.files_in(folder / environment.FOLDER, ".json")}
+    machines = {path.stem for path in files.files_in(folder / environment.FOLDER, ".json")} | {""}
     asked, seen, starts, needed = set(suite.settings), set[str](), set[str](), set[str]()
-    left = set(asked)
     cells: list[Cell] = []
     for record in folders.read_records(folder):
         verdict.records += 1
-        cell, own = record.cell, record.cell.strategy.name == manifest.strategy
-        setting = setting_of(cell)
-        if record.cell_id in seen:
-            yield f"{called(record)} is there twice"
+        cell, twice = record.cell, record.cell_id in seen
+        odd = "is there twice" if twice else "" if record.environment in machines else "has a machine without a name"
+        if odd := odd or _other_strategy(record, manifest, described):
+            yield f"{called(record)} {odd}"
         seen.add(record.cell_id)
-        if own and (record.origin, record.kind) != (manifest.plugin, described.kind):
-            yield f"{called(record)} is of another source, or of another kind, than its strategy"
-        if not own and record.kind == "deployable":
-            yield f"{called(record)} is of another strategy than is submitted"
-        if _other_label(record):
-            yield f"{called(record)} is of strategy '{plain(cell.strategy.name, 60)}'"
-        if record.environment and record.environment not in machines:
-            yield f"the machine of {called(record)} is not described"
-        if setting not in asked:
+        needed |= {init.id for init in cell.inits}
+        if setting_of(cell) not in asked:
             starts.add(record.cell_id)
-        elif own:
-            left.discard(setting)
+        elif cell.strategy.name == manifest.strategy:
             cells.append(cell)
-        needed |= {cell.init.id} if cell.init is not None else set()
         yield from (f"{called(record)}: {text}" for text in differences(record))
     if strange := sorted(starts - needed):
         yield f"cell {strange[0]} is not of the suite, and no cell starts from it"
-    if left:
-        yield f"incomplete: it lacks {len(left)} of the {len(suite.settings)} settings of {_title(suite)}"
-    if lacks := unanswered_of(suite, cells):
+    if left := asked - set(map(setting_of, cells)):
+        yield f"incomplete: it lacks {len(left)} of the {len(asked)} settings of {_title(suite)}"
+    elif lacks := unanswered_of(suite, cells):
         yield f"incomplete: of {_title(suite)} it lacks {few(lacks, 1)}"
 
 
-def _other_label(record: Record) -> bool:
-    name, rest = record.cell.strategy.name, record.label.removeprefix(record.cell.strategy.name)
-    return record.label == rest or not name.isidentifier() or bool(rest and not rest.startswith("("))
+def _other_strategy(record: Record, manifest: Manifest, described: Described) -> str:
+    """Return how a record is of another strategy than a submission may have, or "" where it is not."""
+    name, own = record.cell.strategy.name, record.cell.strategy.name == manifest.strategy
+    if own and (record.origin, record.kind) != (manifest.plugin, described.kind):
+        return "is of another source, or of another kind, than its strategy"
+    if not own and record.kind == "deployable":
+        return "is of another strategy than is submitted"
+    labelled = record.label == name or record.label.startswith(f"{name}(")
+    return "" if name.isidentifier() and labelled else f"has strategy '{plain(name, 60)}'"
 
 
 def _title(suite: Asked) -> str:
