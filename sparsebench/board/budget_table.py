@@ -20,7 +20,7 @@ from sparsebench.board.columns import (
     NOT_REACHED,
     P_LABEL,
     SPEED_UP,
-    VERIFIED,
+    BADGE,
     Column,
     accuracy_at,
     short,
@@ -69,7 +69,7 @@ def columns_of(board: BudgetBoard) -> list[Column]:
         P_LABEL._replace(heading=f"p(label) {at}"),
         *(column._replace(heading=f"{column.heading} {at}") for column in board.declared),
         CHECKS,
-        VERIFIED,
+        BADGE,
     )
     return [one for one in every if any(row.get(one.key) not in (None, "", NOT_RANKED) for row in board.rows)]
 

@@ -19,7 +19,7 @@ from sparsebench.board.entries import (
     PRETRAINING,
     TRACK,
     TRAINED,
-    VERIFIED,
+    BADGE,
     Entry,
     Key,
     Setting,
@@ -106,7 +106,7 @@ def judge(records: Flats, by: str | None = None) -> Leaderboard:
     rows = [row for part in parts for row in part.rows]
     every = parts[0].columns if by is None else [*EVERY, *map(columns.column_of, kinds)]
     nothings: dict[Column, Any] = dict.fromkeys((*columns.OVER_BUDGETS, columns.BY_LOSS, *every[len(EVERY) :]))
-    nothings |= {columns.CHECKS: UNCHECKED, columns.VERIFIED: "", columns.TRACK: TRACK, columns.CLASSES: ""}
+    nothings |= {columns.CHECKS: UNCHECKED, columns.BADGE: "", columns.TRACK: TRACK, columns.CLASSES: ""}
     for column, nothing in nothings.items():
         if all(row[column.key] == nothing for row in rows):
             for row, key in product(rows, column.keys):
@@ -244,7 +244,7 @@ def _rows(main: Setting | None, trials: Setting | None, spurious: Setting | None
         row |= _trial_columns(row_entries[1], dense[1]) | _spurious_columns(row_entries[2], dense[2], aligned, lone)
         present = [entry for entry in row_entries if entry is not None]
         row["n_seeds"] = min(_seeds(entry) for entry in present)
-        for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (VERIFIED, "")):
+        for name, otherwise in ((TRAINED, ""), (CHECKS, SEVERAL), (BADGE, "")):
             row[name] = _common({word for entry in present for word in entry.words(name)}, otherwise)
         row |= none | {columns.TRACK.key: TRACK if main is None else main.track}
         row |= {columns.CLASSES.key: "" if main is None else described(main.params[0])}

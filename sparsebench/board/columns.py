@@ -92,7 +92,7 @@ COLUMNS = (
 )  # fmt: skip
 BY_KEY = {column.key: column for column in COLUMNS}
 CHECKS = Column("checks", "checks", "text", "what `sparsebench check` found of this source, in this version")
-VERIFIED = Column("verified", "verified", "text", "what `sparsebench verify` found of the submission: its badge")
+BADGE = Column("badge", "badge", "text", "of a submission: reported, or rejected, by its files alone")
 BY_LOSS = Column(
     "sample_complexity_loss",
     "N50, loss",
@@ -130,7 +130,7 @@ TRIALS = tuple(
 )
 """Columns of tables of their own under a board of curves."""
 _AFTER = [column.key for column in COLUMNS].index("sample_complexity_ratio") + 1
-EVERY = (*BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, VERIFIED, *OVER_BUDGETS, TRACK, CLASSES)
+EVERY = (*BY_TASK, *COLUMNS[:_AFTER], BY_LOSS, *COLUMNS[_AFTER:], CHECKS, BADGE, *OVER_BUDGETS, TRACK, CLASSES)
 """CHECKS and those after it, and BY_LOSS, are there where rows have something to say of them."""
 
 

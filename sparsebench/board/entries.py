@@ -28,7 +28,7 @@ DENSE = "dense"
 PRETRAINING = "plain"
 METRICS = tuple(kind.name for kind in KINDS if kind.over_seeds != "none" and not kind.name.endswith(OF_GROUPS))
 """The metrics that the board reads, besides those of groups and those that tasks declare."""
-TRAINED, VERIFIED, HOW, READY = "trained", "verified", "how", "ready for the board"
+TRAINED, BADGE, HOW, READY = "trained", "badge", "how", "ready for the board"
 NETWORK, SEED = "network", "seed"
 """The column of `Cell.network`; and of what paired comparisons go by: that network's number, else the repetition."""
 DECLARED = "metrics of tasks"
@@ -53,7 +53,7 @@ def frame_of(records: pd.DataFrame | Iterable[Mapping[str, Any]]) -> pd.DataFram
         return frame
     lacking: dict[str, Any] = {
         name: ""
-        for name in (*ABOUT, TRAINED, VERIFIED, HOW, NETWORK, *OUTCOMES[1:], GROUPS, FOREGROUNDS)
+        for name in (*ABOUT, TRAINED, BADGE, HOW, NETWORK, *OUTCOMES[1:], GROUPS, FOREGROUNDS)
         if name not in frame
     }
     lacking |= {"track": TRACK} if "track" not in frame else {}

@@ -15,7 +15,7 @@ BETWEEN = 2
 STAY = ("task", "rank", "strategy", "budget", "accuracy", "kept_accuracy")
 FIRST_TO_GO = (
     "device", "pareto_speed", "kind", "trained", "pareto", "spurious_gap", "images_per_s", "n_seeds", "accuracy_delta",
-    "random_inside_delta", "verified", "sample_complexity_loss", "sample_complexity_ratio", "aligned_gap", "model",
+    "random_inside_delta", "badge", "sample_complexity_loss", "sample_complexity_ratio", "aligned_gap", "model",
     "macs_ratio",
 )  # fmt: skip
 ROOM = 12

@@ -20,7 +20,7 @@ from sparsebench.board.columns import (
     NOT_RANKED,
     P_LABEL,
     SPEED_UP,
-    VERIFIED,
+    BADGE,
     Column,
     accuracy_at,
     keys_of,
@@ -186,7 +186,7 @@ def _row(line: Line, budgets: Sequence[float], middle: float, declared: Sequence
     row["versus_random_inside"] = None
     at_middle = line.rows.get(1.0 if line.strategy == DENSE else middle, {})
     row |= {key: at_middle.get(key) for key in ("selection_auroc", SPEED_UP.key, P_LABEL.key, *declared)}
-    return row | {column.key: first.get(column.key) for column in (CHECKS, VERIFIED)}
+    return row | {column.key: first.get(column.key) for column in (CHECKS, BADGE)}
 
 
 def _rank(

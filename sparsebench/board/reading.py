@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from sparsebench.board.entries import DECLARED, HOW, TRAINED, VERIFIED
+from sparsebench.board.entries import DECLARED, HOW, TRAINED, BADGE
 from sparsebench.measure.metrics import declared_in
 from sparsebench.publish.folder import MANIFEST
 from sparsebench.records import checks, flat, manifests
@@ -44,7 +44,7 @@ def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
         how = "" if about is None else manifests.how_of_label(about.how, label)
         said.append((*checked, trained, badge if name == submitted else "", plain(how)))
     number = grouped.ngroup()
-    named = zip((CHECKS, REMARK, TRAINED, VERIFIED, HOW), zip(*said, strict=True), strict=True)
+    named = zip((CHECKS, REMARK, TRAINED, BADGE, HOW), zip(*said, strict=True), strict=True)
     return records.assign(**{name: pd.Categorical(values).take(number) for name, values in named})
 
 

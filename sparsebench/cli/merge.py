@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from itertools import islice
 from pathlib import Path
 
 import click
 
 from sparsebench.cli.guide import Guided
+
+SHOWN = 5
+"""Cells that are named."""
 
 
 @click.command(cls=Guided)
@@ -15,8 +20,13 @@ from sparsebench.cli.guide import Guided
 def merge(folders: tuple[Path, ...], out: Path) -> None:
     """Write the records of several runs' FOLDERS to one, sorted: the same records always give the same bytes.
 
-    Of a cell that several have, the newest success counts.
+    Of a cell that several have, the newest success counts. Exits with 1 if a record contradicts itself, see verify.
     """
+    from sparsebench.publish.consistent import contradictions
     from sparsebench.records.merge import merge as merged
 
     click.echo(f"written: {out}, {merged(folders, out)} records", err=True)
+    wrong = list(islice(contradictions(out), SHOWN))
+    for text in wrong:
+        click.echo(f"{out}: {text}", err=True)
+    sys.exit(int(bool(wrong)))

@@ -11,7 +11,6 @@ from sparsebench.errors import UserError
 from sparsebench.measure import metrics
 from sparsebench.measure.metrics import METRICS, RESERVED, MetricKind, check, decided_by, kind_of, unit_of
 from sparsebench.measure.scores import Score
-from sparsebench.publish import recount, rescore
 from sparsebench.records import store
 from sparsebench.records.row import row_of
 
@@ -61,15 +60,15 @@ def test_metrics_of_groups_are_known_by_what_they_begin_with() -> None:
         kind_of("train_samples")
 
 
-def test_what_is_made_again_is_what_the_table_says() -> None:
-    assert recount.COUNTED == ("macs", "macs_dense", "macs_ratio", "macs_ratio_planned")
-    outcomes = {name for name in NAMES if rescore.is_decided(name)}
-    assert outcomes == {
-        "accuracy", "accuracy_top5", "accuracy: GROUP", "test_loss", "p_label", "success", "success_loss",
-        "average_test", "average_train", "worst_group_accuracy", "spurious_gap",
+def test_what_follows_from_a_record_is_what_the_table_says() -> None:
+    """Of losses nothing follows, as no sealed record has those of single items."""
+    assert {kind.name for kind in METRICS if kind.decided_by == "trajectory"} == {"macs", "macs_dense", "macs_ratio"}
+    assert {kind.name for kind in METRICS if kind.decided_by == "outcomes"} == {
+        "accuracy", "accuracy_top5", "accuracy: GROUP", "success", "average_test", "average_train",
+        "worst_group_accuracy", "spurious_gap",
     }  # fmt: skip
-    assert rescore.is_decided("accuracy: 3 on china") and not rescore.is_decided("train_samples: 3 on china")
-    assert decided_by("hesitation") is None and not rescore.is_decided("hesitation")
+    assert decided_by("accuracy: 3 on china") == "outcomes" and decided_by("train_samples: 3 on china") == "reported"
+    assert decided_by("hesitation") is None
 
 
 def test_boards_read_what_the_table_says() -> None:
@@ -82,7 +81,7 @@ def test_boards_read_what_the_table_says() -> None:
 
 def test_columns_that_are_no_metrics_are_reserved() -> None:
     record = next(iter(store.read(GOLDEN).values()))
-    taken = {*keys_of(EVERY), *row_of(record), entries.TRAINED, entries.VERIFIED, entries.HOW, "checks_remark"}
+    taken = {*keys_of(EVERY), *row_of(record), entries.TRAINED, entries.BADGE, entries.HOW, "checks_remark"}
     for name in sorted(taken):
         with pytest.raises(UserError, match=f"the name of metric '{name}' is taken"):
             check([MetricKind(name, "loss", "anything")])

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forging import PLUGIN, Tamper, sealed
 
 from sparsebench import api
-from sparsebench.publish.folder import RECORDS
 from sparsebench.publish.submit import submit
-from sparsebench.records.cell import canonical
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import forge
 
 SUITE = """
 name = "tiny"
@@ -50,7 +50,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the run; do not write to it."""
     folder = tmp_path_factory.mktemp("run") / "out"
-    api.run(str(PLUGIN), suite=str(suite), out=folder, jobs=0, device="cpu")
+    api.run(str(forge.PLUGIN), suite=str(suite), out=folder, jobs=0, device="cpu")
     return folder
 
 
@@ -60,20 +60,21 @@ def sound(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return submit(out, tmp_path_factory.mktemp("submissions")).folder
 
 
+@pytest.fixture(scope="session")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a submission of few cells, without pictures."""
+    return forge.honest(tmp_path_factory.mktemp("few"), seeds=1)
+
+
 @pytest.fixture
-def tampered(sound: Path, tmp_path: Path) -> Tamper:
+def tampered(sound: Path, tmp_path: Path) -> Callable[..., Path]:
     """Return a function that changes raw records in a copy of what is published, and seals it."""
 
     def tamper(change: Callable[[dict[str, Any]], Any], *, task: str = "theory", strategy: str | None = "norm") -> Path:
-        folder = tmp_path / "norm" / sound.name
-        shutil.copytree(sound, folder)
-        lines = []
-        for line in (folder / RECORDS).read_bytes().splitlines():
-            raw = json.loads(line)
-            if raw["cell"]["task"]["name"] == task and strategy in (None, raw["cell"]["strategy"]["name"]):
+        def of_task(raw: dict[str, Any]) -> None:
+            if raw["cell"]["task"]["name"] == task:
                 change(raw)
-            lines.append(canonical(raw).encode() + b"\n")
-        (folder / RECORDS).write_bytes(b"".join(lines))
-        return sealed(folder)
+
+        return forge.changed(sound, Path(tempfile.mkdtemp(dir=tmp_path)), of_task, strategy)
 
     return tamper

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forging import PLUGIN, sealed
+from forge import PLUGIN, sealed
 
 from sparsebench import api
 from sparsebench.errors import UserError
-from sparsebench.publish.folder import MANIFEST, RECORDS
+from sparsebench.publish.folder import MANIFEST, RECORDS, read_records
 from sparsebench.publish.submit import git_steps, submit
 from sparsebench.publish.verify import verify
 from sparsebench.records import flat, manifests, store
@@ -36,11 +36,27 @@ def test_it_has_the_strategy_and_the_baselines_and_what_they_start_from(out: Pat
     assert records == store.read(out)  # the run has no more
     assert {record.cell.strategy.name for record in records.values()} == {"norm", "dense", "random", "oracle"}
     assert {record.cell.task.name for record in records.values()} == {"theory", "composite", "plain"}
-    assert manifests.suites(sound) == manifests.suites(out) and manifests.strategies(sound) == manifests.strategies(out)
+    assert manifests.suites(sound) == manifests.suites(out)
+    assert manifests.strategies(sound).keys() == manifests.strategies(out).keys()
     manifest = json.loads((sound / MANIFEST).read_bytes())
     assert manifest["plugin"]["plugin"] == "file:good.py" and manifest["suite"]["version"] == 3
     assert sound.name == f"tiny-3-{manifest['plugin']['revision'][:12]}" and sound.parent.name == "norm"
-    assert set(manifest["files"]) | {MANIFEST} == {p.relative_to(sound).as_posix() for p in sound.rglob("*.json*")}
+    files = {path.relative_to(sound).as_posix() for path in sound.rglob("*") if path.is_file()}
+    assert set(manifest["files"]) | {MANIFEST} == files
+    assert manifest["file"] == "good.py" and (sound / "plugin" / "good.py").read_bytes() == PLUGIN.read_bytes()
+
+
+def test_it_has_the_modules_that_the_file_imports_from_beside_it(suite: Path, tmp_path: Path) -> None:
+    text = PLUGIN.read_text().replace("import sparsebench\n", "import sparsebench\nfrom far import sign\n")
+    (tmp_path / "mine.py").write_text(text.replace("(1 if", "(sign if"))
+    (tmp_path / "far.py").write_text("sign = 1\n")
+    (tmp_path / "unused.py").write_text("")
+    api.run(str(tmp_path / "mine.py"), suite=str(suite), tasks="theory", seeds=1, out=tmp_path / "out", jobs=0)
+    for path in tmp_path.glob("*.py"):
+        path.unlink()  # the run's folder has what was run
+    made = submit(tmp_path / "out", tmp_path / "to")
+    assert {path.name for path in (made.folder / "plugin").iterdir()} == {"mine.py", "far.py"}
+    assert (made.manifest.file, made.verdict.badge) == ("mine.py", "reported")
 
 
 def test_boards_can_be_made_of_it(sound: Path) -> None:
@@ -67,7 +83,7 @@ def test_failed_cells_are_published_too(out: Path, tmp_path: Path) -> None:
     lost = {"status": "timeout", "failure": Failure(reason="long"), "metrics": {}, "outcomes": None, "trajectory": ()}
     append(again, one.model_copy(update=lost))
     made = submit(again, tmp_path / "to")
-    assert store.read(made.folder)[one.cell_id].status == "timeout" and made.verdict.badge == "recounted"
+    assert store.read(made.folder)[one.cell_id].status == "timeout" and made.verdict.badge == "reported"
 
 
 def test_other_deployable_strategies_are_not_in_it_and_several_are_named(suite: Path, tmp_path: Path) -> None:
@@ -80,6 +96,7 @@ def test_other_deployable_strategies_are_not_in_it_and_several_are_named(suite: 
     made = submit(out, tmp_path / "to", "noise")
     names = {record.cell.strategy.name for record in store.read(made.folder).values()}
     assert names == {"noise", "dense", "random", "oracle"}
+    assert made.manifest.file == "" and not (made.folder / "plugin").exists()  # it comes with sparsebench
     assert submit(out, tmp_path / "to", "dense").manifest.strategy == "dense"  # where it is asked for
     spaced = replace(made, folder=tmp_path / "a b; c")
     assert f"git add '{spaced.folder}'\n" in git_steps(spaced)
@@ -121,7 +138,7 @@ def test_what_would_not_verify_is_refused_and_nothing_is_left(out: Path, tmp_pat
     one = next(r for r in store.read(again).values() if r.cell.strategy.name == "norm")
     better = one.metrics | {"accuracy": one.metrics["accuracy"].model_copy(update={"value": 0.999})}
     append(again, one.model_copy(update={"metrics": better, "started": datetime.now(UTC).isoformat()}))
-    with pytest.raises(UserError, match=r"would not be verified: .*accuracy is 0.999"):
+    with pytest.raises(UserError, match=r"is not whole or not consistent: .*accuracy is 0.999"):
         submit(again, tmp_path / "to")
     assert not list((tmp_path / "to").rglob("*.json*"))
 
@@ -189,4 +206,4 @@ def test_what_has_the_name_of_a_suite_without_its_cells_is_none_of_it(strange: P
     (made.folder / MANIFEST).write_text(json.dumps(manifest))
     forged = verify(sealed(made.folder))
     assert (forged.badge, forged.wrong) == ("rejected", True)
-    assert "lacks a cell, such as composite with 256 samples, repetition 0, macs 0.5" in forged.why[0]
+    assert "of suite smoke 1 it lacks composite with 256 samples, repetition 0, macs 0.5" in forged.why[0]

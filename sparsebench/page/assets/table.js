@@ -6,7 +6,7 @@ const MISSING = new Set([null, undefined, "", "not ranked"]);
 const ALL_AT_ONCE = 150; // rows; longer tables have only those in sight
 const BEYOND = 12; // rows above and below those in sight
 const WIDEST = 26; // characters of a cell, the rest is cut with an ellipsis
-const BADGES = new Set(["checks", "verified"]);
+const BADGES = new Set(["checks", "badge"]);
 const natural = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
 
 /** Return a view's rows as {value by key, text by column, search}, and a TanStack table of them. */
