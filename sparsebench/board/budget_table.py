@@ -9,6 +9,7 @@ from sparsebench.board import latex
 from sparsebench.board.board import BudgetBoard, Row, Table
 from sparsebench.board.build import columns_of as columns_of_rows
 from sparsebench.board.columns import (
+    BADGE,
     BY_KEY,
     BY_TASK,
     CHECKS,
@@ -20,7 +21,6 @@ from sparsebench.board.columns import (
     NOT_REACHED,
     P_LABEL,
     SPEED_UP,
-    BADGE,
     Column,
     accuracy_at,
     short,

@@ -15,11 +15,11 @@ from sparsebench.board import columns, gaps, over_budgets, references
 from sparsebench.board.board import BudgetBoard, Row, Table
 from sparsebench.board.columns import EVERY, NOT_RANKED, Column
 from sparsebench.board.entries import (
+    BADGE,
     DENSE,
     PRETRAINING,
     TRACK,
     TRAINED,
-    BADGE,
     Entry,
     Key,
     Setting,

@@ -12,6 +12,7 @@ import numpy as np
 from sparsebench.board import references
 from sparsebench.board.board import BudgetBoard, BudgetCurve, Row
 from sparsebench.board.columns import (
+    BADGE,
     BY_KEY,
     CHECKS,
     HOW,
@@ -20,7 +21,6 @@ from sparsebench.board.columns import (
     NOT_RANKED,
     P_LABEL,
     SPEED_UP,
-    BADGE,
     Column,
     accuracy_at,
     keys_of,

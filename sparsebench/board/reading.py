@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from sparsebench.board.entries import DECLARED, HOW, TRAINED, BADGE
+from sparsebench.board.entries import BADGE, DECLARED, HOW, TRAINED
 from sparsebench.measure.metrics import declared_in
 from sparsebench.publish.folder import MANIFEST
 from sparsebench.records import checks, flat, manifests

@@ -10,7 +10,7 @@ from forge import PLUGIN, sealed
 
 from sparsebench import api
 from sparsebench.errors import UserError
-from sparsebench.publish.folder import MANIFEST, RECORDS, read_records
+from sparsebench.publish.folder import MANIFEST, RECORDS
 from sparsebench.publish.submit import git_steps, submit
 from sparsebench.publish.verify import verify
 from sparsebench.records import flat, manifests, store
