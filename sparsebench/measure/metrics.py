@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from sparsebench.errors import UserError
-from sparsebench.records import files, manifests
-from sparsebench.text import plain
 
 DecidedBy = Literal["outcomes", "trajectory", "reported"]
 OverSeeds = Literal["mean", "median", "none"]
@@ -157,20 +153,6 @@ def check(kinds: Iterable[MetricKind]) -> None:
         if {kind.name, plain} & ({*_BY_NAME} | RESERVED) or kind.name in seen:
             raise UserError(f"the name of metric '{kind.name}' is taken", next_step="rename it")
         seen.add(kind.name)
-
-
-def declared_in(out: Path) -> tuple[MetricKind, ...]:
-    """Return what a run's folder says of the metrics that its tasks declare, by name."""
-    kinds = {}
-    for path, content in files.contents_in(out / manifests.METRICS):
-        try:
-            said: dict[str, Any] = {k: plain(x) if isinstance(x, str) else x for k, x in json.loads(content).items()}
-            kind = MetricKind(**said)
-            check([kind])
-            kinds[kind.name] = kind
-        except (ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
-            files.leave_out(path, error)
-    return tuple(kinds[name] for name in sorted(kinds))
 
 
 def table() -> str:
