@@ -145,17 +145,17 @@ class Forger:
         sha256 = replays.file_hash(plugin)
 
         def to_source(raw: Raw) -> None:
-            raw["origin"]["sha256"] = sha256
+            raw["origin"]["revision"] = sha256
             change(raw)
 
         folder = self.changed(to_source)
         for path in (folder / "manifest.json", *(folder / "strategies").iterdir()):
             about = json.loads(path.read_bytes())
             if path.name == "manifest.json":
-                about["plugin"]["sha256"] = sha256
+                about["plugin"]["revision"] = sha256
                 about["version"] = f"{self.honest.name.rpartition('-')[0]}-{sha256[:12]}"
             elif about["name"] == NAME:
-                about["sha256"] = sha256
+                about["revision"] = sha256
                 path.unlink()
                 path = path.with_name(f"{digest(about)}.json")
             path.write_text(canonical(about) + "\n" * (path.name == "manifest.json"))

@@ -264,9 +264,9 @@ class Forger:
     def source(self, rng: random.Random) -> Case:
         """Name another source, machine or setting."""
         number, raw = self._record(rng)
-        at = rng.choice([("origin", "sha256"), ("cell", "repetition"), ("cell", "n_train"), ("cell", "task", "name")])
+        at = rng.choice([("origin", "revision"), ("cell", "repetition"), ("cell", "n_train"), ("cell", "task", "name")])
         mine = raw["cell"]["strategy"]["name"] == json.loads(self.files[MANIFEST])["strategy"]
-        new = changed(raw, at, {"sha256": "0" * 64, "name": "other"}.get(at[-1], 10**6))
+        new = changed(raw, at, {"revision": "0" * 64, "name": "other"}.get(at[-1], 10**6))
         new["cell_id"] = hashlib.sha256(canonical(new["cell"]).encode()).hexdigest()[:16]
         lines = [line for line in self.lines if line != self.lines[number]] + [canonical(new).encode()]
         lines.sort(key=lambda line: json.loads(line)["cell_id"])

@@ -133,7 +133,13 @@ def make_record() -> Callable[..., Record]:
     """Return a maker of records of one cell; `started` counts seconds, `value` is the accuracy."""
 
     def make(
-        *, repetition: int = 0, status: Any = "ok", sha256: str = "a", started: int = 0, value: float = 0.5, **more: Any
+        *,
+        repetition: int = 0,
+        status: Any = "ok",
+        revision: str = "a",
+        started: int = 0,
+        value: float = 0.5,
+        **more: Any,
     ) -> Record:
         cell = Cell(
             task=Part(name="theory", params={"tokens": 20}), model=Part(name="shallow"), strategy=Part(name="mine"),
@@ -141,8 +147,8 @@ def make_record() -> Callable[..., Record]:
         )  # fmt: skip
         good = status == "ok"
         return Record(
-            cell=cell, cell_id=cell.id, status=status, origin=Origin(plugin="mine", sha256=sha256), kind="deployable",
-            label="mine", started=f"2026-01-01T00:00:{started:02}+00:00",
+            cell=cell, cell_id=cell.id, status=status, origin=Origin(plugin="mine", revision=revision),
+            kind="deployable", label="mine", started=f"2026-01-01T00:00:{started:02}+00:00",
             metrics={"accuracy": Metric(value=value, unit="fraction", n=20)} if good else {},
             failure=None if good else Failure(reason="it broke"), **more,
         )  # fmt: skip

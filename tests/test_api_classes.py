@@ -65,7 +65,7 @@ def test_classes_and_instances_run_and_their_records_name_their_source(tmp_path:
     assert len(records) == 2 and all(one.origin.plugin == "file:mine.py" and one.status == "ok" for one in records)
     assert "class Mine(Strategy)" in source.read_text() and "def length" in source.read_text()
     sha = hashlib.sha256(source.read_bytes()).hexdigest()
-    assert {one.origin.sha256 for one in records} == {sha}
+    assert {one.origin.revision for one in records} == {sha}
 
 
 def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:

@@ -268,6 +268,6 @@ def _differs(origin: Origin) -> str:
         return f"{origin.distribution} {origin.version} is not installed"
     if version != origin.version:
         return f"another {origin.distribution}: got {version}; allowed: {origin.version}"
-    if installed_source(origin.plugin) != origin.sha256:
+    if installed_source(origin.plugin) != origin.revision:
         return f"plugin '{origin.plugin}' of {origin.distribution} {version} has another source"
     return ""

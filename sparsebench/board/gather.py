@@ -71,8 +71,8 @@ def board_of(records: Flats, folder: Path) -> Board:
 def bibtex(folder: Path, frame: pd.DataFrame) -> list[str]:
     """Return the entries of what the strategies of a board cite."""
     known = manifests.strategies(folder)
-    pairs = frame[["strategy", "sha256"]].drop_duplicates().itertuples(index=False)
-    sources = {(label.partition("(")[0], sha256) for label, sha256 in pairs}
+    pairs = frame[["strategy", "revision"]].drop_duplicates().itertuples(index=False)
+    sources = {(label.partition("(")[0], revision) for label, revision in pairs}
     entries = (known[key].bibtex.strip().splitlines() for key in sources if key in known)
     return sorted({"\n".join(map(plain, lines)) for lines in entries} - {""})
 

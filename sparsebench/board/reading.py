@@ -45,13 +45,13 @@ def read(out: Path, metrics: Container[str] | None = None) -> pd.DataFrame:
 def describe(records: pd.DataFrame, out: Path) -> pd.DataFrame:
     """Return records with what a run's folder says of their strategies: badge, remarks, whether trained, and how."""
     badges, known = Badges(checks.read(out)), manifests.strategies(out)
-    grouped = records.groupby(["strategy", "sha256"], observed=True, sort=False)
+    grouped = records.groupby(["strategy", "revision"], observed=True, sort=False)
     said, (submitted, badge) = [], _badge_of(out)
-    for label, sha256 in grouped.groups:
+    for label, revision in grouped.groups:
         name = label.partition("(")[0]
-        about = known.get((name, sha256))
+        about = known.get((name, revision))
         trained = "" if about is None else "yes" if about.trained else "no"
-        checked = badges.of(label, sha256) if badges else (UNCHECKED, "")
+        checked = badges.of(label, revision) if badges else (UNCHECKED, "")
         how = "" if about is None else manifests.how_of_label(about.how, label)
         said.append((*checked, trained, badge if name == submitted else "", plain(how)))
     number = grouped.ngroup()

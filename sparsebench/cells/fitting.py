@@ -43,7 +43,7 @@ def fit_cell(cell: Prepared, job: Job, out: Path) -> str:
             f"'{actor.strategy.name}' learns from a trained network, and here it acts from a new one's first step: it "
             "belongs to the tracks frozen and tuned"
         )
-    return fit_on(cell, actor, job.origin.sha256, out)
+    return fit_on(cell, actor, job.origin.revision, out)
 
 
 def wants_images(actor: Actor) -> bool:
@@ -51,7 +51,7 @@ def wants_images(actor: Actor) -> bool:
     return actor.strategy.fits() and actor.acts
 
 
-def fit_on(cell: Prepared, actor: Actor, sha256: str, out: Path) -> str:
+def fit_on(cell: Prepared, actor: Actor, revision: str, out: Path) -> str:
     """Fit an actor on training images of a cell, whose network is trained; return what a record is to say of it.
 
     The images are drawn from the training images alone, by seeds of the task, the number of these and the repetition.
@@ -60,7 +60,7 @@ def fit_on(cell: Prepared, actor: Actor, sha256: str, out: Path) -> str:
     Args:
         cell: its images and its network.
         actor: the strategy on this network.
-        sha256: of the strategy's source.
+        revision: of the strategy.
         out: the run's folder.
 
     Raises:
@@ -72,7 +72,7 @@ def fit_on(cell: Prepared, actor: Actor, sha256: str, out: Path) -> str:
     named = cell.cell.task.name, cell.cell.n_train, cell.cell.repetition
     order = seeds.generator("fit", *named).permutation(len(train.labels))
     rows = torch.from_numpy(order[: strategy.fit_images]).sort().values.to(train.labels.device)
-    path = store.fit_path(out, _key(cell, actor, sha256))
+    path = store.fit_path(out, _key(cell, actor, revision))
     fitted = _read(path, actor)
     if fitted is None:
         images = Images(train.take(rows), rows, train.labels[rows] if strategy.fit_labels else None)
@@ -83,13 +83,13 @@ def fit_on(cell: Prepared, actor: Actor, sha256: str, out: Path) -> str:
     return f"{len(rows)} training images, {about}"
 
 
-def _key(cell: Prepared, actor: Actor, sha256: str) -> str:
+def _key(cell: Prepared, actor: Actor, revision: str) -> str:
     """Return a hash of what the result of a fit depends on; of the budget that is only where the strategy acts."""
     of = cell.cell.model_dump(mode="json", include={"task", "model", "n_train", "repetition"})
     device = next(cell.network.module.parameters()).device.type
     modules = modules_of(actor).state_dict()  # before the fit they hold what they are made with
     weights = [state_digest(weights_of(cell.network)), state_digest(modules)]
-    by = [actor.strategy.name, actor.strategy.model_dump(mode="json"), sha256, actor.strategy.fit_images]
+    by = [actor.strategy.name, actor.strategy.model_dump(mode="json"), revision, actor.strategy.fit_images]
     return digest([of, by, list(actor.keep), weights, [__version__, torch.__version__, device]])
 
 

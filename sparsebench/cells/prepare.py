@@ -192,7 +192,7 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
         raise StrategyError(f"the plugin does not load: {registered.failure}")
     if registered.cls.kind != job.kind:
         raise StrategyError(f"'{registered.cls.name}' is {registered.cls.kind} here, and {job.kind} in its job")
-    if registered.origin.sha256 != job.origin.sha256:
+    if registered.origin.revision != job.origin.revision:
         raise StrategyError(f"the source of '{registered.cls.name}' changed while the run was under way; run it again")
     return fill(registered.cls, job.cell.strategy.params, f"strategy '{registered.cls.name}'")
 

@@ -222,7 +222,7 @@ class _Run:
         if not every or training.course.recipe.watch or not can_be_resumed(training):
             return None
         made_by = {
-            "cell": job.cell.id, "source of the strategy": job.origin.sha256, "start": cell.initial,
+            "cell": job.cell.id, "revision of the strategy": job.origin.revision, "start": cell.initial,
             "torch": torch.__version__, "device": torch.device(self.context.device).type, "sparsebench": __version__,
         }  # fmt: skip
         return Checkpoint(store.checkpoint_path(self.context.out, job.cell.id), made_by, every, training)

@@ -76,7 +76,7 @@ def _note(report: Any) -> None:
 
     answers = [outcome.message for outcome in report.outcomes if outcome.check == "exports"]
     if answers and not report.params and report.origin.distribution:
-        catalog.note_export(report.strategy, report.origin.sha256, answers[0] == "yes")
+        catalog.note_export(report.strategy, report.origin.revision, answers[0] == "yes")
 
 
 def _conclude(results: Path, left_out: list[str]) -> None:
@@ -119,5 +119,5 @@ def _markdown(report: Any) -> str:
         }
         for outcome in report.outcomes
     ]
-    head = f"## {report.title}\n\n{report.summary()}; source {report.origin.sha256[:12] or 'unknown'}"
+    head = f"## {report.title}\n\n{report.summary()}; source {report.origin.revision[:12] or 'unknown'}"
     return f"{head}\n\n{tabulate(rows, headers='keys', tablefmt='github')}\n"

@@ -195,7 +195,7 @@ def _choices(job: Job, strategy: Strategy, cell: Prepared, out: Path) -> list[Ch
     try:
         actor = Actor(strategy, job.cell.budget, network.cost, network.grid, stream)
         if wants_images(actor):
-            fit_on(cell, actor, job.origin.sha256, out)
+            fit_on(cell, actor, job.origin.revision, out)
         if strategy.adaptive and len(cell.train.labels):
             calibrate(network, actor, cell.train)
         return evaluate(network, actor, cell.test, cell.recipe).choices

@@ -126,5 +126,5 @@ def trained_cell(job: Job, registry: Registry, context: Context) -> Prepared:
     module.eval()
     if fits:
         assert actor is not None
-        fit_on(prepared, actor, job.origin.sha256, context.out)
+        fit_on(prepared, actor, job.origin.revision, context.out)
     return prepared

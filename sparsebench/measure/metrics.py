@@ -106,10 +106,10 @@ RESERVED = frozenset({
     "accuracy_delta", "aligned_gap", "aligned_gap_reduction", "budget", "cell_id", "checks", "checks_remark",
     "class_folders", "cost_model", "device", "distribution", "environment", "how", "inactive", "kept_accuracy", "kind",
     "macs_at_2", "macs_ratio_asked", "model", "n_seeds", "n_train", "network", "pareto", "pareto_speed", "plugin",
-    "random_inside_delta", "rank", "reason", "repetition", "sample_complexity", "sample_complexity_loss",
-    "sample_complexity_ratio", "seconds", "seed", "setting", "sha256", "speed_up", "spurious_gap_reduction", "started",
-    "status", "strategy", "task", "test_foregrounds", "test_groups", "test_items", "test_labels", "test_predictions",
-    "track", "trained", "verified", "version", "versus_dense", "versus_random_inside",
+    "random_inside_delta", "rank", "reason", "repetition", "revision", "sample_complexity", "sample_complexity_loss",
+    "sample_complexity_ratio", "seconds", "seed", "setting", "speed_up", "spurious_gap_reduction", "started", "status",
+    "strategy", "task", "test_foregrounds", "test_groups", "test_items", "test_labels", "test_predictions", "track",
+    "trained", "verified", "version", "versus_dense", "versus_random_inside",
 })  # fmt: skip
 """Columns of records and boards that are no metrics; boards have NAME_low and NAME_high of some as well."""
 

@@ -101,7 +101,7 @@ class _Runs:
 
 def _tags(record: Record) -> dict[str, str]:
     tags = {"status": record.status, "device": record.device, "plugin": record.origin.plugin}
-    tags |= {"plugin_sha256": record.origin.sha256, "environment": record.environment}
+    tags |= {"plugin_revision": record.origin.revision, "environment": record.environment}
     if record.failure:
         tags["failure"] = record.failure.reason
     return {f"sparsebench.{name}": text[:MOST_TAG] for name, text in tags.items()}

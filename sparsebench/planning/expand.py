@@ -170,7 +170,7 @@ def code_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
     if registry.strategy(cell.strategy.name).failure is not None:
         return {"files": (), "strangers": ()}
     owners = registry.owners(cell.strategy.name, cell.task.name, cell.model.name)
-    strangers = {f"{owner.origin.plugin} {owner.origin.sha256}" for owner in owners if not owner.origin.is_shipped}
+    strangers = {f"{owner.origin.plugin} {owner.origin.revision}" for owner in owners if not owner.origin.is_shipped}
     files = {str(owner.file) for owner in owners if owner.file is not None}
     return {"files": tuple(sorted(files)), "strangers": tuple(sorted(strangers))}
 

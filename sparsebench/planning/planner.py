@@ -127,19 +127,19 @@ def jobs_of(request: Request, files: Files, registry: Registry) -> tuple[list[Jo
 def _is_missing(job: Job, known: Mapping[str, Head], rerun: Rerun) -> bool:
     """Say whether a cell has no answer: no record, one that was skipped, or one by another version of the source."""
     record = known.get(job.cell.id)
-    if record is None or record.status == "skipped" or record.origin.sha256 != job.origin.sha256:
+    if record is None or record.status == "skipped" or record.origin.revision != job.origin.revision:
         return True
     return rerun == "failed" and record.status not in ANSWERS
 
 
 def keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
     """Write what the strategies of jobs are, unless it is there; of those that could not be loaded nothing."""
-    sources = {(job.cell.strategy.name, job.origin.sha256) for job in jobs if job.failure is None}
-    for name, sha256 in sorted(sources):
+    sources = {(job.cell.strategy.name, job.origin.revision) for job in jobs if job.failure is None}
+    for name, revision in sorted(sources):
         with suppress(UserError):  # in a file that the workers load
             cls = registry.strategy(name).cls
             store.keep(out / manifests.STRATEGIES, Described(
-                name=name, sha256=sha256, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
+                name=name, revision=revision, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
                 citation=cls.citation, bibtex=cls.bibtex, how=how_of(cls),
             ).model_dump(mode="json"))  # fmt: skip
 

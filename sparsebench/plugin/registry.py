@@ -223,7 +223,7 @@ class Registry:
             plugin=name,
             distribution=dist,
             version=version,
-            sha256=content.sha256 if content else _sha256(Path(source)) if source else "",
+            revision=content.sha256 if content else _sha256(Path(source)) if source else "",
         )
         return self._register(module, origin)
 
@@ -240,7 +240,7 @@ class Registry:
         path = path.resolve()
         if path not in self._files:
             content = Content.of_file(path)
-            origin = Origin(plugin=as_utf8(f"file:{path.name}"), sha256=content.sha256)
+            origin = Origin(plugin=as_utf8(f"file:{path.name}"), revision=content.sha256)
             known, observers = self._size(), set(self._observers)
             failure = self._load_rehearsed(partial(self._load_module, path, content, origin))
             if failure is None and known == self._size():

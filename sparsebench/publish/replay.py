@@ -114,13 +114,13 @@ def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -
     elif manifest.plugin.plugin.startswith("file:"):
         raise UserError(f"strategy '{manifest.strategy}' came from a file", next_step="give that with --plugin FILE.py")
     elif manifest.strategy in registry.entries:
-        sha256 = registry.strategy(manifest.strategy).origin.sha256
+        sha256 = registry.strategy(manifest.strategy).origin.revision
     else:
         sha256 = installed_source(manifest.plugin.plugin)
-    if sha256 != manifest.plugin.sha256:
+    if sha256 != manifest.plugin.revision:
         raise UserError(
             f"the source of '{manifest.strategy}' is not the published one",
-            got=f"SHA-256 {sha256[:12]}" if sha256 else "none that is installed", allowed=manifest.plugin.sha256[:12],
+            got=f"SHA-256 {sha256[:12]}" if sha256 else "none that is installed", allowed=manifest.plugin.revision[:12],
             next_step="give its file with --plugin FILE.py, or install the version that was run",
         )  # fmt: skip
 
@@ -241,7 +241,7 @@ def _job(record: Record, manifest: Manifest, registry: Registry, plugin: Path | 
     source = manifest.plugin
     return Job(
         cell=cell, origin=source, kind=cast(Kind, record.kind), label=strategy, after=cell.init.id if cell.init else "",
-        files=() if plugin is None else (str(plugin.resolve()),), strangers=(f"{source.plugin} {source.sha256}",),
+        files=() if plugin is None else (str(plugin.resolve()),), strangers=(f"{source.plugin} {source.revision}",),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from sparsebench.records.record import Record
 def other_source(name: str, origin: Origin) -> str | None:
     """Return how a source that has the name of a shipped strategy is none that is shipped here, or None."""
     path = shipped_source(name)
-    if path is None or (origin.is_shipped and origin.sha256 == content_hash(path)):
+    if path is None or (origin.is_shipped and origin.revision == content_hash(path)):
         return None
     return f"strategy '{name}' comes with sparsebench, and this is another source than the one here"
 

@@ -72,7 +72,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     name = _strategy(known, strategy)
     entries = [one for one in known if one.strategy == name]
     origin = _origin(entries, name)
-    if (name, origin.sha256) not in manifests.strategies(out):
+    if (name, origin.revision) not in manifests.strategies(out):
         raise UserError(f"{out} does not say what strategy '{name}' is", next_step=AGAIN)
     suite = _suite(manifests.suites(out), entries, out)
     chosen = _choose(known, name, suite)
@@ -87,7 +87,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
         raise UserError(f"{folder} is there and is not written over", next_step="remove it, or give another --to")
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
-        _write(part, out, chosen, (name, origin.sha256), suite)
+        _write(part, out, chosen, (name, origin.revision), suite)
         hashes = {path.relative_to(part).as_posix(): files.content_hash(path) for path in part.rglob("*.json*")}
         manifest = Manifest(strategy=name, version=folder.name, plugin=origin, suite=answered, files=hashes)
         files.write_whole(part / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
@@ -132,13 +132,13 @@ def _origin(entries: Collection[_Known], name: str) -> Origin:
     """Return where the strategy's records come from."""
     origins = {canonical(one.origin.model_dump(mode="json")): one.origin for one in entries}
     if len(origins) > 1:
-        listed = sorted(origin.sha256[:12] for origin in origins.values())
+        listed = sorted(origin.revision[:12] for origin in origins.values())
         raise UserError(
             f"the records of '{name}' are of several versions of its source", got=", ".join(listed),
             next_step="give the command of the run again, which makes those of earlier versions anew",
         )  # fmt: skip
     (origin,) = origins.values()
-    if not origin.sha256:
+    if not origin.revision:
         raise UserError(f"the records of '{name}' do not say from which source", next_step="run them from a file")
     return origin
 
@@ -189,9 +189,9 @@ def _write(part: Path, out: Path, chosen: list[_Known], source: tuple[str, str],
     with files.whole_file(part / RECORDS) as file:
         file.writelines(lines(one.place for one in chosen))
     _copy(out, part, environment.FOLDER, {one.machine for one in chosen} - {""})
-    described, sources = manifests.strategies(out), {(one.strategy, one.origin.sha256) for one in chosen} | {source}
-    named = (digest(described[key].model_dump(mode="json")) for key in sources & set(described))
-    _copy(out, part, manifests.STRATEGIES, named)
+    described, sources = manifests.strategies(out), {(one.strategy, one.origin.revision) for one in chosen} | {source}
+    for key in sources & set(described):  # those of earlier versions have other names in the run's folder
+        store.keep(part / manifests.STRATEGIES, described[key].model_dump(mode="json"))
     store.keep(part / manifests.SUITES, suite.model_dump(mode="json"))
     _copy(out, part, manifests.PICTURES, (digest(one.model_dump(mode="json")) for one in manifests.left_out(out)))
 

@@ -209,8 +209,8 @@ class _Examined:
         self.suite = self._suite()
         self.asked = set(self.suite.settings)
         known = folders.beside(folder, manifest, manifests.STRATEGIES, Described)
-        self.described = {(one.name, one.sha256): one for one in known}
-        source = manifest.strategy, manifest.plugin.sha256
+        self.described = {(one.name, one.revision): one for one in known}
+        source = manifest.strategy, manifest.plugin.revision
         if source not in self.described:
             raise Unfit("it does not say what its strategy is, or not from that source")
         self.kind = self.described[source].kind

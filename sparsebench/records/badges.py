@@ -37,16 +37,16 @@ class Badges:
         badges: dict[tuple[str, str], tuple[str, str]] = {}
         for row in rows:
             if self._reports:
-                key = row["strategy"], row["sha256"]
+                key = row["strategy"], row["revision"]
                 if key not in badges:
                     badges[key] = self.of(*key)
                 row[CHECKS], row[REMARK] = badges[key]
             yield row
 
-    def of(self, label: str, sha256: str) -> tuple[str, str]:
-        """Return the badge of a strategy from source of that hash, and what the reader is to know besides, or ""."""
+    def of(self, label: str, revision: str) -> tuple[str, str]:
+        """Return the badge of a strategy of that revision, and what the reader is to know besides, or ""."""
         reports = self._reports.get(label, [])
-        matching = [report for report in reports if report.origin.sha256 == sha256 != ""]
+        matching = [report for report in reports if report.origin.revision == revision != ""]
         version = __version__
         for report in matching:
             if report.versions.get("sparsebench") == version:

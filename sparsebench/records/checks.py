@@ -1,4 +1,4 @@
-"""Reports beside the records that they vouch for: OUT/checks/<hash>.json, one a strategy, source and sparsebench.
+"""Reports beside the records that they vouch for: OUT/checks/<hash>.json, one a strategy, revision and sparsebench.
 
 Reading them imports no torch: the board is made of them and of records.
 """
@@ -21,7 +21,7 @@ def write(report: Report, out: Path) -> Path:
     Raises:
         UserError: the folder cannot be written.
     """
-    about = [report.strategy, report.params, report.origin.sha256, report.versions.get("sparsebench", "")]
+    about = [report.strategy, report.params, report.origin.revision, report.versions.get("sparsebench", "")]
     path = out / "checks" / f"{hashlib.sha256(canonical(about).encode()).hexdigest()[:16]}.json"
     write_whole(path, (canonical(report.model_dump(mode="json")) + "\n").encode())
     return path

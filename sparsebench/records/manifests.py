@@ -1,6 +1,6 @@
 """What lies beside records: what their strategies, metrics and files are, and which suites they answer.
 
-OUT/strategies/<hash>.json      one for each source of a strategy
+OUT/strategies/<hash>.json      one for each revision of a strategy
 OUT/suites/<hash>.json          one for each suite, as it was asked for
 OUT/metrics/<hash>.json         one for each metric that a task declares, see `MetricKind`
 OUT/files/<hash>.json           one for each file of a user's that cells name by its content
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind, check
@@ -42,14 +42,15 @@ class _Model(BaseModel):
 
 
 class Described(_Model):
-    """A strategy as its class describes it; `sha256` is that of its source. See `Strategy`.
+    """A strategy as its class describes it. See `Strategy`.
 
     Attributes:
+        revision: see `Origin`; earlier versions wrote the hash of the source.
         how: how it disposes of tokens unless its parameters say otherwise; "" where that is not known.
     """
 
     name: str
-    sha256: str
+    revision: str = Field(validation_alias=AliasChoices("revision", "sha256"))
     kind: Kind
     site: Site
     trained: bool
@@ -134,9 +135,9 @@ def how_of_label(how: str, label: str) -> str:
 
 
 def strategies(out: Path) -> dict[tuple[str, str], Described]:
-    """Return what is known of the strategies of a run's folder, by name and hash of the source."""
+    """Return what is known of the strategies of a run's folder, by name and revision."""
     every = sorted(_read(out, STRATEGIES, Described), key=lambda described: described.how != "")
-    return {(described.name, described.sha256): described for described in every}
+    return {(described.name, described.revision): described for described in every}
 
 
 def suites(out: Path) -> list[Asked]:

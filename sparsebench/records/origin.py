@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 PROJECT = "sparsebench"
 
@@ -13,7 +13,8 @@ class Origin(BaseModel):
     Attributes:
         plugin: the entry point's name, or the file's.
         distribution, version: the installed package, "" for a file.
-        sha256: of the source, so that an edited strategy is run again: a shipped one's file, else the plugin's files.
+        revision: of the strategy, so that one that chooses otherwise is run again. Until records had it, it was the
+            hash of its source, which stands in its place where they are read.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -21,7 +22,7 @@ class Origin(BaseModel):
     plugin: str
     distribution: str = ""
     version: str = ""
-    sha256: str = ""
+    revision: str = Field("", validation_alias=AliasChoices("revision", "sha256"))
 
     @property
     def is_shipped(self) -> bool:

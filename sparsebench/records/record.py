@@ -30,7 +30,16 @@ def _with_foregrounds(raw: Raw) -> Raw:
     return raw | {"outcomes": outcomes | {"foreground": ""}} if isinstance(outcomes, dict) else raw
 
 
-UPGRADES: tuple[Callable[[Raw], Raw], ...] = (_with_ranks, _with_foregrounds)
+def _with_revision(raw: Raw) -> Raw:
+    """Schema 3 told strategies apart by the hashes of their sources."""
+    origin = raw.get("origin")
+    if not isinstance(origin, dict) or "sha256" not in origin:
+        return raw
+    named = {key: value for key, value in origin.items() if key != "sha256"}
+    return raw | {"origin": named | {"revision": origin["sha256"]}}
+
+
+UPGRADES: tuple[Callable[[Raw], Raw], ...] = (_with_ranks, _with_foregrounds, _with_revision)
 """The function at i makes a raw record of schema i + 1 one of schema i + 2; a field more or less is a schema more."""
 SCHEMA = 1 + len(UPGRADES)
 Status = Literal["ok", "failed", "oom", "timeout", "crashed", "unsupported", "skipped"]

@@ -48,7 +48,7 @@ class Report(_Value):
     """What all checks found about a strategy with its parameters.
 
     Attributes:
-        origin: where the strategy came from, with the SHA-256 of its source.
+        origin: where the strategy came from, with its revision.
         versions: of sparsebench, torch and timm.
     """
 

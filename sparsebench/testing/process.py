@@ -155,7 +155,7 @@ class _Child:
         if self.running == LOADS:
             target = as_utf8(self.request.target)
             source = file_hash(Path(parse(self.request.target).name))
-            self.reports.append(of_loading(target, Origin(plugin=target, sha256=source)))
+            self.reports.append(of_loading(target, Origin(plugin=target, revision=source)))
         self._keep(self.running.after(status, message))
         return self.last or self.running == LOADS
 

@@ -66,7 +66,7 @@ def _recorded_params(target: str, records: Iterable[Record]) -> Given | None:
         return None
     if spec.name.endswith(".py"):
         source = file_hash(Path(spec.name))
-        matching = [record for record in records if record.origin.sha256 == source != ""]
+        matching = [record for record in records if record.origin.revision == source != ""]
     else:
         matching = [record for record in records if record.cell.strategy.name == spec.name]
     return _params(matching) or None

@@ -27,14 +27,14 @@ def record(strategy: str = "mine", seed: int = 0, n_train: int = 8, **more: Any)
     return {
         "cell_id": f"{strategy} {seed} {n_train}", "status": "ok", "reason": "", "task": "theory", "model": "vit",
         "strategy": strategy, "kind": "deployable", "budget": "macs 0.5", "n_train": n_train, "repetition": seed,
-        "setting": "one", "device": "cpu", "started": "2026-01-01T00:00:00+00:00", "seconds": 1.0, "sha256": "abc",
+        "setting": "one", "device": "cpu", "started": "2026-01-01T00:00:00+00:00", "seconds": 1.0, "revision": "abc",
         "environment": "", "success": None,
     } | GROUPS | more  # fmt: skip
 
 
 def described(folder: Path, name: str, **more: Any) -> None:
-    about = {"name": name, "sha256": "abc", "kind": "deployable", "site": "input", "trained": False, "adaptive": False,
-             "citation": "", "bibtex": f"@article{{{name}}}"}  # fmt: skip
+    about = {"name": name, "revision": "abc", "kind": "deployable", "site": "input", "trained": False,
+             "adaptive": False, "citation": "", "bibtex": f"@article{{{name}}}"}  # fmt: skip
     store.keep(folder / "strategies", about | more)
 
 
@@ -85,7 +85,7 @@ def test_strategies_say_whether_they_are_trained_and_what_to_cite(tmp_path: Path
     described(tmp_path, "mine", trained=True)
     described(tmp_path, "other", bibtex="")
     described(tmp_path, "elsewhere")
-    described(tmp_path, "third", sha256="of another source")
+    described(tmp_path, "third", revision="another")
     names = ("mine(power=2)", "other", "third")
     records = pd.DataFrame([record(name, accuracy=0.5) for name in names])
     board = board_of(reading.describe(records, tmp_path), tmp_path)

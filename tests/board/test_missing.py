@@ -29,7 +29,7 @@ def cell_of(strategy: str, seed: int, asked: float, rate: float, **more: Any) ->
     hits = hard + np.random.default_rng([seed, int(100 * asked), *strategy.encode()]).normal(0, 0.05, 300) < rate
     labels = np.arange(300) % 2 + 2 * seed
     return flat(strategy, seed, cell_id=f"{strategy} {asked} {seed}", budget=f"macs {asked:g}", macs_ratio=asked,
-                macs_ratio_asked=asked, accuracy=hits.mean(), test_items=300, test_labels=pack(labels), sha256="0",
+                macs_ratio_asked=asked, accuracy=hits.mean(), test_items=300, test_labels=pack(labels), revision="0",
                 environment="", test_predictions=pack(np.where(hits, labels, 60000)), **more)  # fmt: skip
 
 

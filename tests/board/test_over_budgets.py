@@ -27,7 +27,7 @@ from sparsebench.stats.paired import Contender, compare
 
 KINDS = {"dense": "baseline", "random_inside": "baseline", "oracle": "oracle"}
 BUDGETS = (0.7, 0.5, 0.3)
-OWN = {"environment": "", "sha256": "0"}
+OWN = {"environment": "", "revision": "0"}
 Flat = dict[str, Any]
 
 

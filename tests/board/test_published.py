@@ -125,9 +125,9 @@ def test_bibtex_of_what_is_in_a_board(board: Path) -> None:
     from sparsebench.records import store
 
     shutil.rmtree(board / "strategies")
-    sha = next(iter(store.read(board).values())).origin.sha256
-    name = next(record.cell.strategy.name for record in store.read(board).values() if record.origin.sha256 == sha)
-    about = {"name": name, "sha256": sha, "kind": "baseline", "site": "input", "trained": False, "adaptive": False,
+    sha = next(iter(store.read(board).values())).origin.revision
+    name = next(record.cell.strategy.name for record in store.read(board).values() if record.origin.revision == sha)
+    about = {"name": name, "revision": sha, "kind": "baseline", "site": "input", "trained": False, "adaptive": False,
              "citation": "", "bibtex": "@article{one}"}  # fmt: skip
     store.keep(board / "strategies", about)
     store.keep(board / "strategies", about | {"name": "not in it", "bibtex": "@article{other}"})

@@ -103,11 +103,11 @@ def test_a_cell_may_be_killed_more_than_once(
 def test_a_checkpoint_says_what_it_is_good_for(tmp_path: Path, job: Job, killed: Callable[..., Path]) -> None:
     with safe_open(killed(tmp_path, 2), "pt") as file:
         said = file.metadata()
-    assert said["cell"] == job.cell.id and said["source of the strategy"] == job.origin.sha256
+    assert said["cell"] == job.cell.id and said["revision of the strategy"] == job.origin.revision
     assert said["device"] == "cpu" and {"torch", "sparsebench"} <= set(said)
 
 
-@pytest.mark.parametrize("what", ["cell", "source of the strategy", "start", "torch", "device", "sparsebench"])
+@pytest.mark.parametrize("what", ["cell", "revision of the strategy", "start", "torch", "device", "sparsebench"])
 def test_a_checkpoint_made_by_something_else_is_not_used(
     tmp_path: Path, job: Job, whole: Record, killed: Callable[..., Path], caplog: Any, what: str
 ) -> None:

@@ -91,7 +91,7 @@ def job() -> Job:
     ("changes", "says"),
     [
         ({"version": "99.0"}, "another sparsebench: got .*; allowed: 99.0"),
-        ({"sha256": "0" * 64}, "plugin 'dense' of sparsebench .* has another source"),
+        ({"revision": "0" * 64}, "plugin 'dense' of sparsebench .* has another source"),
         ({"plugin": "none"}, "plugin 'none' of sparsebench .* has another source"),
         ({"distribution": "no-such-package"}, "no-such-package .* is not installed"),
     ],

@@ -31,7 +31,7 @@ def record_of(
     good = status == "ok"
     steps = tuple(10.0 * i for i in range(n_samples))
     return Record(
-        cell=cell, cell_id=cell.id, status=status, origin=Origin(plugin="mine", sha256="a"), kind="deployable",
+        cell=cell, cell_id=cell.id, status=status, origin=Origin(plugin="mine", revision="a"), kind="deployable",
         label=f"mine({strange})", started="2026-01-01T00:00:00+00:00" if good else "", seconds=2.5,
         metrics={
             "accuracy": Metric(value=accuracy, unit="fraction", n=20),

@@ -141,7 +141,7 @@ def test_the_hash_of_an_installed_plugin_covers_its_package(install: Callable[..
     text = STRATEGY.format(imports="from far.core import y", text="x")
     site = install(far__strategy=text, far__core="y = 1", far__data__more="")
     before = installed.installed_source("far")
-    assert Registry().strategy("far").origin.sha256 == before
+    assert Registry().strategy("far").origin.revision == before
     for name in ("core.py", "data/more.py", "data/weights.bin"):
         held = (site / "far" / name).read_bytes() if (site / "far" / name).is_file() else None
         (site / "far" / name).write_bytes(b"y = 2")
@@ -167,7 +167,7 @@ def test_shipped_plugins_have_the_hash_of_their_file() -> None:
     path = installed.shipped_source("attn_topk")
     assert path is not None
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert Registry().strategy("attn_topk").origin.sha256 == installed.installed_source("attn_topk") == sha256
+    assert Registry().strategy("attn_topk").origin.revision == installed.installed_source("attn_topk") == sha256
 
 
 def test_compiled_code_beside_a_file_is_not_run(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_file_that_changed_is_loaded_anew_with_what_it_imports(install: Callab
     assert said(first := Registry()) == "first"
     (site / "far/core.py").write_text('text = "second"')
     assert said(second := Registry()) == "second"
-    assert first.strategy("far").origin.sha256 != second.strategy("far").origin.sha256
+    assert first.strategy("far").origin.revision != second.strategy("far").origin.revision
 
 
 def test_tracebacks_and_sources_are_as_of_any_module(tmp_path: Path) -> None:

@@ -111,13 +111,13 @@ def test_what_compares_never_runs_the_plugin(few: Path, tmp_path: Path) -> None:
     evil.write_text(patch + PLUGIN.read_text())
     sha256 = hashlib.sha256(evil.read_bytes()).hexdigest()
     manifest = module.folders.manifest_of(few)
-    source = manifest.plugin.model_copy(update={"sha256": sha256})
+    source = manifest.plugin.model_copy(update={"revision": sha256})
     before = module.agree.compare
     registry = Registry(shipped_only=True)
     module._check_source(manifest.model_copy(update={"plugin": source}), registry, evil)
     (record,), _ = module._draw(few, "norm", 1, 1)
     job = module._job(record, manifest.model_copy(update={"plugin": source}), registry, evil)
-    assert job.files == (str(evil),) and job.strangers and job.origin.sha256 == sha256
+    assert job.files == (str(evil),) and job.strangers and job.origin.revision == sha256
     assert module.agree.compare is before and "norm" not in registry._strategies
 
 
@@ -168,7 +168,7 @@ def test_a_changed_plugin_is_found_by_its_hash(few: Path, tmp_path: Path) -> Non
 
 def test_a_record_that_names_another_source_is_not_replayed(tampered: Tamper) -> None:
     def claim(raw: dict[str, Any]) -> None:
-        raw["origin"]["sha256"] = "0" * 64
+        raw["origin"]["revision"] = "0" * 64
 
     verdict = replayed(tampered(claim))
     assert verdict.badge == "rejected" and not verdict.notes[1:]
@@ -177,6 +177,6 @@ def test_a_record_that_names_another_source_is_not_replayed(tampered: Tamper) ->
 def test_a_manifest_that_names_another_source_is_rejected(few: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(few, tmp_path / "copy")
     text = (folder / MANIFEST).read_text()
-    sha256 = json.loads(text)["plugin"]["sha256"]
+    sha256 = json.loads(text)["plugin"]["revision"]
     (folder / MANIFEST).write_text(text.replace(sha256, "0" * 64).replace(sha256[:12], "0" * 12))
     assert "what its strategy is" in verify(folder).why[0]

@@ -27,7 +27,7 @@ Make = Callable[..., Report]
 REQUIRED = ("acts_without_error", "plans_are_legal", "nothing_is_nan")
 
 
-def report(*, sha256: str = "a", version: str | None = None, params: Any = None, **statuses: Any) -> Report:
+def report(*, revision: str = "a", version: str | None = None, params: Any = None, **statuses: Any) -> Report:
     """Return a report of three required, one recommended and one informative check, which passed if not said else."""
     groups = dict.fromkeys(REQUIRED, "required") | {"gradients_flow": "recommended", "time_of_a_choice": "informative"}
     outcomes = tuple(
@@ -36,12 +36,12 @@ def report(*, sha256: str = "a", version: str | None = None, params: Any = None,
     )
     assert not statuses
     versions = {"sparsebench": version or sparsebench.__version__}
-    origin = Origin(plugin="mine", sha256=sha256)
+    origin = Origin(plugin="mine", revision=revision)
     return Report(strategy="mine", params=params or {}, origin=origin, versions=versions, outcomes=outcomes)
 
 
-def badge(*reports: Report, label: str = "mine", sha256: str = "a") -> tuple[str, str]:
-    return Badges(reports).of(label, sha256)
+def badge(*reports: Report, label: str = "mine", revision: str = "a") -> tuple[str, str]:
+    return Badges(reports).of(label, revision)
 
 
 @pytest.mark.parametrize(
@@ -76,22 +76,22 @@ def test_a_badge_says_how_many_required_checks_failed_and_its_remark_which(
 
 def test_a_report_counts_for_its_source_its_parameters_and_its_version_only() -> None:
     assert badge() == (UNCHECKED, "")
-    assert badge(report(), sha256="b") == (CHANGED, "another version of its source was checked")
+    assert badge(report(), revision="b") == (CHANGED, "another version of its source was checked")
     assert badge(report(params={"power": 2.0})) == (UNCHECKED, "")
     assert badge(report(params={"power": 2.0}), label="mine(power=2.0)") == ("passes", "")
     old = report(version="0.0.9")
     assert badge(old) == (CHANGED, f"checked by sparsebench 0.0.9, this is {sparsebench.__version__}")
     assert badge(old, report()) == badge(report(), old) == ("passes", "")
-    assert badge(report(sha256=""), sha256="")[0] == CHANGED, "a source of which nothing is known is none"
+    assert badge(report(revision=""), revision="")[0] == CHANGED, "a source of which nothing is known is none"
 
 
-def record(strategy: str, seed: int = 0, sha256: str = "a", **more: Any) -> Record:
+def record(strategy: str, seed: int = 0, revision: str = "a", **more: Any) -> Record:
     cell = Cell(
         task=Part(name="composite"), model=Part(name="vit"), strategy=Part(name=strategy), budget=Budget(macs=0.5),
         n_train=8, repetition=seed,
     )  # fmt: skip
     given = {"status": "ok", "metrics": {"accuracy": Metric(value=0.5, unit="fraction", n=20)}} | more
-    origin = Origin(plugin=strategy, sha256=sha256)
+    origin = Origin(plugin=strategy, revision=revision)
     return Record(cell=cell, cell_id=cell.id, origin=origin, kind="deployable", label=strategy, **given)
 
 
@@ -110,7 +110,7 @@ def test_rows_have_the_badge_that_all_their_records_have(by: str | None) -> None
     both = [record("mine"), record("mine", 1), record("other")]
     assert board([report()], *both, by=by) == {"mine": "passes", "other": UNCHECKED}
     assert board([report()], *both[::2], record("mine", 1, "b"), by=by) == {"mine": SEVERAL, "other": UNCHECKED}
-    assert board([report(sha256="b")], *both, by=by) == {"mine": CHANGED, "other": UNCHECKED}
+    assert board([report(revision="b")], *both, by=by) == {"mine": CHANGED, "other": UNCHECKED}
 
 
 @pytest.mark.parametrize("by", [None, "task"])

@@ -24,7 +24,7 @@ def test_a_run_says_what_its_strategies_are(out: Path) -> None:
     registry = Registry()
     for name in ("attn_topk", "dense", "random", "oracle"):
         shipped = registry.strategy(name)
-        one = found[name, shipped.origin.sha256]
+        one = found[name, shipped.origin.revision]
         assert (one.kind, one.site, one.trained) == (shipped.cls.kind, shipped.cls.site, shipped.cls.trained)
         assert (one.citation, one.bibtex) == (shipped.cls.citation, shipped.cls.bibtex)
 

@@ -35,7 +35,7 @@ def stores(tmp_path: Path, make_record: Make) -> list[Path]:
         "a": [make_record(), make_record(repetition=1, status="failed", started=9), make_record(repetition=2)],
         "b": [make_record(repetition=1, started=3), make_record(started=5, value=0.25)],
         "c": [
-            make_record(started=2, sha256="b", status="failed"), make_record(repetition=2, started=1, sha256="b"),
+            make_record(started=2, revision="b", status="failed"), make_record(repetition=2, started=1, revision="b"),
             make_record(repetition=3),
         ],
     }  # fmt: skip

@@ -48,7 +48,7 @@ def record(**changes):
             foreground=pack(np.array([7, 7, 65535])),
         ),
         "notes": {"attention": "class"},
-        "origin": Origin(plugin="random", distribution="sparsebench", version="0.1.0", sha256="ab"),
+        "origin": Origin(plugin="random", distribution="sparsebench", version="0.1.0", revision="ab"),
         "kind": "baseline",
         "label": "random",
     }

@@ -218,9 +218,9 @@ def test_stores_are_merged_by_copying_segments(tmp_path: Path, make_record: Make
         pytest.param({}, {"status": "failed"}, "older", id="a failure does not replace a success"),
         pytest.param({"status": "crashed"}, {}, "newer", id="a success replaces a failure"),
         pytest.param({"status": "failed"}, {"status": "oom"}, "newer", id="the newer failure wins"),
-        pytest.param({}, {"sha256": "b"}, "newer", id="a changed source replaces"),
-        pytest.param({}, {"sha256": "b", "status": "failed"}, "newer", id="a changed source that fails replaces"),
-        pytest.param({"status": "failed"}, {"sha256": "b", "status": "failed"}, "newer", id="changed failures"),
+        pytest.param({}, {"revision": "b"}, "newer", id="a changed source replaces"),
+        pytest.param({}, {"revision": "b", "status": "failed"}, "newer", id="a changed source that fails replaces"),
+        pytest.param({"status": "failed"}, {"revision": "b", "status": "failed"}, "newer", id="changed failures"),
     ],
 )
 def test_one_record_of_each_cell_counts(

@@ -15,7 +15,7 @@ from sparsebench.testing import Outcome, Report
 
 
 def report(**more):
-    given = {"strategy": "mine", "origin": Origin(plugin="mine", sha256="a"), "versions": {"sparsebench": "1"}}
+    given = {"strategy": "mine", "origin": Origin(plugin="mine", revision="a"), "versions": {"sparsebench": "1"}}
     outcome = Outcome(check="prints_nothing", group="required", says="So.", status="failed", message='it wrote "ü\n"')
     return Report(**(given | {"outcomes": (outcome,)} | more))
 
@@ -31,7 +31,7 @@ def test_a_report_comes_back_as_it_was_and_a_newer_one_takes_its_place(tmp_path)
 
 @pytest.mark.parametrize(
     "other",
-    [{"strategy": "its"}, {"params": {"power": 2.0}}, {"origin": Origin(plugin="mine", sha256="b")},
+    [{"strategy": "its"}, {"params": {"power": 2.0}}, {"origin": Origin(plugin="mine", revision="b")},
      {"versions": {"sparsebench": "2"}}],
 )  # fmt: skip
 def test_another_strategy_parameter_source_or_version_has_a_report_of_its_own(tmp_path, other):

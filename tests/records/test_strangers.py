@@ -225,13 +225,13 @@ def test_only_pictures_of_the_folder_itself_are_embedded(tmp_path: Path, kind: s
 def test_a_submission_is_written_where_it_is_asked_for(folder: Path, tmp_path: Path, odd: str) -> None:
     def change(raw: dict[str, Any]) -> None:
         raw["cell"]["strategy"]["name"] = raw["label"] = odd
-        raw["origin"]["sha256"] = "b" * 64
+        raw["origin"]["revision"] = "b" * 64
 
     add(folder, change)
     (first, _) = store.segments(folder)
     first.unlink()
     (record,) = store.read(folder).values()
-    about = {"name": odd, "sha256": "b" * 64, "kind": "deployable", "site": "input", "trained": False,
+    about = {"name": odd, "revision": "b" * 64, "kind": "deployable", "site": "input", "trained": False,
              "adaptive": False, "citation": "", "bibtex": "", "how": ""}  # fmt: skip
     store.keep(folder / "strategies", about)
     store.keep(folder / "suites", {"name": "x", "version": 1, "settings": [manifests.setting_of(record.cell)]})

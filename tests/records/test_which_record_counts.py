@@ -31,8 +31,8 @@ def segment(out: Path, name: str, *written: Record | dict[str, Any]) -> Path:
 def by_hand(all_of_a_cell: list[Record]) -> Record:
     """Return what counts: of each source the newest success, or else failure; of these the newest."""
     each = []
-    for sha256 in {r.origin.sha256 for r in all_of_a_cell}:
-        own = [r for r in all_of_a_cell if r.origin.sha256 == sha256]
+    for revision in {r.origin.revision for r in all_of_a_cell}:
+        own = [r for r in all_of_a_cell if r.origin.revision == revision]
         good = [r for r in own if r.status == "ok"]
         each.append(max(good or own, key=lambda r: r.started))
     return max(each, key=lambda r: r.started)
@@ -42,7 +42,7 @@ def test_what_counts_depends_on_no_order(tmp_path: Path, make_record: Make) -> N
     draw = random.Random(0)
     for trial in range(40):
         written = [
-            make_record(started=k, sha256=draw.choice("ab"), status=draw.choice(["ok", "failed", "crashed"]))
+            make_record(started=k, revision=draw.choice("ab"), status=draw.choice(["ok", "failed", "crashed"]))
             for k in range(4)
         ]
         draw.shuffle(written)
@@ -65,7 +65,7 @@ def test_records_of_one_moment_count_by_what_they_say(tmp_path: Path, make_recor
 def test_heads_are_those_of_the_records_that_count(tmp_path: Path, make_record: Make) -> None:
     written = [
         make_record(
-            repetition=k % 5, started=k, sha256="ab"[k % 2], status="failed" if k % 3 else "ok", notes={"a": str(k)}
+            repetition=k % 5, started=k, revision="ab"[k % 2], status="failed" if k % 3 else "ok", notes={"a": str(k)}
         )
         for k in range(20)
     ]  # fmt: skip
@@ -87,11 +87,11 @@ def test_a_line_in_another_spelling_is_read(make_record: Make, kind: Any) -> Non
 
 
 def test_a_record_that_replaces_another_is_later_even_if_the_clock_was_set_back(make_record: Make) -> None:
-    before, after = make_record(started=30), make_record(started=10, sha256="b")
+    before, after = make_record(started=30), make_record(started=10, revision="b")
     moved = run._after(after, before)
     assert moved.started == "2026-01-01T00:00:30.000001+00:00"
     for order in ([before, moved], [moved, before]):
-        assert store.newest((store.Claim(r.cell_id, r.origin.sha256, True, r.started, 0), r) for r in order) == {
+        assert store.newest((store.Claim(r.cell_id, r.origin.revision, True, r.started, 0), r) for r in order) == {
             after.cell_id: moved
         }
     assert run._after(moved, moved).started == "2026-01-01T00:00:30.000002+00:00"
@@ -107,11 +107,11 @@ def test_no_record_is_immortal(make_record: Make, claimed: str) -> None:
     """Whatever a record of a stranger's store says of its time, one that is made after it counts."""
     forged, made = make_record().model_copy(update={"started": claimed}), make_record(started=10, value=0.25)
     later = run._after(made, forged)
-    claims = [(store.Claim(r.cell_id, r.origin.sha256, True, r.started, k), r) for k, r in enumerate([later, forged])]
+    claims = [(store.Claim(r.cell_id, r.origin.revision, True, r.started, k), r) for k, r in enumerate([later, forged])]
     for order in (claims, claims[::-1]):
         assert store.newest(order) == {made.cell_id: later}
-    other = make_record(started=10, sha256="b")
-    claims = [(store.Claim(r.cell_id, r.origin.sha256, True, r.started, k), r) for k, r in enumerate([other, forged])]
+    other = make_record(started=10, revision="b")
+    claims = [(store.Claim(r.cell_id, r.origin.revision, True, r.started, k), r) for k, r in enumerate([other, forged])]
     assert store.newest(claims) == {made.cell_id: other}
 
 

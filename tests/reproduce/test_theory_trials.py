@@ -53,7 +53,7 @@ def record_of(
         n_train=n_train, repetition=repetition, where="test",
     )  # fmt: skip
     return Record(
-        cell=cell, cell_id=cell.id, status=status, origin=Origin(plugin="noise", sha256="a"), kind="deployable",
+        cell=cell, cell_id=cell.id, status=status, origin=Origin(plugin="noise", revision="a"), kind="deployable",
         label="noise(seed=1)", metrics={name: Metric(value=v, unit="", n=1) for name, v in metrics.items()},
         samples={"watched_steps": (0.0, 10.0)} if status == "ok" else {},
         failure=None if status == "ok" else Failure(reason="it broke", kind=kind),
