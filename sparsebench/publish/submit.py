@@ -21,7 +21,6 @@ from sparsebench.records import environment, files, manifests, store
 from sparsebench.records.cell import Cell, canonical, digest
 from sparsebench.records.files import content_of
 from sparsebench.records.manifests import Asked, setting_of
-from sparsebench.records.merge import Place, lines
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
 from sparsebench.strategy import Kind
@@ -42,7 +41,7 @@ class _Known(NamedTuple):
     setting: str
     start: str
     machine: str
-    place: Place
+    record: Record
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
             settings of the suite; what would be published contradicts itself; or it is there already.
     """
     with without_collector():
-        known = list(store.newest((stored.claim, _entry(stored)) for stored in store.scan_all(out, Record)).values())
+        known = [_entry(record) for record in store.read(out).values()]
     if not known:
         raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
     name = _strategy(known, strategy)
@@ -103,14 +102,12 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     return Submission(folder, manifest, verdict)
 
 
-def _entry(stored: store.Found[Record]) -> _Known:
-    record = stored.item
+def _entry(record: Record) -> _Known:
     cell = record.cell
     start = "" if cell.init is None else cell.init.id
-    place = Place(stored.path, stored.offset, stored.length)
     return _Known(
         record.cell_id, cell, cell.strategy.name, record.kind, record.origin, setting_of(cell), start,
-        record.environment, place,
+        record.environment, record,
     )  # fmt: skip
 
 
@@ -187,7 +184,7 @@ def _choose(known: Iterable[_Known], name: str, suite: Asked) -> list[_Known]:
 def _write(part: Path, out: Path, chosen: list[_Known], source: tuple[str, str], suite: Asked) -> None:
     """Write all but the manifest."""
     with files.whole_file(part / RECORDS) as file:
-        file.writelines(lines(one.place for one in chosen))
+        file.writelines((canonical(one.record.model_dump(mode="json")) + "\n").encode() for one in chosen)
     _copy(out, part, environment.FOLDER, {one.machine for one in chosen} - {""})
     described, sources = manifests.strategies(out), {(one.strategy, one.origin.revision) for one in chosen} | {source}
     for key in sources & set(described):  # those of earlier versions have other names in the run's folder

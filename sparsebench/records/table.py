@@ -240,13 +240,27 @@ def write(path: Path, table: pa.Table, beside: Mapping[str, str]) -> None:
     import pyarrow.parquet as pq
 
     about = {"format": FORMAT, "schema_version": SCHEMA, "beside": dict(sorted(beside.items()))}
-    table = table.sort_by([(name, "ascending") for name in ORDER]).replace_schema_metadata({ABOUT: canonical(about)})
+    place = np.lexsort([_ranks(table[name]) for name in reversed(ORDER)])
+    table = table.take(place).replace_schema_metadata({ABOUT: canonical(about)})
     with files.whole_file(path) as file:
         pq.write_table(
             table, file, compression="zstd", compression_level=LEVEL, row_group_size=BATCH, write_statistics=False,
             use_dictionary=[field.name for field in _fields() if field.name not in DIFFERENT],
             dictionary_pagesize_limit=2**30, data_page_size=2**24, write_page_checksum=True,
         )  # fmt: skip
+
+
+def _ranks(column: pa.ChunkedArray) -> np.ndarray:
+    """Return numbers that sort as the values of a column do, nulls first."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(column.type) and not pa.types.is_string(column.type):
+        return np.asarray(column)
+    values = column.unify_dictionaries().combine_chunks()
+    values = values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+    rank = np.argsort(np.argsort(np.array(values.dictionary.to_pylist(), object), kind="stable"), kind="stable")
+    places = values.indices.fill_null(-1).to_numpy()
+    return np.where(places < 0, -1, rank[places] if len(rank) else -1)
 
 
 def read(path: Path, columns: Callable[[str], bool] = lambda name: True) -> pa.Table:
@@ -321,7 +335,7 @@ def items(path: Path, kind: type[T]) -> Iterator[Stored[T]]:
         Past: lambda name: name in (*_OF_HEADS, "cell", "n_train", "seconds", "memory"),
         Head: lambda name: name in _OF_HEADS,
     }[kind]
-    make: Callable[[Row], Head] = {Record: _record, Past: _past, Head: _head}[kind]
+    make: Callable[[Row], Any] = {Record: _record, Past: _past, Head: _head}[kind]
     with _open(path) as file:
         columns = [field.name for field in file.schema_arrow if wanted(field.name)]
         for batch in file.iter_batches(2000, columns=columns):
@@ -365,7 +379,7 @@ def _init(text: str) -> Cell:
 
 def _record(row: Row) -> Record:
     """Return the record of a row; ValueError where it is none."""
-    parts = {name: None if row[name] is None else json.loads(row[name]) for name in PARTS if name != "init"}
+    parts: Row = {name: None if row[name] is None else json.loads(row[name]) for name in PARTS if name != "init"}
     init = None if row["init"] is None else _init(row["init"])
     cell = Cell.model_validate(parts["cell"] | {name: row[name] for name in ("n_train", "repetition")} | {"init": init})
     if cell.id != row["cell_id"]:
