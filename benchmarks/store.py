@@ -23,11 +23,11 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+from sparsebench.records.parquet import path_of
 from tabulate import tabulate
 
 from sparsebench.records import store
 from sparsebench.records.cell import canonical
-from sparsebench.records.parquet import path_of
 
 REAL = Path(__file__).resolve().parents[1] / "leaderboard" / "quick"
 BUDGETS, VARIANTS = (0.3, 0.4, 0.5, 0.6, 0.7), 20

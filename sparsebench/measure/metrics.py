@@ -103,7 +103,8 @@ METRICS = (
 """The metrics of sparsebench; tasks and models may declare others."""
 _BY_NAME = {kind.name: kind for kind in METRICS}
 RESERVED = frozenset({
-    "accuracy_delta", "aligned_gap", "aligned_gap_reduction", "budget", "cell_id", "checks", "checks_remark",
+    "accuracy_delta", "aligned_gap", "cell", "checksum", "failure", "init", "memory", "metrics", "notes", "samples",
+    "test_ranks", "trajectory", "aligned_gap_reduction", "budget", "cell_id", "checks", "checks_remark",
     "class_folders", "cost_model", "device", "distribution", "environment", "how", "inactive", "kept_accuracy", "kind",
     "macs_at_2", "macs_ratio_asked", "model", "n_seeds", "n_train", "network", "pareto", "pareto_speed", "plugin",
     "random_inside_delta", "rank", "reason", "repetition", "revision", "sample_complexity", "sample_complexity_loss",

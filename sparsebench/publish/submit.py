@@ -19,7 +19,6 @@ from sparsebench.publish.parts import unanswered_of
 from sparsebench.publish.verify import Verdict, verify
 from sparsebench.records import environment, files, manifests, store
 from sparsebench.records.cell import Cell, canonical, digest
-from sparsebench.records.files import content_of
 from sparsebench.records.manifests import Asked, setting_of
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
@@ -194,12 +193,11 @@ def _write(part: Path, out: Path, chosen: list[_Known], source: tuple[str, str],
 
 
 def _copy(out: Path, part: Path, folder: str, hashes: Iterable[str]) -> None:
+    contents = store.beside(out, folder)
     for name in hashes:
-        try:
-            content = content_of(out / folder / f"{name}.json")
-        except OSError as error:
-            raise UserError(f"{out}/{folder}/{name}.json is not there: {error.strerror}", next_step=AGAIN) from error
-        files.write_whole(part / folder / f"{name}.json", content)
+        if f"{name}.json" not in contents:
+            raise UserError(f"{out} does not hold {folder}/{name}.json", next_step=AGAIN)
+        files.write_whole(part / folder / f"{name}.json", contents[f"{name}.json"].encode())
 
 
 def git_steps(submission: Submission) -> str:

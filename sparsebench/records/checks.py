@@ -30,7 +30,7 @@ def write(report: Report, out: Path) -> Path:
 def read(out: Path) -> list[Report]:
     """Return the reports of a results folder; those that cannot be read are left out with a warning."""
     reports = []
-    for name, content in store.beside(out, "checks"):
+    for name, content in store.beside(out, "checks").items():
         try:
             reports.append(_parse(content))
         except (ValueError, RecursionError) as error:
@@ -38,7 +38,7 @@ def read(out: Path) -> list[Report]:
     return reports
 
 
-def _parse(content: bytes) -> Report:
+def _parse(content: str) -> Report:
     raw = json.loads(content)
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA:

@@ -33,7 +33,7 @@ LATER = "capability"
 def read(out: Path, wanted: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return what a run's folder says of some machines, by their hashes; what cannot be read is left out."""
     environments, names = {}, {f"{name}.json" for name in set(wanted) - {""}}
-    for name, content in store.beside(out, FOLDER):
+    for name, content in store.beside(out, FOLDER).items():
         if name in names:
             try:
                 said = sorted(json.loads(content).items())

@@ -170,7 +170,7 @@ def left_out(out: Path) -> list[LeftOut]:
 def metrics(out: Path) -> tuple[MetricKind, ...]:
     """Return what a run's folder says of the metrics that its tasks declare, by name."""
     kinds = {}
-    for name, content in store.beside(out, METRICS):
+    for name, content in store.beside(out, METRICS).items():
         try:
             said: dict[str, Any] = {k: plain(x) if isinstance(x, str) else x for k, x in json.loads(content).items()}
             kind = MetricKind(**said)
@@ -182,7 +182,7 @@ def metrics(out: Path) -> tuple[MetricKind, ...]:
 
 
 def _read(out: Path, folder: str, kind: type[T]) -> Iterator[T]:
-    for name, content in store.beside(out, folder):
+    for name, content in store.beside(out, folder).items():
         try:
             yield kind.model_validate_json(content)
         except ValidationError as error:

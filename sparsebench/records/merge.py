@@ -47,12 +47,12 @@ def _of_each_source(claims: Iterable[tuple[store.Claim, int]]) -> dict[tuple[str
 
 def _beside(stores: Sequence[Path]) -> dict[str, str]:
     """Return what lies beside the records, by folder and name."""
-    contents: dict[str, bytes] = {}
+    texts: dict[str, str] = {}
     for each in stores:
         for folder in store.BESIDE:
-            for file, content in store.beside(each, folder):
+            for file, text in store.beside(each, folder).items():
                 name = f"{folder}/{file}"
-                if contents.get(name, content) != content:
+                if texts.get(name, text) != text:
                     log.warning("%s differs between the stores; one of them is taken", name)
-                contents[name] = max(contents.get(name, b""), content)
-    return {name: content.decode() for name, content in contents.items()}
+                texts[name] = max(texts.get(name, ""), text)
+    return texts

@@ -393,9 +393,9 @@ def _seal(out: Path, path: Path) -> None:
         lines = sum(line.endswith(b"\n") for line in file)
     if sum(map(len, parts)) < lines:
         return
-    loose = [one for folder in BESIDE for one in files.contents_in(out / folder) if _NAMED.fullmatch(one[0].name)]
+    loose = [one for folder in BESIDE for one in _loose(out, folder)]
     if parts:
-        texts = {f"{one.parent.name}/{one.name}": content.decode() for one, content in loose}
+        texts = {f"{one.parent.name}/{one.name}": text for one, text in loose}
         table.write(path.with_suffix(".parquet"), table.join(parts), texts)
     path.unlink()
     _sync_folder(path.parent)
@@ -403,20 +403,29 @@ def _seal(out: Path, path: Path) -> None:
         one.unlink(missing_ok=True)
 
 
-def beside(out: Path, folder: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the names and contents of what lies beside records, in one of the folders `BESIDE` or in sealed files.
+def _loose(out: Path, folder: str) -> Iterator[tuple[Path, str]]:
+    """Yield the files of one of the folders `BESIDE`, and what they say; what is no text is left out with a warning."""
+    for path, content in files.contents_in(out / folder):
+        try:
+            if not _NAMED.fullmatch(path.name):
+                raise ValueError("its name is of another form")
+            yield path, content.decode()
+        except ValueError as error:
+            files.leave_out(path, error)
 
-    Of several contents under one name what is in the folder counts.
+
+def beside(out: Path, folder: str) -> dict[str, str]:
+    """Return what lies beside records, in one of the folders `BESIDE` or in sealed files, by the name of its file.
+
+    Of several texts under one name what is in the folder counts.
     """
-    contents: dict[str, bytes] = {}
+    texts: dict[str, str] = {}
     for path in sealed(out):
         for name, text in table.beside(path).items():
             if name.startswith(f"{folder}/"):
                 name = name.removeprefix(f"{folder}/")
-                contents[name] = max(contents.get(name, b""), text.encode())
-    loose = {path.name: content for path, content in files.contents_in(out / folder)}
-    contents |= {name: content for name, content in loose.items() if _NAMED.fullmatch(name)}
-    yield from sorted(contents.items())
+                texts[name] = max(texts.get(name, ""), text)
+    return dict(sorted((texts | {path.name: text for path, text in _loose(out, folder)}).items()))
 
 
 def parse(line: bytes, kind: type[T] = Record) -> T:  # type: ignore[assignment]

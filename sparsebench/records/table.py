@@ -50,7 +50,8 @@ PARTS = ("cell", "init", "metrics", "trajectory", "samples", "notes", "failure")
 """Columns of JSON: the rest of a record, see `_parts`. The metrics' values and intervals are columns of their own."""
 DIFFERENT = ("cell_id", "started", "samples", PREDICTIONS, RANKS)
 """Columns whose values are for the most part all different; of the others each value is stored once."""
-ORDER = ("setting", "track", "n_train", "repetition", "network", "init", "strategy", "budget", "cell_id")
+ORDER = ("setting", "track", "n_train", "repetition", "network", "init", "strategy", "budget", "cell_id", "revision",
+         CHECKSUM)  # fmt: skip
 """What rows of a file are sorted by: predictions of one network on the same items are alike, and stand together."""
 BATCH = 20_000
 """Records of one row group."""
@@ -117,23 +118,25 @@ def numbers_of(content: bytes, n: int) -> np.ndarray:
     return np.frombuffer(content, "<u1" if len(content) == n else "<u2").astype(np.int64)
 
 
-def _bytes_of(text: str, n: int) -> bytes:
-    """Return the numbers that a record packs, in as many bytes each as the largest needs; none where it has none."""
-    if not text:
-        return b""
-    numbers = unpack(text, n)
+def bytes_of(numbers: np.ndarray) -> bytes:
+    """Return (n,) whole numbers from 0 to 65535 as `numbers_of` reads them."""
     return numbers.astype("<u1" if numbers.max(initial=0) < 256 else "<u2").tobytes()
 
 
-_shared_bytes_of = lru_cache(maxsize=256)(_bytes_of)
+def _unpacked(text: str, n: int) -> bytes:
+    """Return the numbers that a record packs; none where it has none."""
+    return bytes_of(unpack(text, n)) if text else b""
+
+
+_shared = lru_cache(maxsize=256)(_unpacked)
 """Of labels, groups and foregrounds, which many records have the same."""
 
 
 def _numbers(outcomes: Outcomes | None) -> tuple[bytes, ...]:
     if outcomes is None:
         return (b"",) * len(NUMBERS)
-    shared = (_shared_bytes_of(text, outcomes.n) for text in (outcomes.label, outcomes.group, outcomes.foreground))
-    return (*shared, _bytes_of(outcomes.predicted, outcomes.n), _bytes_of(outcomes.rank, outcomes.n))
+    shared = (_shared(text, outcomes.n) for text in (outcomes.label, outcomes.group, outcomes.foreground))
+    return (*shared, _unpacked(outcomes.predicted, outcomes.n), _unpacked(outcomes.rank, outcomes.n))
 
 
 def _parts(record: Record) -> tuple[str | None, ...]:
@@ -144,11 +147,17 @@ def _parts(record: Record) -> tuple[str | None, ...]:
     """
     cell = record.cell.model_dump(mode="json", exclude={"init", "n_train", "repetition"})
     init = record.cell.init
-    metrics = {name: [m.unit, m.n, m.method] for name, m in record.metrics.items() if is_metric(name)}
+    metrics = {name: [metric.unit, metric.n, metric.method] for name, metric in metrics_of(record).items()}
     failure = None if record.failure is None else record.failure.model_dump(mode="json")
     steps = [step.model_dump(mode="json") for step in record.trajectory]
     parts = (cell, init and init.model_dump(mode="json"), metrics, steps, record.samples, record.notes, failure)
     return tuple(canonical(part) if part else None for part in parts)
+
+
+def metrics_of(record: Record) -> dict[str, Metric]:
+    """Return a record's metrics by their names, made plain, without those that are called as other columns."""
+    named = {plain(name): metric for name, metric in record.metrics.items()}
+    return {name: metric for name, metric in named.items() if is_metric(name)}
 
 
 def table_of(stored: Iterable[tuple[Record, int]]) -> pa.Table:
@@ -162,10 +171,9 @@ def table_of(stored: Iterable[tuple[Record, int]]) -> pa.Table:
         row = row_of(record)
         whole = (row[name] for name in (*TEXTS, *COUNTS, *REALS))
         rows.append((*whole, record.memory, checksum, *_numbers(record.outcomes), *_parts(record)))
-        for name, metric in record.metrics.items():
-            if is_metric(name):
-                places[name].append(number)
-                measured[name].append(metric)
+        for name, metric in metrics_of(record).items():
+            places[name].append(number)
+            measured[name].append(metric)
     fields = _fields()
     columns = zip(*rows, strict=True) if rows else ([] for _ in fields)
     arrays = {field.name: _array(values, field.type) for field, values in zip(fields, columns, strict=True)}
@@ -211,7 +219,7 @@ def _fields() -> tuple[pa.Field, ...]:
 def is_metric(name: str) -> bool:
     """Say whether a column is a metric's, or one of the ends of its interval."""
     taken = {*TEXTS, *COUNTS, *REALS, "memory", CHECKSUM, *NUMBERS, *PARTS, *TAKEN}
-    return name not in taken and plain(name) == name
+    return name not in taken
 
 
 def join(tables: Sequence[pa.Table]) -> pa.Table:
@@ -240,14 +248,27 @@ def write(path: Path, table: pa.Table, beside: Mapping[str, str]) -> None:
     import pyarrow.parquet as pq
 
     about = {"format": FORMAT, "schema_version": SCHEMA, "beside": dict(sorted(beside.items()))}
-    place = np.lexsort([_ranks(table[name]) for name in reversed(ORDER)])
-    table = table.take(place).replace_schema_metadata({ABOUT: canonical(about)})
+    table = _in_order(table).replace_schema_metadata({ABOUT: canonical(about)})
     with files.whole_file(path) as file:
         pq.write_table(
             table, file, compression="zstd", compression_level=LEVEL, row_group_size=BATCH, write_statistics=False,
             use_dictionary=[field.name for field in _fields() if field.name not in DIFFERENT],
             dictionary_pagesize_limit=2**30, data_page_size=2**24, write_page_checksum=True,
         )  # fmt: skip
+
+
+def _in_order(table: pa.Table) -> pa.Table:
+    """Return rows and columns in one order, whatever order they were in, and each shared value once."""
+    import pyarrow as pa
+
+    table = table.take(np.lexsort([_ranks(table[name]) for name in reversed(ORDER)]))
+    fixed = [field.name for field in _fields()]
+    own = [name for name in table.column_names if name not in fixed and table[name].null_count < len(table)]
+    arrays = {name: table[name] for name in (*fixed, *sorted(own))}
+    for name, column in arrays.items():
+        if pa.types.is_dictionary(column.type):
+            arrays[name] = _in_order_of_use(column.unify_dictionaries().combine_chunks())
+    return pa.table(arrays).combine_chunks()
 
 
 def _ranks(column: pa.ChunkedArray) -> np.ndarray:
@@ -261,6 +282,19 @@ def _ranks(column: pa.ChunkedArray) -> np.ndarray:
     rank = np.argsort(np.argsort(np.array(values.dictionary.to_pylist(), object), kind="stable"), kind="stable")
     places = values.indices.fill_null(-1).to_numpy()
     return np.where(places < 0, -1, rank[places] if len(rank) else -1)
+
+
+def _in_order_of_use(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    import pyarrow as pa
+
+    places = column.indices.fill_null(-1).to_numpy()
+    used, first = np.unique(places, return_index=True)
+    order = used[np.argsort(first)]
+    order = order[order >= 0]
+    new = np.zeros(len(column.dictionary) + 1, np.int32)
+    new[order] = np.arange(len(order))
+    indices = pa.array(new[places], mask=places < 0)
+    return pa.DictionaryArray.from_arrays(indices, column.dictionary.take(pa.array(order)))
 
 
 def read(path: Path, columns: Callable[[str], bool] = lambda name: True) -> pa.Table:
@@ -305,7 +339,7 @@ def _check(path: Path, schema: pa.Schema) -> None:
     kinds = {name: None for name in fixed} | {field.name: field.type for field in schema}
     for name, kind in kinds.items():
         if kind != (wanted := fixed.get(name, "double")):
-            raise UserError(f"{path}: the type of column '{plain(name, 60)}'", got=kind, allowed=wanted)
+            raise UserError(f"{path}: the type of column '{plain(name, 60)}'", got=str(kind), allowed=str(wanted))
 
 
 @lru_cache(maxsize=256)
@@ -335,7 +369,7 @@ def items(path: Path, kind: type[T]) -> Iterator[Stored[T]]:
         Past: lambda name: name in (*_OF_HEADS, "cell", "n_train", "seconds", "memory"),
         Head: lambda name: name in _OF_HEADS,
     }[kind]
-    make: Callable[[Row], Any] = {Record: _record, Past: _past, Head: _head}[kind]
+    make: Callable[[Row], Any] = {Record: record_of, Past: _past, Head: _head}[kind]
     with _open(path) as file:
         columns = [field.name for field in file.schema_arrow if wanted(field.name)]
         for batch in file.iter_batches(2000, columns=columns):
@@ -377,7 +411,7 @@ def _init(text: str) -> Cell:
     return Cell.model_validate_json(text)
 
 
-def _record(row: Row) -> Record:
+def record_of(row: Row) -> Record:
     """Return the record of a row; ValueError where it is none."""
     parts: Row = {name: None if row[name] is None else json.loads(row[name]) for name in PARTS if name != "init"}
     init = None if row["init"] is None else _init(row["init"])
@@ -385,7 +419,7 @@ def _record(row: Row) -> Record:
     if cell.id != row["cell_id"]:
         raise ValueError(f"its cell has hash {cell.id}, not {row['cell_id']}")
     metrics = {
-        name: Metric(value=row[name], unit=unit, n=n, low=row.get(f"{name}.low"), high=row.get(f"{name}.high"),
+        name: Metric(value=row.get(name), unit=unit, n=n, low=row.get(f"{name}.low"), high=row.get(f"{name}.high"),
                      method=method)
         for name, (unit, n, method) in (parts["metrics"] or {}).items()
     }  # fmt: skip

@@ -26,7 +26,8 @@ from sparsebench.board.gather import gather
 from sparsebench.board.notes import notes_on
 from sparsebench.cli import main
 from sparsebench.records import store
-from sparsebench.records.record import Record, pack
+from sparsebench.records.record import Record
+from sparsebench.records.table import bytes_of
 
 ARCH, SIDE = "test_vit", 32
 CLASSES = {"n01440764": 0, "n01443537": 1, "n01484850": 2}
@@ -77,7 +78,7 @@ def of_three(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def named(out: Path, record: Record) -> str | None:
-    known = [json.loads(path.read_text()) for path in (out / "files").glob("*.json")]
+    known = [json.loads(text) for text in store.beside(out, "files").values()]
     return {one["name"]: one["file"] for one in known}.get(str(record.cell.model.params["weights"]))
 
 
@@ -202,7 +203,7 @@ def flats(strategy: str, tests: int) -> list[Flat]:
     """Return flat records of a network that is tested so often, with the same outcome."""
     labels = np.arange(200) % 2
     hits = np.random.default_rng(len(strategy)).random(200) < (0.95 if strategy == "dense" else 0.8)
-    outcomes = {"test_labels": pack(labels), "test_predictions": pack(np.where(hits, labels, 60000))}
+    outcomes = {"test_labels": bytes_of(labels), "test_predictions": bytes_of(np.where(hits, labels, 60000))}
     more = {"n_train": 0, "network": "weights-1", "accuracy": hits.mean(), "test_items": 200}
     return [flat(strategy, draw, **outcomes, **more) for draw in range(tests)]
 

@@ -1,14 +1,37 @@
 """Flat records of a few strategies, and what was said of their test items."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparsebench.board.board import Row
-from sparsebench.records.record import pack
+from sparsebench.records import store, table
+from sparsebench.records.record import Record
+from sparsebench.records.table import bytes_of
 
 KINDS = {"dense": "baseline", "random": "baseline", "oracle": "oracle", "anti_oracle": "oracle"}
 Flat = dict[str, Any]
+
+
+def flatten(record: Record) -> Flat:
+    """Return a record as the flat row that boards are made of."""
+    (row,) = table.rows_of(table.table_of([(record, 0)]))
+    return row
+
+
+def rows_in(out: Path) -> list[Flat]:
+    """Return the flat rows of a folder's records that count."""
+    return list(table.rows_of(store.rows(out).sort_by("cell_id")))
+
+
+def without_losses(records: dict[str, Record]) -> dict[str, Record]:
+    """Return records as they are read from a sealed file."""
+    empty = {"loss": ""}
+    return {
+        name: record.model_copy(update={"outcomes": record.outcomes and record.outcomes.model_copy(update=empty)})
+        for name, record in records.items()
+    }
 
 
 def flat(strategy: str, seed: int = 0, task: str = "composite", **more: Any) -> Flat:
@@ -66,10 +89,10 @@ def with_outcomes(strategy: str, hits: np.ndarray, groups: np.ndarray | None = N
     """Return flat records of (S, I) outcomes, and of the groups of these items."""
     S, I = hits.shape
     labels = [np.arange(I) % 2 + 2 * seed for seed in range(S)]
-    packed = [{} if groups is None else {"test_groups": pack(groups)} for _ in range(S)]
+    packed = [{} if groups is None else {"test_groups": bytes_of(groups)} for _ in range(S)]
     return [
-        flat(strategy, seed, accuracy=float(one.mean()), test_items=I, test_labels=pack(labels[seed]),
-             test_predictions=pack(np.where(one, labels[seed], 60000)), **packed[seed] | more)
+        flat(strategy, seed, accuracy=float(one.mean()), test_items=I, test_labels=bytes_of(labels[seed]),
+             test_predictions=bytes_of(np.where(one, labels[seed], 60000)), **packed[seed] | more)
         for seed, one in enumerate(hits)
     ]  # fmt: skip
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flats import rows_in
 from forging import PLUGIN, sealed
 
 from sparsebench import api
@@ -13,7 +14,7 @@ from sparsebench.errors import UserError
 from sparsebench.publish.folder import MANIFEST, RECORDS
 from sparsebench.publish.submit import git_steps, submit
 from sparsebench.publish.verify import verify
-from sparsebench.records import flat, manifests, store
+from sparsebench.records import manifests, store
 from sparsebench.records.cell import digest
 from sparsebench.records.record import Failure, Record
 
@@ -44,7 +45,7 @@ def test_it_has_the_strategy_and_the_baselines_and_what_they_start_from(out: Pat
 
 
 def test_boards_can_be_made_of_it(sound: Path) -> None:
-    assert len(list(flat.load(sound))) == len(store.read(sound))
+    assert len(rows_in(sound)) == len(store.read(sound))
 
 
 def test_the_same_records_give_the_same_bytes(out: Path, sound: Path, tmp_path: Path) -> None:
