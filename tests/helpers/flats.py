@@ -1,9 +1,12 @@
 """Flat records of a few strategies, and what was said of their test items."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparsebench.board.board import Row
 from sparsebench.records import store, table
@@ -23,6 +26,15 @@ def flatten(record: Record) -> Flat:
 def rows_in(out: Path) -> list[Flat]:
     """Return the flat rows of a folder's records that count."""
     return list(table.rows_of(store.rows(out).sort_by("cell_id")))
+
+
+def copy_without(out: Path, to: Path, cells: Sequence[str]) -> Path:
+    """Write a folder to another one without the records of some cells, and return that."""
+    rows = store.rows(out)
+    kept = pc.invert(pc.is_in(rows["cell_id"], pa.array(cells, pa.string())))
+    beside = {f"{name}/{file}": text for name in store.BESIDE for file, text in store.beside(out, name).items()}
+    table.write(to / "records" / "some.parquet", rows.filter(kept), beside)
+    return to
 
 
 def without_losses(records: dict[str, Record]) -> dict[str, Record]:
