@@ -19,7 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind, check
@@ -66,11 +74,19 @@ class Asked(_Model):
     Attributes:
         name, version: the suite's, if all its cells were asked for; else `OWN`, 1.
         settings: the hashes of what every strategy of it is measured on, see `setting_of`, sorted.
+        main_task, sample_complexity: the suite's, see `planning.suite.Suite`; "" of no suite, or of an earlier version.
     """
 
     name: str
     version: int
     settings: tuple[str, ...]
+    main_task: str = ""
+    sample_complexity: str = ""
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is empty, so that the hashes of earlier versions still hold."""
+        return {name: value for name, value in dump(self).items() if value != ""}
 
     @property
     def sha256(self) -> str:

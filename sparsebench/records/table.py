@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from sparsebench.errors import UserError
+from sparsebench.measure.metrics import kind_of
 from sparsebench.records import files
 from sparsebench.records.cell import NETWORK, Cell, canonical
 from sparsebench.records.origin import Origin
@@ -247,7 +249,8 @@ def write(path: Path, table: pa.Table, beside: Mapping[str, str]) -> None:
     """
     import pyarrow.parquet as pq
 
-    about = {"format": FORMAT, "schema_version": SCHEMA, "beside": dict(sorted(beside.items()))}
+    about = {"format": FORMAT, "schema_version": SCHEMA, "beside": dict(sorted(beside.items())),
+             "metrics": _described(filter(is_metric, table.column_names))}  # fmt: skip
     table = _in_order(table).replace_schema_metadata({ABOUT: canonical(about)})
     with files.whole_file(path) as file:
         pq.write_table(
@@ -255,6 +258,15 @@ def write(path: Path, table: pa.Table, beside: Mapping[str, str]) -> None:
             use_dictionary=[field.name for field in _fields() if field.name not in DIFFERENT],
             dictionary_pagesize_limit=2**30, data_page_size=2**24, write_page_checksum=True,
         )  # fmt: skip
+
+
+def _described(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return what sparsebench's metrics are, by name; what tasks declare lies beside the records."""
+    known = {}
+    for name in names:
+        with suppress(KeyError):
+            known[name] = asdict(kind_of(name))
+    return known
 
 
 def _in_order(table: pa.Table) -> pa.Table:
