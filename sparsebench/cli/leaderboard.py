@@ -58,7 +58,7 @@ def leaderboard(
     """Show the leaderboard of a run's FOLDER, made from its records alone.
 
     html is one page with all of it, charts included, that any browser opens without a network; bibtex what the
-    strategies in it cite. --check exits with 1 if files differ, or a record is not what its outcomes come to.
+    strategies in it cite. --check exits with 1 if files differ, or a record contradicts itself.
     """
     from sparsebench.records.files import write_whole
 
@@ -80,7 +80,7 @@ def _compare_or_write(folder: Path, write: bool) -> int:
     """Compare the boards in a folder with their records, or write them; return how the command leaves."""
     from sparsebench.board import documents
     from sparsebench.page import published
-    from sparsebench.publish.boards import contradictions
+    from sparsebench.publish.consistent import contradictions
 
     if write and (folder / MANIFEST).is_file():
         raise UserError(

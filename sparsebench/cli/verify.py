@@ -42,25 +42,22 @@ class Cells(click.IntRange):
 @click.option("--board", type=click.Path(path_type=Path), metavar="DIR", help="Say what has another suite than DIR.")
 @click.option("--replay", type=Cells(), metavar="N", help="Run N cells of one submission again here, or all.")
 @click.option("--replay-seed", type=int, metavar="SEED", help="Draw those cells as a replay before did, which says it.")
-@click.option("--plugin", type=click.Path(path_type=Path), metavar="FILE.py", help="The strategy's file, to replay.")
 @click.option("--device", default="auto", show_default=True, help="To replay on: auto, cpu, cuda or cuda:i.")
 @click.option("--yes", is_flag=True, help="Replay without asking whether to run that code.")
 @click.option("--json", "as_json", is_flag=True, help="A list, one object a submission.")
 def verify(
-    path: Path, board: Path | None, replay: int | None, replay_seed: int | None, plugin: Path | None, device: str,
-    yes: bool, as_json: bool, **files: Any,
+    path: Path, board: Path | None, replay: int | None, replay_seed: int | None, device: str, yes: bool, as_json: bool,
+    **files: Any,
 ) -> None:  # fmt: skip
-    """Give each submission below PATH its badge, from its records alone, and say why not the next.
+    """Give each submission below PATH its badge, from its files alone, and say what is wrong with it.
 
     \b
-    reported   types, hashes and finite numbers are as they must be
-    rescored   its metrics are what its outcomes come to
-    recounted  its MACs are what its token counts come to
-    replayed (elsewhere)   cells that were run again here agree with what is said to come from another machine
-    replayed   cells that were run again here agree to the bit
+    reported   whole and consistent; nobody has run it again
+    replayed   and cells drawn by chance, run again here, agree with it
     A submission without any is rejected.
 
-    Only --replay runs the strategy's code, and needs the pictures, weights and networks that the run was given.
+    Only --replay runs the strategy's code, from the submission or as it is installed, and needs the pictures, weights
+    and networks that the run was given.
 
     Exits with 0 if nothing contradicts itself, 1 if something does, 2 if the command is wrong.
     """
@@ -70,9 +67,9 @@ def verify(
     if replay and len(folders) > 1:
         raise UserError("one submission is replayed at a time", got=f"{len(folders)} of them", next_step="name one")
     for folder, verdict in zip(folders, verify_each(folders, board), strict=True):
-        if replay and verdict.badge == "recounted":
-            _ask(verdict, plugin, yes)
-            _replay(folder, verdict, replay, replay_seed, plugin, device, Files(**files))
+        if replay and verdict.badge == "reported":
+            _ask(folder, yes)
+            _replay(folder, verdict, replay, replay_seed, device, Files(**files))
         verdicts.append(verdict)
         if not as_json:
             click.echo(_lines(verdict))
@@ -81,11 +78,11 @@ def verify(
     sys.exit(int(any(verdict.wrong for verdict in verdicts)))
 
 
-def _ask(verdict: Verdict, plugin: Path | None, yes: bool) -> None:
+def _ask(folder: Path, yes: bool) -> None:
     """Say what is going to run, and go on only if that is wanted."""
     from sparsebench.publish.replay import announcement
 
-    line = announcement(plugin, verdict.strategy)
+    line = announcement(folder)
     if yes:
         click.echo(line, err=True)
     elif not sys.stdin.isatty():
@@ -94,25 +91,19 @@ def _ask(verdict: Verdict, plugin: Path | None, yes: bool) -> None:
         click.confirm(f"{line}; go on?", abort=True, err=True)
 
 
-def _replay(
-    folder: Path, verdict: Verdict, number: int, seed: int | None, plugin: Path | None, device: str, files: Files
-) -> None:
+def _replay(folder: Path, verdict: Verdict, number: int, seed: int | None, device: str, files: Files) -> None:
     from sparsebench.publish.replay import Here, replay
 
-    here = Here(plugin, files, device, seed, Progress(folder).stopping)
+    here = Here(files, device, seed, Progress(folder).stopping)
     replay(folder, verdict, None if number == ALL else number, here)
 
 
 def _lines(verdict: Verdict) -> str:
-    within = "" if verdict.points is None else f", agrees within {verdict.points:g} points"
-    lines = [f"{verdict.folder}: {verdict.badge}{within}"]
+    lines = [f"{verdict.folder}: {verdict.badge}: {verdict.said}"]
     if verdict.strategy:
         of = f"suite {verdict.suite}" if verdict.suite else "cells of its own"
         lines.append(f"{verdict.strategy} {verdict.version}, {of}, {verdict.records} records")
-    lines += [f"not the next badge: {why}" for why in verdict.why] + verdict.notes
-    if verdict.as_reported:
-        lines.append(f"as reported: {', '.join(verdict.as_reported)}")
-    return "\n  ".join(lines)
+    return "\n  ".join([*lines, *verdict.why, *verdict.notes])
 
 
 options("weights", "weights_key", "networks", *PICTURES)(verify)

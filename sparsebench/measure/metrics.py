@@ -22,7 +22,8 @@ class MetricKind:
         name: its name in records.
         unit: "fraction", "MACs", "images/s", "loss", "steps", ...
         what: what it means, in a line.
-        decided_by: what of a record it can be made from again: its outcomes, its trajectory, or nothing.
+        decided_by: what of a record it can be computed from again: its outcomes (`success` with the test loss), its
+            trajectory, or nothing.
         over_seeds: how boards take it together over seeds; "none" where no board has it.
         more_is_better: None where neither is.
         title: the heading of its column; the name with spaces unless given.
@@ -62,7 +63,7 @@ _M = MetricKind
 METRICS = (
     _M("accuracy", "fraction", "test accuracy", "outcomes", "mean", True),
     _M("p_label", "fraction", "probability of the right class, mean over the test: of e to the minus loss of each "
-       "item, where the loss is the cross-entropy", "outcomes", "mean", True),
+       "item, where the loss is the cross-entropy", "reported", "mean", True),
     _M("accuracy_top5", "fraction", "the true class is among the five likeliest", "outcomes", "none", True),
     _M("accuracy" + GROUP, "fraction", "of one group of the test", "outcomes", "mean", True),
     _M("train_samples" + GROUP, "samples", "of one group of the training data", "reported", "none"),
@@ -74,9 +75,9 @@ METRICS = (
     _M("spurious_gap", "fraction", "average minus worst-group accuracy", "outcomes", "mean", False),
     _M("success", "0 or 1", "whether the test met the task's criterion", "outcomes", "mean", True),
     _M("success_loss", "0 or 1", "task `theory` with `criterion=error`: whether it met the paper's, which is of the "
-       "loss", "outcomes", "mean", True),
+       "loss", "reported", "mean", True),
     _M("fitted", "0 or 1", "whether the training samples were fitted before the step limit", "reported", "mean", True),
-    _M("test_loss", "loss", "mean over the test", "outcomes", "none", False),
+    _M("test_loss", "loss", "mean over the test", "reported", "none", False),
     _M("train_loss", "loss", "mean over the training samples, at the end", "reported", "none", False),
     _M("steps", "steps", "of training", "reported", "none"),
     _M("epochs", "epochs", "of training", "reported", "none"),
@@ -87,7 +88,7 @@ METRICS = (
     _M("macs", "MACs", "of one test sample, mean; selection included", "trajectory", "none", False),
     _M("macs_dense", "MACs", "of the model without a strategy", "trajectory", "none"),
     _M("macs_ratio", "fraction", "realised, of the dense ones", "trajectory", "mean", False),
-    _M("macs_ratio_planned", "fraction", "what the budget was solved to", "trajectory", "mean"),
+    _M("macs_ratio_planned", "fraction", "what the budget was solved to", "reported", "mean"),
     _M("macs_p95", "MACs", "of one test sample, 95th percentile; where they differ", "reported", "none", False),
     _M("images_per_s", "images/s", "median of timed test batches", "reported", "median", True),
     _M("selection_auroc", "fraction", "how well scores separate relevant tokens from the others", "reported", "mean",

@@ -21,6 +21,7 @@ from sparsebench.planning.request import Files, Request, Rerun
 from sparsebench.planning.shard import Shard
 from sparsebench.planning.suite import load
 from sparsebench.planning.weights import file_names
+from sparsebench.plugin.content import texts_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
 from sparsebench.records.manifests import OWN, Asked, Described, Given, LeftOut, how_of, setting_of
@@ -137,10 +138,11 @@ def keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:
     sources = {(job.cell.strategy.name, job.origin.revision) for job in jobs if job.failure is None}
     for name, revision in sorted(sources):
         with suppress(UserError):  # in a file that the workers load
-            cls = registry.strategy(name).cls
+            found = registry.strategy(name)
+            cls, (file, source) = found.cls, texts_of(found.file, revision) if found.file else ("", {})
             store.keep(out / manifests.STRATEGIES, Described(
                 name=name, revision=revision, kind=cls.kind, site=cls.site, trained=cls.trained, adaptive=cls.adaptive,
-                citation=cls.citation, bibtex=cls.bibtex, how=how_of(cls),
+                citation=cls.citation, bibtex=cls.bibtex, how=how_of(cls), file=file, source=source,
             ).model_dump(mode="json"))  # fmt: skip
 
 

@@ -149,6 +149,22 @@ def file_hash(path: Path) -> str:
         return ""
 
 
+def texts_of(path: Path, sha256: str) -> tuple[str, dict[str, str]]:
+    """Return the name of a plugin file, and what it and the modules that it brings hold, by their names.
+
+    Written to those names in another folder they are the same plugin; `__init__.py` of packages that the file lies in
+    are among them. There is nothing where the hash is another one by now, or one of the files is no text.
+    """
+    path, content = path.resolve(), Content.of_file(path)
+    above = [one / "__init__.py" for one in path.parents if one.is_relative_to(content.root)]
+    paths = {_name(one, content.root): one for one in (*content.hashes, *above) if one.is_file()}
+    try:
+        texts = {name: paths[name].read_bytes().decode() for name in sorted(paths) if name.encode()}
+    except (OSError, ValueError):
+        texts = {}
+    return (_name(path, content.root), texts) if texts and content.sha256 == sha256 else ("", {})
+
+
 def _name(path: Path, root: Path) -> str:
     return Path(os.path.relpath(path, root)).as_posix()
 

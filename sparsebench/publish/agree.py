@@ -1,10 +1,9 @@
-"""Whether cells that were run again agree with what was reported of them: to the bit, or as far as rounding lets them.
+"""Whether cells that were run again agree with what was reported of them: exactly, or as far as rounding lets them.
 
-On the same machine and libraries, and a CPU, everything is the same to the bit. Elsewhere sums are rounded otherwise,
-which training makes large. That it was elsewhere is the submission's claim, so it buys little: what may not hang on
-rounding must be the same, and the accuracies, losses and successes of all drawn cells of a task together may not be
-significantly better than those here, nor by more than `MOST_BETTER`. No level is divided by the number of cells: to ask
-for more of them lets no more through.
+On the same machine and libraries, and a CPU, everything is the same. Elsewhere sums are rounded otherwise, which
+training makes large. That it was elsewhere is the submission's claim, so it buys little: what may not hang on rounding
+must be the same, and all drawn cells of a task together may not be significantly better than they are here, nor by more
+than `MOST_BETTER`. No level is divided by the number of cells: to ask for more of them lets no more through.
 """
 
 from __future__ import annotations
@@ -15,30 +14,25 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsebench.measure.scores import Items
-from sparsebench.publish import rescore
-from sparsebench.publish.folder import plain
+from sparsebench.publish.consistent import called, items_of
 from sparsebench.records import environment
 from sparsebench.records.record import Record, TokenStep
 from sparsebench.stats.paired import mcnemar
+from sparsebench.text import plain
 
 FALSE_ALARM = 0.01
 """Chance of a task's one-sided test to find that sound cells of another machine are better than those here."""
-SURE = 2.33
-"""Standard errors that are passed with that chance."""
-SLACK = 0.005
-"""Share of a task's test items that may be better than here whatever the test says."""
-MOST_BETTER = 0.05
-"""Share by which they may not be better, whatever the test says; of few items, n, it is 1 / sqrt(n)."""
-ALONE = 2.0
-"""How many times that one cell may be better: cells beside it do not make up for more."""
+SLACK, MOST_BETTER = 0.005, 0.05
+"""Share of a task's test items that may be better than here whatever the test says, and that may not; of few items, n,
+the latter is 1 / sqrt(n)."""
 AGREEING = 0.99
 """Share of the test items that weights which are not trained must class alike: nothing but rounding differs."""
 FEW = 0.02
 """Difference of token counts, as a share, that rounding may make where images keep numbers of tokens of their own."""
-LOWER, MOST_LOWER = 0.1, 0.5
-"""Share by which a task's mean test loss may be lower than here whatever the test says, and by which it may not."""
-MORE_SUCCESSES = 0.1
-"""Share of a task's cells that may succeed more often than here."""
+MEANS = {"test_loss": -1, "p_label": 1, "success": 1, "success_loss": 1}
+"""Metrics that hang on losses, which records do not have item by item, and in which direction they are better."""
+BETTER = 0.1
+"""Share by which the mean of one over a task's cells may be better than here; of successes, share of the cells."""
 
 
 class Cells(NamedTuple):
@@ -48,16 +42,6 @@ class Cells(NamedTuple):
     after: Record
     old: Items
     new: Items
-
-    @property
-    def what(self) -> str:
-        """The cell, in words."""
-        return _name(self.before)
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether weights were trained in it, or for it."""
-        return self.before.cell.n_train > 0 and self.before.cell.track != "frozen"
 
 
 class Agreement(NamedTuple):
@@ -82,106 +66,70 @@ def compare(pairs: Sequence[tuple[Record, Record]], adaptive: Collection[str]) -
         adaptive: names of the strategies that keep numbers of tokens which hang on the images.
     """
     wrong: list[str] = []
-    away: list[Cells] = []
-    for before, after in pairs:
-        old, new = rescore.items_of(before), rescore.items_of(after)
-        if problem := _other_cell(before, after, old, new):
-            wrong.append(problem)
-            continue
-        assert old is not None and new is not None
-        cells = Cells(before, after, old, new)
-        if is_same_machine(before, after):
-            wrong += [] if _is_same(cells) else [
-                f"{cells.what} has other outcomes here, on the same machine and libraries"
-            ]  # fmt: skip
-            continue
-        away.append(cells)
-        wrong += [
-            text for text in (_counts(cells, before.cell.strategy.name in adaptive), _other_classes(cells)) if text
-        ]
     tasks: dict[tuple[str, str], list[Cells]] = {}
-    for cells in away:
-        tasks.setdefault((cells.before.cell.task.name, cells.before.label), []).append(cells)
+    for before, after in pairs:
+        if after.status != "ok":
+            reason = after.failure.reason if after.failure else ""
+            wrong.append(f"{called(before)} is {after.status} here: {plain(reason)}")
+            continue
+        cells = Cells(before, after, items_of(before), items_of(after))
+        is_same = environment.same(before.environment, after.environment) and before.device == after.device == "cpu"
+        odd = _other_cell(cells) or (_other_outcomes(cells) if is_same else _other_elsewhere(cells, adaptive))
+        if odd:
+            wrong.append(f"{called(before)} {odd}")
+        elif not is_same:
+            tasks.setdefault((before.cell.task.name, before.label), []).append(cells)
     for (task, label), group in sorted(tasks.items()):
         wrong += [f"{plain(label, 60)} on {plain(task, 40)}: {text}" for text in _better(group)]
-    points = max((100 * abs(gain) for group in tasks.values() for gain in [_gain(group)]), default=0.0)
-    return Agreement(wrong, len(away), points)
+    points = max((100 * abs(_gain(group)) for group in tasks.values()), default=0.0)
+    return Agreement(wrong, sum(map(len, tasks.values())), points)
 
 
-def is_same_machine(before: Record, after: Record) -> bool:
-    """Say whether both were made with the same machine and libraries, and on a CPU, by what the records say."""
-    return environment.same(before.environment, after.environment) and before.device == after.device == "cpu"
-
-
-def _name(record: Record) -> str:
-    return f"cell {record.cell_id} ({plain(record.label, 60)} on {plain(record.cell.task.name, 40)})"
-
-
-def _other_cell(before: Record, after: Record, old: Items | None, new: Items | None) -> str | None:
-    """Return how two records are of other things, so that nothing else is compared, or None."""
-    what = _name(before)
-    if new is None or old is None:
-        reason = after.failure.reason if after.failure else ""
-        return f"{what} is {after.status} here: {plain(reason)}"
+def _other_cell(cells: Cells) -> str | None:
+    """Return how two records are of other things, or None."""
+    before, after, old, new = cells
     if before.kind != after.kind:
-        return f"{what} is {before.kind} there and {after.kind} here"
-    if not (np.array_equal(old.labels, new.labels) and np.array_equal(old.groups, new.groups)):
-        return f"{what} has other test items here"
-    if old.foregrounds is not None and (new.foregrounds is None or (old.foregrounds != new.foregrounds).any()):
-        return f"{what} has other foregrounds here"
+        return f"is {before.kind} there and {after.kind} here"
+    for name in ("labels", "groups", "foregrounds"):
+        theirs, ours = getattr(old, name), getattr(new, name)
+        if theirs is not None and not np.array_equal(theirs, ours):  # older records have no foregrounds
+            return f"has test items with other {name} here"
     return None
 
 
-def _is_same(cells: Cells) -> bool:
-    return cells.before.trajectory == cells.after.trajectory and all(
-        np.array_equal(getattr(cells.old, name), getattr(cells.new, name)) for name in ("predicted", "ranks", "losses")
-    )
-
-
-def _counts(cells: Cells, adaptive: bool) -> str | None:
-    """Return how the tokens of one cell are others: but for adaptive strategies their numbers hang on no rounding."""
-    one, other = cells.before.trajectory, cells.after.trajectory
-    slack = FEW if adaptive else 0.0
-    if len(one) == len(other) and all(_like(a, b, slack) for a, b in zip(one, other, strict=True)):
+def _other_outcomes(cells: Cells) -> str | None:
+    """Return how a cell came out otherwise on the same machine, or None."""
+    before, after, old, new = cells
+    values = [{name: record.metrics[name].value for name in MEANS if name in record.metrics} for record in cells[:2]]
+    same = before.trajectory == after.trajectory and values[0] == {name: values[1].get(name) for name in values[0]}
+    if same and np.array_equal(old.predicted, new.predicted) and np.array_equal(old.ranks, new.ranks):
         return None
-    ratios = [record.metrics["macs_ratio"].value or 0.0 for record in (cells.before, cells.after)]
-    return (
-        f"{cells.what} keeps other numbers of tokens: {ratios[0]:.4f} of the dense MACs there and {ratios[1]:.4f} here"
-    )
+    return "has other outcomes here, on the same machine and libraries"
+
+
+def _other_elsewhere(cells: Cells, adaptive: Collection[str]) -> str | None:
+    """Return how a cell came out otherwise in what hangs on no rounding, or None."""
+    before, after, old, new = cells
+    slack = FEW if before.cell.strategy.name in adaptive else 0.0
+    one, other = before.trajectory, after.trajectory
+    if len(one) != len(other) or not all(_like(a, b, slack) for a, b in zip(one, other, strict=True)):
+        return "keeps other numbers of tokens here"
+    alike = float((old.predicted == new.predicted).mean())
+    if (before.cell.n_train == 0 or before.cell.track == "frozen") and alike < AGREEING:
+        return f"has not been trained, and {alike:.2%} of its predictions are the same here"
+    return None
 
 
 def _like(one: TokenStep, other: TokenStep, slack: float) -> bool:
     if not slack:
         return one == other
     names = ("tokens_in", "tokens_out", "own", "rested")
-    numbers = [(float(getattr(one, name)), float(getattr(other, name))) for name in names]
-    return all(abs(a - b) <= slack * max(abs(a), abs(b)) for a, b in numbers)
-
-
-def _other_classes(cells: Cells) -> str | None:
-    if cells.is_trained:
-        return None
-    alike = float((cells.old.predicted == cells.new.predicted).mean())
-    return None if alike >= AGREEING else f"{cells.what}: {alike:.2%} of the predictions are the same here"
+    return bool(np.allclose([getattr(one, x) for x in names], [getattr(other, x) for x in names], rtol=slack, atol=0.0))
 
 
 def _gain(group: Sequence[Cells]) -> float:
     """Return by how much more of all test items are right there than here, as a share."""
-    return sum(float(c.old.correct.sum() - c.new.correct.sum()) for c in group) / sum(len(c.old.labels) for c in group)
-
-
-def _most(group: Sequence[Cells]) -> float:
-    """Return the share of the items by which cells may not be better, whatever the test says."""
-    return max(MOST_BETTER, sum(len(c.old.labels) for c in group) ** -0.5)
-
-
-def _is_ahead(group: Sequence[Cells], sign: int) -> bool:
-    """Say whether more (sign 1), or fewer (-1), of the items are right there than here than rounding explains."""
-    gain = sign * _gain(group)
-    counts = [sum(int((c.old.correct & ~c.new.correct).sum()) for c in group),
-              sum(int((~c.old.correct & c.new.correct).sum()) for c in group)]  # fmt: skip
-    surely = gain > SLACK and float(mcnemar(np.asarray(counts[0]), np.asarray(counts[1]))) / 2 < FALSE_ALARM
-    return bool(gain > _most(group) or surely)
+    return float(np.mean(np.concatenate([c.old.correct.astype(float) - c.new.correct for c in group])))
 
 
 def _better(group: Sequence[Cells]) -> Iterator[str]:
@@ -189,41 +137,19 @@ def _better(group: Sequence[Cells]) -> Iterator[str]:
 
     Cells of a strategy beside the published one may not be worse either.
     """
-    gain, cells = _gain(group), f"{len(group)} {'cell' if len(group) == 1 else 'cells'}"
-    if _is_ahead(group, 1):
-        accuracies = [np.mean([np.mean(items(c).correct) for c in group]) for items in (_items_before, _items_after)]
-        yield (
-            f"in {cells} {100 * gain:.1f} points more of the test items are right there than here, on the same items "
-            f"({accuracies[0]:.4f} and {accuracies[1]:.4f})"
-        )
-    signs = (1,) if group[0].before.kind == "deployable" else (1, -1)
-    if len(signs) > 1 and _is_ahead(group, -1):
-        yield f"in {cells} {-100 * gain:.1f} points fewer of the test items are right there than here"
-    for one in group:
-        if any(sign * _gain([one]) > ALONE * _most([one]) for sign in signs):
-            yield f"{one.what} alone is {100 * _gain([one]):+.1f} points from what it is here"
-    drops = np.concatenate([c.new.losses.astype(np.float64) - c.old.losses for c in group])
-    here = float(np.mean(np.concatenate([c.new.losses for c in group]), dtype=np.float64))
-    drop, error = float(drops.mean()), float(drops.std() / len(drops) ** 0.5)
-    scale = max(here, 1 / len(drops))  # below, a loss is less than that of one item which is barely right
-    if drop > MOST_LOWER * scale or (drop > LOWER * scale and drop > SURE * error):
-        yield f"in {cells} the mean test loss is {here - drop:.4g} there and {here:.4g} here"
-    for name in sorted(rescore.SUCCESSES):
-        if surplus := _surplus(group, name):
-            yield f"{surplus} of {cells} succeed there and not here, by {name}"
-
-
-def _items_before(cells: Cells) -> Items:
-    return cells.old
-
-
-def _items_after(cells: Cells) -> Items:
-    return cells.new
-
-
-def _surplus(group: Sequence[Cells], name: str) -> int:
-    """Return how many more cells succeed there than here, or 0 if it is few."""
-    values = [(c.before.metrics.get(name), c.after.metrics.get(name)) for c in group]
-    known = [(a.value or 0.0, b.value or 0.0) for a, b in values if a is not None and b is not None]
-    surplus = round(sum(a - b for a, b in known))
-    return surplus if surplus > MORE_SUCCESSES * len(known) else 0
+    old, new = (np.concatenate([getattr(c, name).correct for c in group]) for name in ("old", "new"))
+    only_old, only_new = (old & ~new).sum(), (new & ~old).sum()
+    surely = float(mcnemar(only_old, only_new)) / 2 < FALSE_ALARM
+    both = 1 if group[0].before.kind == "deployable" else -1
+    for sign in {1, both}:
+        gain = sign * _gain(group)
+        if gain > max(MOST_BETTER, len(old) ** -0.5) or (surely and gain > SLACK):
+            more = "more" if sign > 0 else "fewer"
+            yield f"in {len(group)} cells {100 * gain:.1f} points {more} of the test items are right there than here"
+    for name, better in MEANS.items():
+        values = [[record.metrics[name].value if name in record.metrics else None for record in c[:2]] for c in group]
+        known = np.array([pair for pair in values if None not in pair], dtype=float).reshape(-1, 2)
+        there, here = known.mean(axis=0) if len(known) else (0.0, 0.0)
+        scale = max(abs(here), 1 / len(old)) if name in ("test_loss", "p_label") else 1.0
+        if any(sign * better * (there - here) > BETTER * scale for sign in {1, both}):
+            yield f"in {len(group)} cells the mean {name} is {there:.4g} there and {here:.4g} here"

@@ -26,21 +26,20 @@ from sparsebench.planning.planner import Plan
 from sparsebench.planning.request import Files, How
 from sparsebench.planning.weights import files_of
 from sparsebench.plugin.content import Content, file_hash
-from sparsebench.plugin.installed import installed_content, installed_source
+from sparsebench.plugin.installed import distribution, entries, installed_content
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import agree
 from sparsebench.publish import folder as folders
-from sparsebench.publish.folder import Manifest, plain
-from sparsebench.publish.lines import record_of
-from sparsebench.publish.verify import SHOWN, Verdict
+from sparsebench.publish.folder import Manifest
+from sparsebench.publish.verify import Verdict
 from sparsebench.records import manifests, store
 from sparsebench.records.cell import Cell, canonical
-from sparsebench.records.manifests import Described
 from sparsebench.records.record import Record
 from sparsebench.records.report import HARMLESS
 from sparsebench.spec import fill
 from sparsebench.strategy import Kind
 from sparsebench.testing import process
+from sparsebench.text import plain
 
 _BY_CONTENT = re.compile(r"-[0-9a-f]{12}$")
 """Ends the name of pictures and weights that are a user's own."""
@@ -51,14 +50,12 @@ class Here:
     """What a submission does not say: this machine.
 
     Attributes:
-        plugin: the strategy's file, or None for one that is installed.
         files: where pictures and trained weights come from.
         device: "cpu", "cuda:i" or "auto".
         seed: of the draw of cells, to repeat one; None for one that nobody can know before.
         on_stop: called at the first Ctrl-C.
     """
 
-    plugin: Path | None
     files: Files
     device: str
     seed: int | None = None
@@ -66,63 +63,69 @@ class Here:
 
 
 def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> None:
-    """Run cells of a recounted submission again, and give it its last badge if they agree, or else say why not.
+    """Run cells of a reported submission again, and give it the badge `replayed` if they agree, or else say why not.
 
-    So many are drawn, or all for None, see `_draw`, and compared, see `agree`. Where any of them claims another machine
-    or other libraries the badge says that it was elsewhere. This process, which compares, never imports the plugin:
-    only the workers do.
+    So many are drawn, or all for None, see `_draw`, and compared, see `agree`. This process, which compares, never
+    imports the strategy, which lies in the submission or is installed: only the workers do.
 
     Raises:
-        UserError: the strategy is not here, or from another source; or the device, pictures or weights are not there.
+        UserError: the strategy is not here, or the device, pictures or weights are not there.
     """
-    if verdict.badge != "recounted":
+    if verdict.badge != "reported":
         return
     manifest, registry = folders.manifest_of(folder), Registry(shipped_only=True)
-    _check_source(manifest, registry, here.plugin)
+    plugin = plugin_of(folder, manifest)
+    _check_source(manifest, registry, plugin)
     seed = secrets.randbits(48) if here.seed is None else here.seed
     records, counts = _draw(folder, manifest.strategy, number, seed)
     cells = [record.cell for record in records]
     _check_files(cells, _located(cells, registry, here))
-    with enclose(_readable(manifest, here)):
-        if broken := _unfair(manifest, records, here.plugin):
-            verdict.why, verdict.wrong = broken, True
+    with enclose(_readable(manifest, plugin, here)):
+        if broken := _unfair(manifest, records, plugin):
+            verdict.contradicted(broken)
             return
-        again = _run(records, manifest, registry, here)
-    described = folders.beside(folder, manifest, manifests.STRATEGIES, Described)
-    adaptive = {one.name for one in described if one.adaptive}
+        again = _run(records, manifest, registry, plugin, here)
+    adaptive = {name for (name, _), one in manifests.strategies(folder).items() if one.adaptive}
     agreement = agree.compare([(record, again[record.cell_id]) for record in records], adaptive)
     of_strategy = sum(record.cell.strategy.name == manifest.strategy for record in records)
     verdict.notes.append(
         f"replayed {len(records)} of {counts[0]} cells, {of_strategy} of its {counts[1]} own, "
         f"with --replay-seed {seed}: " + ", ".join(record.cell_id for record in records)
     )
-    verdict.why = agreement.wrong[:SHOWN]
-    if more := agreement.wrong[SHOWN:]:
-        verdict.why.append(f"and {len(more)} more")
-    verdict.wrong = bool(agreement.wrong)
-    if not agreement.wrong:
-        verdict.badge = "replayed (elsewhere)" if agreement.elsewhere else "replayed"
-        verdict.points = round(agreement.points, 2) if agreement.elsewhere else None
+    if agreement.elsewhere:
+        verdict.notes.append(
+            f"{agreement.elsewhere} of them are said to come from another machine, or not from a CPU; "
+            f"accuracies agree within {agreement.points:.2f} points"
+        )
+    if agreement.wrong:
+        verdict.contradicted(agreement.wrong)
+    else:
+        verdict.badge = "replayed"
+
+
+def plugin_of(folder: Path, manifest: Manifest) -> Path | None:
+    """Return the strategy's file in a submission, or None where it is installed or shipped."""
+    return (folder / folders.PLUGIN / manifest.file).absolute() if manifest.file else None
 
 
 def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -> None:
-    """Raise UserError unless the strategy is here, from the source that was published; its code is not run."""
+    """Raise UserError unless the strategy is here, as it was published; its code is not run."""
+    name, origin = manifest.strategy, manifest.plugin
     if plugin is not None:
-        sha256 = file_hash(plugin)
-        if not sha256:
-            raise UserError(f"plugin file {plugin} cannot be read")
-    elif manifest.plugin.plugin.startswith("file:"):
-        raise UserError(f"strategy '{manifest.strategy}' came from a file", next_step="give that with --plugin FILE.py")
-    elif manifest.strategy in registry.entries:
-        sha256 = registry.strategy(manifest.strategy).origin.revision
-    else:
-        sha256 = installed_source(manifest.plugin.plugin)
-    if sha256 != manifest.plugin.revision:
+        if (sha256 := file_hash(plugin)) != origin.revision:
+            raise UserError(f"the file of '{name}' is not the one that was run", got=sha256[:12],
+                            allowed=origin.revision[:12])  # fmt: skip
+        return
+    known = entries().get(origin.plugin)
+    found = distribution(known) if known else ("", "")
+    if found[0] != origin.distribution or (found != (origin.distribution, origin.version) and not origin.is_shipped):
         raise UserError(
-            f"the source of '{manifest.strategy}' is not the published one",
-            got=f"SHA-256 {sha256[:12]}" if sha256 else "none that is installed", allowed=manifest.plugin.revision[:12],
-            next_step="give its file with --plugin FILE.py, or install the version that was run",
+            f"strategy '{name}' is not here as it was run", got=" ".join(found).strip() or "none that is installed",
+            allowed=f"{origin.distribution} {origin.version}", next_step="install that, and give the command again",
         )  # fmt: skip
+    if origin.is_shipped and (here := registry.strategy(name).origin.revision) != origin.revision:
+        raise UserError(f"'{name}' has another revision here", got=here[:12], allowed=origin.revision[:12],
+                        next_step="install the sparsebench that was run")  # fmt: skip
 
 
 def _unfair(manifest: Manifest, records: Sequence[Record], plugin: Path | None) -> list[str]:
@@ -138,21 +141,23 @@ def _unfair(manifest: Manifest, records: Sequence[Record], plugin: Path | None) 
         for report in reports
         for one in report.outcomes
         if one.status not in HARMLESS
-    ][:SHOWN]
+    ]
 
 
-def announcement(plugin: Path | None, strategy: str) -> str:
-    """Return what is going to run, in one line."""
-    what = f"the file {plugin}" if plugin else f"the installed plugin of '{strategy}'"
+def announcement(folder: Path) -> str:
+    """Return what a replay of a submission is going to run, in one line."""
+    manifest = folders.manifest_of(folder)
+    plugin = plugin_of(folder, manifest)
+    what = f"the file {plain(plugin)}" if plugin else f"the installed plugin of '{plain(manifest.strategy, 60)}'"
     if has_sandbox():
         return f"this runs {what} as you, without network, in a sandbox that hides your home and writes nothing there"
     network = "without network" if no_network() else "WITH your network, as this system has no `unshare`"
     return f"this runs {what} as you, {network}, with your files, as `bwrap` does not work here"
 
 
-def _readable(manifest: Manifest, here: Here) -> list[Path]:
+def _readable(manifest: Manifest, plugin: Path | None, here: Here) -> list[Path]:
     """Return the files that cells need: the plugin's, and those of the pictures and weights that were named."""
-    content = Content.of_file(here.plugin) if here.plugin else installed_content(manifest.plugin.plugin)
+    content = Content.of_file(plugin) if plugin else installed_content(manifest.plugin.plugin)
     named = (here.files.images, here.files.backgrounds, here.files.pretrain_images)
     paths = [Path(name.removeprefix("folder:")) for name in named if name]
     paths += [path for path in (here.files.data_root or Path("data"), here.files.networks) if path]
@@ -166,21 +171,19 @@ def _draw(folder: Path, strategy: str, number: int | None, seed: int) -> tuple[l
     At least half are of the strategy's own cells, as far as there are so many, and both halves go round the tasks. The
     draw hangs on the cells and on a seed that the submission cannot know: no other content of the records moves it.
     """
+    records = {record.cell_id: record for record in folders.read_records(folder) if record.status == "ok"}
     of_strategy: dict[str, list[tuple[int, str]]] = {}
     other: dict[str, list[tuple[int, str]]] = {}
-    for line in folders.lines(folder):
-        record, _ = record_of(line)
-        if record.status == "ok":
-            cells = of_strategy if record.cell.strategy.name == strategy else other
-            key = seeds.seed_of("replay", str(seed), record.cell_id), record.cell_id
-            cells.setdefault(record.cell.task.name, []).append(key)
+    for cell_id, record in records.items():
+        cells = of_strategy if record.cell.strategy.name == strategy else other
+        key = seeds.seed_of("replay", str(seed), cell_id), cell_id
+        cells.setdefault(record.cell.task.name, []).append(key)
     first, second = _round(of_strategy), _round(other)
     total = len(first) + len(second)
     most = total if number is None else min(number, total)
     others = min(most // 2, len(second))
     chosen = {*first[: most - others], *second[: max(others, most - len(first))]}
-    lines = (record_of(line)[0] for line in folders.lines(folder))
-    return [record for record in lines if record.cell_id in chosen], (total, len(first))
+    return [record for cell_id, record in records.items() if cell_id in chosen], (total, len(first))
 
 
 def _round(cells: dict[str, list[tuple[int, str]]]) -> list[str]:
@@ -189,13 +192,15 @@ def _round(cells: dict[str, list[tuple[int, str]]]) -> list[str]:
     return [cell_id for _, (_, cell_id) in sorted(placed)]
 
 
-def _run(records: Sequence[Record], manifest: Manifest, registry: Registry, here: Here) -> dict[str, Record]:
+def _run(
+    records: Sequence[Record], manifest: Manifest, registry: Registry, plugin: Path | None, here: Here
+) -> dict[str, Record]:
     """Return the records of cells that are run again, by their ids, with those that they start from."""
     how = How(here.device, jobs=1, checkpoint=0.0)
     choice = Choice.of(how)
     jobs: dict[str, Job] = {}
     for record in records:
-        job = _job(record, manifest, registry, here.plugin)
+        job = _job(record, manifest, registry, plugin)
         training = _training(record.cell, registry)
         for init in (*record.cell.inits, *([training] if training else [])):
             jobs[init.id] = _first(init, registry).model_copy(update={"keep_weights": True})

@@ -7,40 +7,30 @@ import re
 import secrets
 import shlex
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from sparsebench.collector import without_collector
 from sparsebench.errors import UserError, unknown
-from sparsebench.publish.folder import MANIFEST, RECORDS, Answered, Manifest, version_of
-from sparsebench.publish.parts import unanswered_of
-from sparsebench.publish.verify import Verdict, verify
+from sparsebench.publish.folder import (
+    MANIFEST,
+    PLUGIN,
+    Answered,
+    Manifest,
+    hashes_of,
+    version_of,
+    write_records,
+)
+from sparsebench.publish.verify import Verdict, unanswered_of, verify
 from sparsebench.records import environment, files, manifests, store
-from sparsebench.records.cell import Cell, canonical, digest
-from sparsebench.records.manifests import Asked, setting_of
+from sparsebench.records.cell import canonical
+from sparsebench.records.manifests import Asked, Described, setting_of
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
-from sparsebench.strategy import Kind
+from sparsebench.text import few
 
-TO = "leaderboard/submissions"
 AGAIN = "give the command of the run again: what is there is not run again, and the folder then says it"
 _NAME = re.compile(r"\w[\w.-]{0,199}")
-
-
-class _Known(NamedTuple):
-    """What decides whether a record is published."""
-
-    cell_id: str
-    cell: Cell
-    strategy: str
-    kind: str
-    origin: Origin
-    setting: str
-    start: str
-    machine: str
-    record: Record
 
 
 @dataclass(frozen=True)
@@ -58,22 +48,24 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     It has every record of the strategy in the suite that the folder answers, or else in all that was run, failures
     among them; those of the baselines and oracles in the same settings, since differences to them are paired by seed
     and only hold for records of one run; and those of the cells that others start from. No other deployable strategy's.
+    A strategy from a file has that file in it, and the modules beside it that it imports.
 
     Raises:
         UserError: the folder has no such strategy, or several; the records are not all of one source; they lack
             settings of the suite; what would be published contradicts itself; or it is there already.
     """
-    with without_collector():
-        known = [_entry(record) for record in store.read(out).values()]
-    if not known:
+    records = store.read(out)
+    if not records:
         raise UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
-    name = _strategy(known, strategy)
-    entries = [one for one in known if one.strategy == name]
-    origin = _origin(entries, name)
-    if (name, origin.revision) not in manifests.strategies(out):
-        raise UserError(f"{out} does not say what strategy '{name}' is", next_step=AGAIN)
-    suite = _suite(manifests.suites(out), entries, out)
-    chosen = _choose(known, name, suite)
+    name = _strategy(records.values(), strategy)
+    own = [record for record in records.values() if record.cell.strategy.name == name]
+    origin, described = _origin(own, name), manifests.strategies(out)
+    about = described.get((name, origin.revision))
+    if about is None or (origin.plugin.startswith("file:") and not about.source):
+        missing = "what strategy" if about is None else "from which file strategy"
+        raise UserError(f"{out} does not say {missing} '{name}' is", next_step=AGAIN)
+    suite = _suite(manifests.suites(out), own, out)
+    chosen = _choose(records, name, suite)
     answered = Answered(name=suite.name, version=suite.version, sha256=suite.sha256)
     version = version_of(answered, origin)
     if odd := [part for part in (name, version) if not _NAME.fullmatch(part)]:
@@ -85,13 +77,17 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
         raise UserError(f"{folder} is there and is not written over", next_step="remove it, or give another --to")
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
-        _write(part, out, chosen, (name, origin.revision), suite)
-        hashes = {path.relative_to(part).as_posix(): files.content_hash(path) for path in part.rglob("*.json*")}
-        manifest = Manifest(strategy=name, version=folder.name, plugin=origin, suite=answered, files=hashes)
+        write_records(part, chosen)
+        for path, text in about.source.items():
+            files.write_whole(part / PLUGIN / path, text.encode())
+        _write_beside(part, out, chosen, {**described, (name, origin.revision): about}, suite)
+        manifest = Manifest(
+            strategy=name, version=folder.name, plugin=origin, file=about.file, suite=answered, files=hashes_of(part)
+        )
         files.write_whole(part / MANIFEST, (canonical(manifest.model_dump(mode="json")) + "\n").encode())
         verdict = verify(part)
         if verdict.wrong:
-            raise UserError(f"{out} would not be verified: {'; '.join(verdict.why)}")
+            raise UserError(f"{out} is not whole or not consistent: {'; '.join(verdict.why)}")
         verdict.folder = str(folder)
         os.replace(part, folder)
     except OSError as error:
@@ -101,18 +97,9 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     return Submission(folder, manifest, verdict)
 
 
-def _entry(record: Record) -> _Known:
-    cell = record.cell
-    start = "" if cell.init is None else cell.init.id
-    return _Known(
-        record.cell_id, cell, cell.strategy.name, record.kind, record.origin, setting_of(cell), start,
-        record.environment, record,
-    )  # fmt: skip
-
-
-def _strategy(known: Iterable[_Known], asked: str | None) -> str:
+def _strategy(records: Collection[Record], asked: str | None) -> str:
     """Return the name of the strategy to publish: as asked, or the only one that may be deployed."""
-    kinds: dict[str, Kind | str] = {one.strategy: one.kind for one in known}
+    kinds = {record.cell.strategy.name: record.kind for record in records}
     if asked is not None:
         if asked not in kinds:
             raise unknown("strategy in these records", asked, kinds)
@@ -124,43 +111,40 @@ def _strategy(known: Iterable[_Known], asked: str | None) -> str:
     return names[0]
 
 
-def _origin(entries: Collection[_Known], name: str) -> Origin:
+def _origin(own: Collection[Record], name: str) -> Origin:
     """Return where the strategy's records come from."""
-    origins = {canonical(one.origin.model_dump(mode="json")): one.origin for one in entries}
-    if len(origins) > 1:
-        listed = sorted(origin.revision[:12] for origin in origins.values())
+    first, *others = {canonical(one.origin.model_dump(mode="json")): one.origin for one in own}.values()
+    if others:
         raise UserError(
-            f"the records of '{name}' are of several versions of its source", got=", ".join(listed),
+            f"the records of '{name}' are of several versions of its source",
+            got=few(sorted(one.revision[:12] for one in (first, *others))),
             next_step="give the command of the run again, which makes those of earlier versions anew",
-        )  # fmt: skip
-    (origin,) = origins.values()
-    if not origin.revision:
+        )
+    if not first.revision:
         raise UserError(f"the records of '{name}' do not say from which source", next_step="run them from a file")
-    return origin
+    return first
 
 
-def _suite(asked: Collection[Asked], entries: Collection[_Known], out: Path) -> Asked:
+def _suite(asked: Collection[Asked], own: Collection[Record], out: Path) -> Asked:
     """Return the suite that the records answer in full: of several the one that asks for most; or what else they are.
 
     A folder of an earlier sparsebench has the suite's name where only a part of it was asked for.
     """
     if not asked:
         raise UserError(f"{out} does not say which suite it answers", next_step=AGAIN)
-    settings = {one.setting for one in entries}
-    full = [one for one in asked if set(one.settings) <= settings]
+    settings, cells = {setting_of(one.cell) for one in own}, [one.cell for one in own]
+    missing = {one: len(set(one.settings) - settings) for one in asked}
+    full = [one for one in asked if not missing[one]]
     if not full:
-        one = min(asked, key=lambda one: len(set(one.settings) - set(settings)))
-        missing = len(set(one.settings) - set(settings))
+        one = min(asked, key=missing.__getitem__)
         raise UserError(
-            f"incomplete: records of {missing} of the {len(one.settings)} settings of suite {one.name} {one.version} "
-            "are missing", next_step="give the command of the run again"
+            f"incomplete: records of {missing[one]} of the {len(one.settings)} settings of suite {one.name} "
+            f"{one.version} are missing", next_step="give the command of the run again",
         )  # fmt: skip
-    cells = [one.cell for one in entries]
     named = [one for one in full if one.name != manifests.OWN and not unanswered_of(one, cells)]
     if not named:
-        return Asked(
-            name=manifests.OWN, version=1, settings=tuple(sorted({each for one in full for each in one.settings}))
-        )
+        every = {each for one in full for each in one.settings}
+        return Asked(name=manifests.OWN, version=1, settings=tuple(sorted(every)))
     largest = [one for one in named if len(one.settings) == max(len(other.settings) for other in named)]
     if len(largest) > 1:
         listed = ", ".join(f"{one.name} {one.version}" for one in largest)
@@ -168,36 +152,33 @@ def _suite(asked: Collection[Asked], entries: Collection[_Known], out: Path) -> 
     return largest[0]
 
 
-def _choose(known: Iterable[_Known], name: str, suite: Asked) -> list[_Known]:
+def _choose(records: Mapping[str, Record], name: str, suite: Asked) -> list[Record]:
     """Return what is published, by the hashes of the cells."""
-    settings, by_id = set(suite.settings), {one.cell_id: one for one in known}
+    settings = set(suite.settings)
     ids = {
-        one.cell_id
-        for one in by_id.values()
-        if one.setting in settings and (one.strategy == name or one.kind != "deployable")
+        cell_id
+        for cell_id, one in records.items()
+        if (one.cell.strategy.name == name or one.kind != "deployable") and setting_of(one.cell) in settings
     }
-    starts = {by_id[cell_id].start for cell_id in ids} & set(by_id)
-    return [by_id[cell_id] for cell_id in sorted(ids | starts)]
+    starts = {init.id for cell_id in ids if (init := records[cell_id].cell.init) is not None}
+    return [records[cell_id] for cell_id in sorted(ids | (starts & set(records)))]
 
 
-def _write(part: Path, out: Path, chosen: list[_Known], source: tuple[str, str], suite: Asked) -> None:
-    """Write all but the manifest."""
-    with files.whole_file(part / RECORDS) as file:
-        file.writelines((canonical(one.record.model_dump(mode="json")) + "\n").encode() for one in chosen)
-    _copy(out, part, environment.FOLDER, {one.machine for one in chosen} - {""})
-    described, sources = manifests.strategies(out), {(one.strategy, one.origin.revision) for one in chosen} | {source}
-    for key in sources & set(described):  # those of earlier versions have other names in the run's folder
-        store.keep(part / manifests.STRATEGIES, described[key].model_dump(mode="json"))
+def _write_beside(
+    part: Path, out: Path, chosen: Collection[Record], described: Mapping[tuple[str, str], Described], suite: Asked
+) -> None:
+    """Write what lies beside the records."""
     store.keep(part / manifests.SUITES, suite.model_dump(mode="json"))
-    _copy(out, part, manifests.PICTURES, (digest(one.model_dump(mode="json")) for one in manifests.left_out(out)))
-
-
-def _copy(out: Path, part: Path, folder: str, hashes: Iterable[str]) -> None:
-    contents = store.beside(out, folder)
-    for name in hashes:
-        if f"{name}.json" not in contents:
-            raise UserError(f"{out} does not hold {folder}/{name}.json", next_step=AGAIN)
-        files.write_whole(part / folder / f"{name}.json", contents[f"{name}.json"].encode())
+    for key in {(one.cell.strategy.name, one.origin.revision) for one in chosen} & set(described):
+        said = described[key].model_copy(update={"file": "", "source": {}})
+        store.keep(part / manifests.STRATEGIES, said.model_dump(mode="json"))
+    for one in manifests.left_out(out):
+        store.keep(part / manifests.PICTURES, one.model_dump(mode="json"))
+    machines = store.beside(out, environment.FOLDER)
+    for file in {f"{one.environment}.json" for one in chosen if one.environment}:
+        if file not in machines:
+            raise UserError(f"{out} does not hold {environment.FOLDER}/{file}", next_step=AGAIN)
+        files.write_whole(part / environment.FOLDER / file, machines[file].encode())
 
 
 def git_steps(submission: Submission) -> str:

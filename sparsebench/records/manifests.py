@@ -55,6 +55,8 @@ class Described(_Model):
     Attributes:
         revision: see `Origin`; earlier versions wrote the hash of the source.
         how: how it disposes of tokens unless its parameters say otherwise; "" where that is not known.
+        file: its plugin file, by its name in `source`; "" where it is installed.
+        source: the text of that file and of the modules beside it that it imports, by name; none where it is installed.
     """
 
     name: str
@@ -66,6 +68,14 @@ class Described(_Model):
     citation: str
     bibtex: str
     how: str = ""
+    file: str = ""
+    source: dict[str, str] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_source(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what there is of plugin files alone, so that what else is described is named as ever."""
+        said: dict[str, Any] = dump(self)
+        return said if self.source else {key: one for key, one in said.items() if key not in ("file", "source")}
 
 
 class Asked(_Model):
@@ -152,7 +162,7 @@ def how_of_label(how: str, label: str) -> str:
 
 def strategies(out: Path) -> dict[tuple[str, str], Described]:
     """Return what is known of the strategies of a run's folder, by name and revision."""
-    every = sorted(_read(out, STRATEGIES, Described), key=lambda described: described.how != "")
+    every = sorted(_read(out, STRATEGIES, Described), key=lambda described: (described.how != "", described.file))
     return {(described.name, described.revision): described for described in every}
 
 
