@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from sparsebench.publish import agree
 from sparsebench.publish import folder as folders
 from sparsebench.publish.consistent import items_of
 from sparsebench.publish.submit import submit
-from sparsebench.records import manifests, store
+from sparsebench.records import manifests, store, table
 from sparsebench.records.cell import canonical, digest
 from sparsebench.records.record import Record, pack, unpack
 from sparsebench.tasks.theory import Theory
@@ -73,6 +73,12 @@ def sealed(folder: Path, **about: Any) -> Path:
     return folder
 
 
+def rewritten(folder: Path, records: Iterable[Record]) -> Path:
+    """Write other records into a submission."""
+    folders.write_records(folder, records, table.beside(folder / folders.RECORDS))
+    return sealed(folder)
+
+
 def changed(sound: Path, to: Path, change: Change, strategy: str | None = NAME) -> Path:
     """Return a copy of a submission below `to` whose records of a strategy, or of all, are changed."""
     folder = Path(shutil.copytree(sound, to / sound.parent.name / sound.name))
@@ -81,8 +87,7 @@ def changed(sound: Path, to: Path, change: Change, strategy: str | None = NAME) 
         if strategy in (None, raw["cell"]["strategy"]["name"]):
             change(raw)
             raw["cell_id"] = digest(raw["cell"])
-    folders.write_records(folder, map(Record.model_validate, sorted(raws, key=lambda raw: raw["cell_id"])))
-    return sealed(folder)
+    return rewritten(folder, map(Record.model_validate, raws))
 
 
 def put(value: Any, *path: Any) -> Change:
@@ -180,12 +185,11 @@ def kinds(sound: Path, place: Path) -> dict[str, tuple[str, Path]]:
     renamed = shutil.copytree(sound, place / "renamed" / "attn_topk" / sound.name)
     edited = of()
     (edited / folders.PLUGIN / PLUGIN.name).write_text(text.replace("1 if", "2 if"), "utf-8")
-    lost = of()
-    folders.write_records(lost, [one for one in folders.read_records(lost) if one.label != NAME])
+    lost = rewritten(of(), [one for one in folders.read_records(sound) if one.label != NAME])
     return {
         "a higher accuracy": ("rejected", of(put(0.999, "metrics", "accuracy", "value"))),
         "fewer MACs": ("rejected", of(put(1000.0, "metrics", "macs", "value"))),
-        "cells left out": ("rejected", sealed(lost)),
+        "cells left out": ("rejected", lost),
         "a file that the manifest does not know": ("rejected", edited),
         "a name with markup": ("rejected", of(put("<img src=x>", "cell", "strategy", "name"))),
         "the folder of another strategy": ("rejected", Path(renamed)),

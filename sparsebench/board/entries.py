@@ -17,8 +17,7 @@ from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.records.badges import CHECKS, UNCHECKED
 from sparsebench.records.cell import canonical
-from sparsebench.records.record import unpack
-from sparsebench.records.row import FOREGROUNDS, GROUPS, OUTCOMES, PREDICTIONS
+from sparsebench.records.table import FOREGROUNDS, GROUPS, OUTCOMES, PREDICTIONS, numbers_of
 from sparsebench.spec import label
 from sparsebench.stats.intervals import Successes
 from sparsebench.stats.paired import Contender
@@ -88,7 +87,7 @@ class Columns:
     def __init__(self, frame: pd.DataFrame):
         self.frame = frame
         self._made: dict[str, Any] = {}
-        self._unpacked: dict[str, np.ndarray] = {}
+        self._numbers: dict[bytes, np.ndarray] = {}
 
     def take(self, name: str, places: np.ndarray) -> np.ndarray:
         """Return some values of a column."""
@@ -97,11 +96,11 @@ class Columns:
             self._made[name] = column.array if name == PREDICTIONS else column.to_numpy()
         return np.asarray(self._made[name].take(places))
 
-    def unpack(self, text: str, n: int) -> np.ndarray:
-        """Return the (n,) numbers of a packed text."""
-        if text not in self._unpacked:
-            self._unpacked[text] = unpack(text, n)
-        return self._unpacked[text]
+    def numbers(self, content: bytes, n: int) -> np.ndarray:
+        """Return the (n,) numbers of a value of a column of outcomes."""
+        if content not in self._numbers:
+            self._numbers[content] = numbers_of(content, n)
+        return self._numbers[content]
 
 
 @dataclass(frozen=True)
@@ -190,26 +189,25 @@ class Entry:
     @cached_property
     def contender(self) -> Contender:
         """What it is compared by: the accuracy of each seed, and which test items it got right, mean over draws."""
-        hits = {seed: ("\n".join(tests), self._hits(tests.values())) for seed, tests in self.tests.items()}
+        hits = {seed: (tuple(tests), self._hits(tests.values())) for seed, tests in self.tests.items()}
         if any(each.dtype != bool for _, each in hits.values()):
             hits = {seed: (name, each.astype(float)) for seed, (name, each) in hits.items()}
         return Contender(self.by_seed("accuracy"), hits, self._clusters())
 
     @cached_property
-    def tests(self) -> dict[int, dict[str, list[int]]]:
+    def tests(self) -> dict[int, dict[tuple[bytes, bytes], list[int]]]:
         """By seed its tests, each named by what it asks, with the places of those of its records that hold outcomes.
 
         It is one test but for a network that is tested as it is on other pictures in each repetition.
         """
-        tests: dict[int, dict[str, list[int]]] = defaultdict(dict)
+        tests: dict[int, dict[tuple[bytes, bytes], list[int]]] = defaultdict(dict)
         names = (OUTCOMES[1], FOREGROUNDS, PREDICTIONS, NETWORK)
         texts = zip(self.seeds.tolist(), *(self.column(name) for name in names), strict=True)
-        for place, (seed, labels, shown, predictions, network) in enumerate(texts):
-            name = f"{labels} {shown}" if shown else labels
+        for place, (seed, *name, predictions, network) in enumerate(texts):
             if predictions and network:
-                tests[seed].setdefault(name, []).append(place)
+                tests[seed].setdefault(tuple(name), []).append(place)
             elif predictions:
-                tests[seed] = {name: [place]}
+                tests[seed] = {tuple(name): [place]}
         return {seed: dict(sorted(of_seed.items())) for seed, of_seed in tests.items()}
 
     def _hits(self, tests: Iterable[Sequence[int]]) -> np.ndarray:
@@ -217,8 +215,8 @@ class Entry:
         n, labels, predictions = (self.column(name) for name in OUTCOMES)
         parts = []
         for places in tests:
-            truth = self.columns.unpack(labels[places[0]], n[places[0]])
-            drawn = np.array([unpack(predictions[place], n[place]) == truth for place in places])
+            truth = self.columns.numbers(labels[places[0]], n[places[0]])
+            drawn = np.array([numbers_of(predictions[place], n[place]) == truth for place in places])
             parts.append(drawn[0] if (drawn == drawn[0]).all() else drawn.mean(axis=0))
         return _join(parts)
 
@@ -232,7 +230,7 @@ class Entry:
         n, texts = self.column(OUTCOMES[0]), self.column(name)
         first = {seed: [places[0] for places in tests.values()] for seed, tests in self.tests.items()}
         return {
-            seed: _join([self.columns.unpack(texts[place], n[place]) for place in places])
+            seed: _join([self.columns.numbers(texts[place], n[place]) for place in places])
             for seed, places in first.items()
             if all(texts[place] for place in places)
         }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -16,8 +15,6 @@ from sparsebench.board.entries import METRICS, Entry, Setting, add_titles, frame
 from sparsebench.records import environment, files, manifests
 from sparsebench.stats.intervals import mean_interval, wilson
 from sparsebench.text import plain
-
-T = TypeVar("T")
 
 GROUP = "accuracy: "
 """What the names of groups' accuracies begin with."""
@@ -33,11 +30,8 @@ class _Wanted(frozenset[str]):
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (isinstance(name, str) and name.startswith(GROUP))
 
-    def __or__(self, other: Set[T]) -> frozenset[str | T]:
-        return _Wanted(str(name) for name in (*self, *other))
 
-
-WANTED: frozenset[str] = _Wanted(METRICS)
+WANTED = _Wanted(METRICS)
 
 
 def gather(folder: Path) -> Board:

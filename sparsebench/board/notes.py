@@ -14,8 +14,7 @@ from sparsebench.board.build import Flats, Ranking
 from sparsebench.board.entries import DENSE, NETWORK, PRETRAINING, Setting, add_titles, frame_of, settings_of
 from sparsebench.records import environment, manifests
 from sparsebench.records.badges import REMARK
-from sparsebench.records.record import unpack
-from sparsebench.records.row import OUTCOMES
+from sparsebench.records.table import OUTCOMES, numbers_of
 from sparsebench.sources.labels import MOST_CLASSES, described
 from sparsebench.stats import paired
 from sparsebench.stats.paired import Contender
@@ -129,7 +128,7 @@ def below_chance(records: Flats, folder: Path | None = None) -> list[str]:
             outcomes = zip(*map(entry.column, (*OUTCOMES, NETWORK)), strict=True) if key[0] == DENSE else ()
             for n, labels, predictions, network in {each for each in outcomes if each[0] and each[2]}:
                 whose = f" with {missing.file_of(network, files)}" if len(one.networks) > 1 else ""
-                answers, truth = unpack(predictions, n), unpack(labels, n)
+                answers, truth = numbers_of(predictions, n), numbers_of(labels, n)
                 shares = np.bincount(answers, minlength=MOST_CLASSES) * np.bincount(truth, minlength=MOST_CLASSES)
                 chance, right = float(shares.sum()) / n**2, int((answers == truth).sum())
                 if binom.cdf(right, n, chance) < SURPRISING:

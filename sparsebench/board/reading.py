@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Set
+from collections.abc import Container
 from pathlib import Path
 
 import pandas as pd
 
 from sparsebench.board.entries import BADGE, DECLARED, HOW, TRAINED
-from sparsebench.measure.metrics import declared_in
 from sparsebench.publish.folder import MANIFEST
-from sparsebench.records import checks, flat, manifests
+from sparsebench.records import checks, manifests, store, table
 from sparsebench.records.badges import CHECKS, REMARK, UNCHECKED, Badges
 from sparsebench.text import plain
 
 
-def read(out: Path, metrics: Set[str] | None = None) -> pd.DataFrame:
-    """Return the rows of `flat.table` with badges, and whether and how each strategy is trained.
+def read(out: Path, metrics: Container[str] | None = None) -> pd.DataFrame:
+    """Return the records of a run's folder as a table, with badges, and whether and how each strategy is trained.
 
-    The metrics that tasks declare are read too, and the table's attributes say what they are.
+    It has the plain columns of `table`, those of outcomes, and the metrics: `metrics` or all, and those that tasks
+    declare, of which the table's attributes say what they are. Predictions are read as they are looked at.
 
     Raises:
-        UserError: as `flat.load`.
+        UserError: as `store.rows`.
     """
-    kinds = declared_in(out)
-    wanted = None if metrics is None else metrics | {kind.name for kind in kinds}
-    records = describe(flat.table(out, wanted), out)
+    import pyarrow as pa
+
+    kinds = manifests.metrics(out)
+    declared = {kind.name for kind in kinds}
+
+    def wanted(name: str) -> bool:
+        if not table.is_metric(name):
+            return name not in (*table.PARTS, table.RANKS, "memory", table.CHECKSUM)
+        return metrics is None or name in metrics or name in declared
+
+    rows = store.rows(out, wanted).drop_columns([table.CHECKSUM])
+    kept = {pa.string(), pa.binary()}
+    records = rows.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind in kept else None)
+    records = describe(records, out)
     records.attrs[DECLARED] = kinds
     return records
 

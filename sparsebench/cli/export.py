@@ -27,8 +27,7 @@ from sparsebench.errors import UserError
 def export(what: str | None, form: str, out: Path | None, plugin: str | None, **network: Any) -> None:
     """Write the records of a run's FOLDER for other programs, one row a record; or MODEL, as timm:NAME, made sparse.
 
-    csv and parquet have flat columns, docs/reference/records.md says which; jsonl the whole records. parquet needs
-    pyarrow: pip install 'sparsebench[scale]'.
+    docs/reference/records.md says which columns csv and parquet have; jsonl has the whole records.
 
     With --plugin it is a network, whose file -o ends in .onnx, which needs pip install 'sparsebench[export]', or .pt2.
     """

@@ -184,6 +184,7 @@ def collect(
     _clear_checkpoints(plan, out)
     if not plan.todo:
         underway.clear(out)
+        store.seal(out)
         return
     writer = store.Writer(out)
     store.keep(out / environment.FOLDER, environment.describe())
@@ -204,6 +205,7 @@ def collect(
     finally:
         writer.close()
     place.check(out, home)
+    store.seal(out)
     if stop.asked:
         raise KeyboardInterrupt
     if lost:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from sparsebench.errors import UserError
-from sparsebench.records import files, manifests
-from sparsebench.text import plain
 
 DecidedBy = Literal["outcomes", "trajectory", "reported"]
 OverSeeds = Literal["mean", "median", "none"]
@@ -108,7 +104,8 @@ METRICS = (
 """The metrics of sparsebench; tasks and models may declare others."""
 _BY_NAME = {kind.name: kind for kind in METRICS}
 RESERVED = frozenset({
-    "accuracy_delta", "aligned_gap", "aligned_gap_reduction", "badge", "budget", "cell_id", "checks", "checks_remark",
+    "accuracy_delta", "aligned_gap", "cell", "checksum", "failure", "init", "memory", "metrics", "notes", "samples",
+    "test_ranks", "trajectory", "aligned_gap_reduction", "badge", "budget", "cell_id", "checks", "checks_remark",
     "class_folders", "cost_model", "device", "distribution", "environment", "how", "inactive", "kept_accuracy", "kind",
     "macs_at_2", "macs_ratio_asked", "model", "n_seeds", "n_train", "network", "pareto", "pareto_speed", "plugin",
     "random_inside_delta", "rank", "reason", "repetition", "revision", "sample_complexity", "sample_complexity_loss",
@@ -158,20 +155,6 @@ def check(kinds: Iterable[MetricKind]) -> None:
         if {kind.name, plain} & ({*_BY_NAME} | RESERVED) or kind.name in seen:
             raise UserError(f"the name of metric '{kind.name}' is taken", next_step="rename it")
         seen.add(kind.name)
-
-
-def declared_in(out: Path) -> tuple[MetricKind, ...]:
-    """Return what a run's folder says of the metrics that its tasks declare, by name."""
-    kinds = {}
-    for path, content in files.contents_in(out / manifests.METRICS):
-        try:
-            said: dict[str, Any] = {k: plain(x) if isinstance(x, str) else x for k, x in json.loads(content).items()}
-            kind = MetricKind(**said)
-            check([kind])
-            kinds[kind.name] = kind
-        except (ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
-            files.leave_out(path, error)
-    return tuple(kinds[name] for name in sorted(kinds))
 
 
 def table() -> str:

@@ -182,7 +182,10 @@ def keep_suite(out: Path, request: Request, registry: Registry, jobs: Iterable[J
         again |= {setting} if cell.network and cell.repetition else set()
     every = set[str]().union(*of_strategy.values())
     settings = tuple(sorted(every - again | again.intersection(*of_strategy.values())))
-    asked = Asked(name=suite.name, version=suite.version, settings=settings)
+    asked = Asked(
+        name=suite.name, version=suite.version, settings=settings, main_task=suite.main_task or suite.task[0].name,
+        sample_complexity=suite.sample_complexity,
+    )  # fmt: skip
     otherwise = request.keep or request.macs or request.single or request.where != "both"
     if otherwise or unanswered(suite, cells, registry, any_budget=True):
         asked = Asked(name=OWN, version=1, settings=settings)

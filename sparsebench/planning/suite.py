@@ -82,6 +82,9 @@ class Suite(_Model):
     Attributes:
         keep_weights: whether the networks that are trained are kept: other suites may begin with them.
         own_pictures: whether users must say which pictures its tasks are made of.
+        main_task: the one whose accuracy stands first on boards; its first one unless it is said.
+        sample_complexity: the metric that says whether a training succeeded, where sample complexity is counted; "" for
+            none.
     """
 
     name: str
@@ -92,6 +95,8 @@ class Suite(_Model):
     budget: Budget
     keep_weights: bool = False
     own_pictures: bool = False
+    main_task: str = ""
+    sample_complexity: str = ""
     task: tuple[SuiteTask, ...] = Field(min_length=1)
 
 

@@ -1,10 +1,8 @@
 """A submission's folder.
 
-FOLDER/manifest.json                 what it is, and the SHA-256 of every other file
-FOLDER/records/records.jsonl         sorted by their cells' hashes, in canonical JSON
-FOLDER/plugin/                       the strategy's file, and the modules beside it that it imports
-FOLDER/environments/<hash>.json      FOLDER/strategies/<hash>.json      FOLDER/suites/<hash>.json
-FOLDER/pictures/<hash>.json
+FOLDER/manifest.json                what it is, and the SHA-256 of every other file
+FOLDER/records/records.parquet      a sealed file: the records, and what their machines, strategies and suite are
+FOLDER/plugin/                      the strategy's file, and the modules beside it that it imports
 
 But for the manifest and the plugin it is laid out as a run's folder, and can be read as one.
 """
@@ -12,19 +10,18 @@ But for the manifest and the plugin it is laid out as a run's folder, and can be
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sparsebench.records import files, manifests, store
-from sparsebench.records.cell import canonical
+from sparsebench.records import files, manifests, table
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
 from sparsebench.text import plain
 
-MANIFEST, RECORDS, PLUGIN = "manifest.json", "records/records.jsonl", "plugin"
+MANIFEST, RECORDS, PLUGIN = "manifest.json", "records/records.parquet", "plugin"
 
 
 class Unfit(ValueError):  # noqa: N818
@@ -36,7 +33,7 @@ class _Model(BaseModel):
 
 
 class Answered(_Model):
-    """The suite that a submission answers; its settings are in the file of that hash, see `manifests.Asked`."""
+    """The suite that a submission answers; its settings lie beside the records, see `manifests.Asked`."""
 
     name: str
     version: int
@@ -100,10 +97,9 @@ def manifest_of(folder: Path) -> Manifest:
     return manifest
 
 
-def write_records(folder: Path, records: Iterable[Record]) -> None:
-    """Write the records of a submission."""
-    with files.whole_file(folder / RECORDS) as file:
-        file.writelines((canonical(record.model_dump(mode="json")) + "\n").encode() for record in records)
+def write_records(folder: Path, records: Iterable[Record], beside: Mapping[str, str]) -> None:
+    """Write the records of a submission, and by file name what lies beside them; see `store.beside`."""
+    table.write(folder / RECORDS, table.table_of((record, 0) for record in records), beside)
 
 
 def read_records(folder: Path) -> Iterator[Record]:
@@ -111,11 +107,6 @@ def read_records(folder: Path) -> Iterator[Record]:
 
     Raises:
         ValueError: one is none, or is not of the cell that it names.
-        OSError: they cannot be read.
+        UserError: the file is damaged.
     """
-    with files.open_file(folder / RECORDS, files.MOST_BYTES) as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield store.parse(line, Record)
-            except ValueError as error:
-                raise Unfit(f"record {number}: {error}") from error
+    return (stored.item for stored in table.items(folder / RECORDS, Record))

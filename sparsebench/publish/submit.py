@@ -23,7 +23,7 @@ from sparsebench.publish.folder import (
 )
 from sparsebench.publish.verify import Verdict, unanswered_of, verify
 from sparsebench.records import environment, files, manifests, store
-from sparsebench.records.cell import canonical
+from sparsebench.records.cell import canonical, digest
 from sparsebench.records.manifests import Asked, Described, setting_of
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
@@ -77,10 +77,9 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
         raise UserError(f"{folder} is there and is not written over", next_step="remove it, or give another --to")
     part = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
-        write_records(part, chosen)
+        write_records(part, chosen, _beside(out, chosen, described, suite))
         for path, text in about.source.items():
             files.write_whole(part / PLUGIN / path, text.encode())
-        _write_beside(part, out, chosen, {**described, (name, origin.revision): about}, suite)
         manifest = Manifest(
             strategy=name, version=folder.name, plugin=origin, file=about.file, suite=answered, files=hashes_of(part)
         )
@@ -164,22 +163,22 @@ def _choose(records: Mapping[str, Record], name: str, suite: Asked) -> list[Reco
     return [records[cell_id] for cell_id in sorted(ids | (starts & set(records)))]
 
 
-def _write_beside(
-    part: Path, out: Path, chosen: Collection[Record], described: Mapping[tuple[str, str], Described], suite: Asked
-) -> None:
-    """Write what lies beside the records."""
-    store.keep(part / manifests.SUITES, suite.model_dump(mode="json"))
+def _beside(
+    out: Path, chosen: Collection[Record], described: Mapping[tuple[str, str], Described], suite: Asked
+) -> dict[str, str]:
+    """Return by file name what lies beside the records."""
+    things = [(manifests.SUITES, suite.model_dump(mode="json"))]
     for key in {(one.cell.strategy.name, one.origin.revision) for one in chosen} & set(described):
         said = described[key].model_copy(update={"file": "", "source": {}})
-        store.keep(part / manifests.STRATEGIES, said.model_dump(mode="json"))
-    for one in manifests.left_out(out):
-        store.keep(part / manifests.PICTURES, one.model_dump(mode="json"))
-    for machine in {one.environment for one in chosen} - {""}:
-        path = Path(environment.FOLDER, f"{machine}.json")
-        try:
-            files.write_whole(part / path, files.content_of(out / path))
-        except OSError as error:
-            raise UserError(f"{out / path} is not there: {error.strerror}", next_step=AGAIN) from error
+        things.append((manifests.STRATEGIES, said.model_dump(mode="json")))
+    things += [(manifests.PICTURES, one.model_dump(mode="json")) for one in manifests.left_out(out)]
+    texts = {f"{folder}/{digest(thing)}.json": canonical(thing) for folder, thing in things}
+    machines = store.beside(out, environment.FOLDER)
+    for file in {f"{one.environment}.json" for one in chosen if one.environment}:
+        if file not in machines:
+            raise UserError(f"{out} does not hold {environment.FOLDER}/{file}", next_step=AGAIN)
+        texts[f"{environment.FOLDER}/{file}"] = machines[file]
+    return texts
 
 
 def git_steps(submission: Submission) -> str:

@@ -15,7 +15,7 @@ from sparsebench.plugin.registry import Registry
 from sparsebench.publish import folder as folders
 from sparsebench.publish.consistent import called, differences
 from sparsebench.publish.folder import MANIFEST, Manifest, Unfit
-from sparsebench.records import environment, files, manifests
+from sparsebench.records import environment, manifests, store
 from sparsebench.records.cell import Cell
 from sparsebench.records.manifests import Asked, Described, setting_of
 from sparsebench.records.record import Record
@@ -90,7 +90,7 @@ def verify(folder: Path, board: Sequence[Asked] | None = None, *, placed: bool =
         wrong = list(_wrong(folder, manifest, suite, verdict))
     except OSError as error:
         wrong = [f"it cannot be read: {error.strerror}"]
-    except (Unfit, UserError) as error:
+    except (ValueError, UserError) as error:
         wrong = [plain(error)]
     if wrong:
         verdict.contradicted(wrong)
@@ -154,7 +154,7 @@ def _wrong(folder: Path, manifest: Manifest, suite: Asked, verdict: Verdict) -> 
     described = manifests.strategies(folder).get((manifest.strategy, manifest.plugin.revision))
     if described is None:
         raise Unfit("it does not say what its strategy is, or not from that source")
-    machines = {path.stem for path in files.files_in(folder / environment.FOLDER, ".json")} | {""}
+    machines = {name.removesuffix(".json") for name in store.beside(folder, environment.FOLDER)} | {""}
     asked, seen, starts, needed = set(suite.settings), set[str](), set[str](), set[str]()
     cells: list[Cell] = []
     for record in folders.read_records(folder):

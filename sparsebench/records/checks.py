@@ -9,7 +9,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from sparsebench.records import files
+from sparsebench.records import files, store
 from sparsebench.records.cell import canonical
 from sparsebench.records.files import write_whole
 from sparsebench.records.report import SCHEMA, Report
@@ -30,15 +30,15 @@ def write(report: Report, out: Path) -> Path:
 def read(out: Path) -> list[Report]:
     """Return the reports of a results folder; those that cannot be read are left out with a warning."""
     reports = []
-    for path, content in files.contents_in(out / "checks"):
+    for name, content in store.beside(out, "checks").items():
         try:
             reports.append(_parse(content))
         except (ValueError, RecursionError) as error:
-            files.leave_out(path, error)
+            files.leave_out(Path(name), error)
     return reports
 
 
-def _parse(content: bytes) -> Report:
+def _parse(content: str) -> Report:
     raw = json.loads(content)
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA:

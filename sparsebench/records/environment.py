@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-from sparsebench.records import files
+from sparsebench.records import files, store
 from sparsebench.records.cell import digest
 from sparsebench.text import plain
 
@@ -32,14 +32,14 @@ LATER = "capability"
 
 def read(out: Path, wanted: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return what a run's folder says of some machines, by their hashes; what cannot be read is left out."""
-    environments = {}
-    for name in sorted(set(wanted) - {""}):
-        path = out / FOLDER / f"{name}.json"
-        try:
-            said = sorted(json.loads(files.content_of(path)).items())
-            environments[name] = {plain(key): plain(value) for key, value in said}
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
-            files.leave_out(path, error)
+    environments, names = {}, {f"{name}.json" for name in set(wanted) - {""}}
+    for name, content in store.beside(out, FOLDER).items():
+        if name in names:
+            try:
+                said = sorted(json.loads(content).items())
+                environments[name.removesuffix(".json")] = {plain(key): plain(value) for key, value in said}
+            except (ValueError, AttributeError, RecursionError) as error:
+                files.leave_out(Path(FOLDER, name), error)
     return environments
 
 

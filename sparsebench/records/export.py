@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from sparsebench.collector import without_collector
 from sparsebench.errors import UserError
-from sparsebench.records import flat, merge, parquet, store
-from sparsebench.records.record import Record
+from sparsebench.records import checks, store, table
+from sparsebench.records.badges import Badges
+from sparsebench.records.cell import canonical
 from sparsebench.text import cell
 
 
 def write(out: Path, form: str, file: BinaryIO) -> None:
-    """Write the records of a run's folder that count, in the order of their cells' hashes, to an open file.
+    """Write the records of a run's folder that count to an open file.
 
     Args:
         out: the run's folder.
-        form: one of FORMATS: "csv" and "parquet" have the flat columns of `flat.load`, "jsonl" the whole records.
+        form: one of FORMATS: "csv" has the plain columns and the metrics, "parquet" all columns of a sealed file,
+            "jsonl" the whole records.
         file: open for bytes.
 
     Raises:
-        UserError: another format, no records, some by a later sparsebench, or no pyarrow for "parquet".
+        UserError: another format, no records, or some by a later sparsebench.
     """
     if form not in FORMATS:
         raise UserError("--format", got=f"'{form}'", allowed=FORMATS)
@@ -34,8 +34,12 @@ def write(out: Path, form: str, file: BinaryIO) -> None:
 
 def _csv(out: Path, file: BinaryIO) -> None:
     text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+    plain = (*table.TEXTS, *table.COUNTS, *table.REALS, "memory")
+    whole = store.rows(out, lambda name: name in plain or table.is_metric(name)).sort_by("cell_id")
+    names = [*plain, *sorted(set(filter(table.is_metric, whole.column_names)))]
+    rows = Badges(checks.read(out)).mark(table.rows_of(whole.select(names)))
     writer = None
-    for row in flat.load(out):
+    for row in rows:
         if writer is None:
             writer = csv.writer(text, lineterminator="\n")
             writer.writerow(map(cell, row))
@@ -44,25 +48,17 @@ def _csv(out: Path, file: BinaryIO) -> None:
 
 
 def _jsonl(out: Path, file: BinaryIO) -> None:
-    with without_collector():
-        places = ((each.claim, merge.Place(*each[1:4])) for each in store.scan_all(out, Record))
-        newest = store.newest(places)
-    if not newest:
-        raise flat.nothing(out)
-    for line in merge.lines(place for _, place in sorted(newest.items())):
-        shown = line.decode()
-        file.write(line if shown[:-1].isprintable() else (json.dumps(json.loads(line)) + "\n").encode())
+    records = store.read(out)
+    if not records:
+        raise store.nothing(out)
+    for _, record in sorted(records.items()):
+        file.write(canonical(record.model_dump(mode="json")).encode("ascii", "backslashreplace") + b"\n")
 
 
 def _parquet(out: Path, file: BinaryIO) -> None:
-    try:
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise UserError("parquet needs pyarrow", next_step="pip install 'sparsebench[scale]'") from error
-    table = parquet.table(out)
-    if table is None:
-        raise flat.nothing(out)
-    pq.write_table(table.replace_schema_metadata(), file)
+    import pyarrow.parquet as pq
+
+    pq.write_table(store.rows(out).sort_by("cell_id").replace_schema_metadata(), file)
 
 
 FORMATS: dict[str, Callable[[Path, BinaryIO], None]] = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet}

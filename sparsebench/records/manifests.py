@@ -12,6 +12,7 @@ Each file is named after what it says, and no record hangs on it.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -28,7 +29,9 @@ from pydantic import (
     model_serializer,
 )
 
-from sparsebench.records import files
+from sparsebench.errors import UserError
+from sparsebench.measure.metrics import MetricKind, check
+from sparsebench.records import files, store
 from sparsebench.records.cell import Cell, digest
 from sparsebench.strategy import Kind, Site, Strategy
 from sparsebench.text import plain
@@ -81,11 +84,19 @@ class Asked(_Model):
     Attributes:
         name, version: the suite's, if all its cells were asked for; else `OWN`, 1.
         settings: the hashes of what every strategy of it is measured on, see `setting_of`, sorted.
+        main_task, sample_complexity: the suite's, see `planning.suite.Suite`; "" of no suite, or of an earlier version.
     """
 
     name: str
     version: int
     settings: tuple[str, ...]
+    main_task: str = ""
+    sample_complexity: str = ""
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is empty, so that the hashes of earlier versions still hold."""
+        return {name: value for name, value in dump(self).items() if value != ""}
 
     @property
     def sha256(self) -> str:
@@ -151,13 +162,13 @@ def how_of_label(how: str, label: str) -> str:
 
 def strategies(out: Path) -> dict[tuple[str, str], Described]:
     """Return what is known of the strategies of a run's folder, by name and revision."""
-    every = sorted(_read(out / STRATEGIES, Described), key=lambda described: (described.how != "", described.file))
+    every = sorted(_read(out, STRATEGIES, Described), key=lambda described: (described.how != "", described.file))
     return {(described.name, described.revision): described for described in every}
 
 
 def suites(out: Path) -> list[Asked]:
     """Return the suites that a run's folder answers, by name and version."""
-    return sorted(_read(out / SUITES, Asked), key=lambda asked: (asked.name, asked.version, asked.settings))
+    return sorted(_read(out, SUITES, Asked), key=lambda asked: (asked.name, asked.version, asked.settings))
 
 
 def file_names(out: Path) -> dict[str, str]:
@@ -166,7 +177,7 @@ def file_names(out: Path) -> dict[str, str]:
     Of several names of one file the longest is taken; where two files have one name, what cells call them is added.
     """
     shown: dict[str, str] = {}
-    for one in sorted(_read(out / FILES, Given), key=lambda one: (len(one.file), one.file)):
+    for one in sorted(_read(out, FILES, Given), key=lambda one: (len(one.file), one.file)):
         shown[plain(one.name)] = plain(one.file)
     count = Counter(shown.values())
     return {name: f"{file} ({name})" if count[file] > 1 else file for name, file in shown.items()}
@@ -174,17 +185,31 @@ def file_names(out: Path) -> dict[str, str]:
 
 def strays(out: Path) -> list[Strays]:
     """Return what was left out of folders of pictures, by their names."""
-    return sorted(_read(out / STRAYS, Strays), key=lambda one: (one.name, one.left_out))
+    return sorted(_read(out, STRAYS, Strays), key=lambda one: (one.name, one.left_out))
 
 
 def left_out(out: Path) -> list[LeftOut]:
     """Return what pictures were left out of the data of a run's folder."""
-    return sorted(_read(out / PICTURES, LeftOut), key=lambda one: one.images)
+    return sorted(_read(out, PICTURES, LeftOut), key=lambda one: one.images)
 
 
-def _read(folder: Path, kind: type[T]) -> Iterator[T]:
-    for path, content in files.contents_in(folder):
+def metrics(out: Path) -> tuple[MetricKind, ...]:
+    """Return what a run's folder says of the metrics that its tasks declare, by name."""
+    kinds = {}
+    for name, content in store.beside(out, METRICS).items():
+        try:
+            said: dict[str, Any] = {k: plain(x) if isinstance(x, str) else x for k, x in json.loads(content).items()}
+            kind = MetricKind(**said)
+            check([kind])
+            kinds[kind.name] = kind
+        except (ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
+            files.leave_out(Path(name), error)
+    return tuple(kinds[name] for name in sorted(kinds))
+
+
+def _read(out: Path, folder: str, kind: type[T]) -> Iterator[T]:
+    for name, content in store.beside(out, folder).items():
         try:
             yield kind.model_validate_json(content)
         except ValidationError as error:
-            files.leave_out(path, error)
+            files.leave_out(Path(folder, name), error)

@@ -1,7 +1,8 @@
-"""The store: append-only JSON lines, one new segment a writer, read as the union of all segments.
+"""The store: a run appends JSON lines to a segment of its own, and seals it when it ends; readers take the union.
 
-OUT/records/<utc>-<host>-<pid>-<random>.jsonl      one record a line, one fsynced write a record
-OUT/environments/<hash>.json                        machine and libraries, once each; see `described` for what else
+OUT/records/<utc>-<host>-<pid>-<random>.jsonl      one record a line, one fsynced write a record, while a run goes on
+OUT/records/<the same>.parquet                      the same records, sealed, with what lay beside them; see `table`
+OUT/environments/<hash>.json                        machine and libraries, once each; see `manifests` for what else
 OUT/weights/<cell id>.safetensors                   weights that other cells start from
 OUT/checkpoints/<cell id>.safetensors               a training under way, until its record is there
 OUT/fits/<hash>.safetensors                         what strategies learned from training images before a test
@@ -11,26 +12,32 @@ OUT/underway/<host>-<pid>.json                      how far a run is, until it i
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sparsebench.collector import without_collector
 from sparsebench.errors import UserError
-from sparsebench.records import files, place
+from sparsebench.records import files, place, table
 from sparsebench.records.cell import canonical, digest
 from sparsebench.records.record import SCHEMA, Head, NewerSchemaError, Record, upgrade
 from sparsebench.text import plain
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +46,9 @@ X = TypeVar("X")
 SHOWN = 5
 """Lines of a segment that cannot be read and are named."""
 CELL, CELL_ID = b'{"cell":', b',"cell_id":"'
+BESIDE = ("environments", "checks", "strategies", "suites", "metrics", "files", "strays", "pictures")
+"""Folders whose .json files belong to records and are named after what they say."""
+_NAMED = re.compile(r"[\w-]{1,64}\.json", re.ASCII)
 
 
 def weights_path(out: Path, cell_id: str) -> Path:
@@ -145,6 +155,8 @@ class Writer:
         host = "".join(c for c in socket.gethostname() if c.isalnum() or c == "-")[:40]
         self._path = self.folder / f"{stamp}-{host}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        with suppress(OSError):  # of file systems without locks
+            fcntl.flock(file, fcntl.LOCK_EX)  # while this process lives nobody seals the segment
         for folder in (self.folder, self.folder.parent):
             _sync_folder(folder)
         return file
@@ -153,6 +165,8 @@ class Writer:
         """Close the segment."""
         if self._file is not None:
             file, self._file = self._file, None
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # which a process that was forked meanwhile would hold
             os.close(file)
 
 
@@ -165,27 +179,6 @@ def _sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(folder)
-
-
-class Found(NamedTuple, Generic[T]):
-    """What one line of a segment holds, and where it stands.
-
-    Attributes:
-        offset, length: in bytes.
-        checksum: CRC-32 of the line; what decides between records that nothing else does.
-    """
-
-    item: T
-    path: Path
-    offset: int
-    length: int
-    checksum: int
-
-    @property
-    def claim(self) -> Claim:
-        """What decides whether it counts."""
-        head = self.item
-        return Claim(head.cell_id, head.origin.revision, head.status == "ok", head.started, self.checksum)
 
 
 class Claim(NamedTuple):
@@ -247,40 +240,66 @@ def read(out: Path) -> dict[str, Record]:
     Lines that cannot be read are left out with a warning: their cells count as not run.
 
     Raises:
-        UserError: a record was written by a later sparsebench.
+        UserError: a record was written by a later sparsebench, or a sealed file is damaged.
     """
     with without_collector():
-        return newest((stored.claim, stored.item) for stored in scan_all(out, Record))
+        return newest((claim_of(*stored), stored.item) for stored in scan_all(out, Record))
 
 
 def heads(out: Path) -> dict[str, Head]:
     """Return what a resumed run must know of the same records; several times as fast, and in far less memory."""
     with without_collector():
-        return newest((stored.claim, stored.item) for stored in scan_all(out, Head))
+        return newest((claim_of(*stored), stored.item) for stored in scan_all(out, Head))
+
+
+def claim_of(head: Head, checksum: int) -> Claim:
+    """Return what decides whether a record counts."""
+    return Claim(head.cell_id, head.origin.revision, head.status == "ok", head.started, checksum)
 
 
 def segments(out: Path) -> list[Path]:
-    """Return the segments of a run's folder, by name."""
+    """Return the segments of a run's folder that are not sealed, by name."""
     return files.files_in(out / "records", ".jsonl")
 
 
-def scan_all(out: Path, kind: type[T]) -> Iterator[Found[T]]:
-    """Yield what the lines of all segments hold; what cannot be read is left out with a warning."""
+def sealed(out: Path) -> list[Path]:
+    """Return the sealed files of a run's folder, by name."""
+    return files.files_in(out / "records", ".parquet")
+
+
+def scan_all(out: Path, kind: type[T]) -> Iterator[table.Stored[T]]:
+    """Yield the records of all files, or what a `Head` or `Past` says of them; see `scan`.
+
+    Segments come first, so that one that is sealed meanwhile is read, if only from its file.
+
+    Raises:
+        UserError: a record was written by a later sparsebench, or a sealed file is damaged.
+    """
     for path in segments(out):
-        try:
+        with _leaving_out(path):
             yield from scan(path, kind)
-        except OSError as error:
+    for path in sealed(out):
+        yield from table.items(path, kind)
+
+
+@contextmanager
+def _leaving_out(path: Path) -> Iterator[None]:
+    """Warn of a segment that cannot be read; not of one that was sealed meanwhile."""
+    try:
+        yield
+    except OSError as error:
+        if path.exists():
             files.leave_out(path, error)
 
 
-def scan(path: Path, kind: type[T], warn: Callable[[str], None] = log.warning) -> Iterator[Found[T]]:
+def scan(path: Path, kind: type[T], warn: Callable[[str], None] = log.warning) -> Iterator[table.Stored[T]]:
     """Yield what the lines of a segment hold; those that cannot be read are left out with a warning.
 
     Raises:
         UserError: a record was written by a later sparsebench.
         OSError: the segment cannot be read.
     """
-    name, number, offset, unread = plain(path.name), 0, 0, 0
+    name, number, unread = plain(path.name), 0, 0
     with files.open_file(path, files.MOST_BYTES) as file:
         while line := file.readline(files.LINE_BYTES + 1):
             number += 1
@@ -289,16 +308,124 @@ def scan(path: Path, kind: type[T], warn: Callable[[str], None] = log.warning) -
                 warn(f"{name}: line {number} is {why} and is left out, with what comes after it")
                 break
             try:
-                yield Found(parse(line, kind), path, offset, len(line), zlib.crc32(line))
+                yield table.Stored(parse(line, kind), zlib.crc32(line))
             except NewerSchemaError as error:
                 raise UserError(f"{path} line {number} has {error}", next_step="upgrade sparsebench") from error
             except ValueError as error:
                 unread += 1
                 if unread <= SHOWN:
                     warn(f"{name} line {number} is left out: {error}")
-            offset += len(line)
     if unread > SHOWN:
         warn(f"{name}: {unread - SHOWN} more lines are left out")
+
+
+def rows(out: Path, columns: Callable[[str], bool] = lambda name: True, *, newest: bool = True) -> pa.Table:
+    """Return the records of a run's folder as a table, of the columns that are wanted; see `table`.
+
+    Only those that count, unless all are wanted.
+
+    Raises:
+        UserError: the folder holds no records, or as `scan_all`.
+    """
+    with without_collector():
+        parts = [part for path in segments(out) for part in _parts(path, columns)]
+        parts += [table.read(path, lambda name: name in table.CLAIM or columns(name)) for path in sealed(out)]
+    if not any(map(len, parts)):
+        raise nothing(out)
+    whole = table.join(parts)
+    return counting(whole) if newest else whole
+
+
+def nothing(out: Path) -> UserError:
+    """Return the error for a folder without records."""
+    return UserError(f"no records in {out}", next_step="run `sparsebench run --out` with this folder first")
+
+
+def _parts(path: Path, columns: Callable[[str], bool] = lambda name: True) -> list[pa.Table]:
+    """Return the rows of a segment, part by part, as so many records at once would take much memory."""
+    parts, lines = [], scan(path, Record)
+    with _leaving_out(path):
+        while len(part := table.table_of(islice(lines, table.BATCH))):
+            parts.append(part.select([name for name in part.column_names if name in table.CLAIM or columns(name)]))
+    return parts
+
+
+def counting(whole: pa.Table, choose: Callable[[Iterable[tuple[Claim, int]]], Mapping[Any, int]] = newest) -> pa.Table:
+    """Return the rows that count; of most cells there is only one.
+
+    Args:
+        whole: the rows of one or more folders.
+        choose: of the claims of cells with several rows, and the places of these, returns the places that count.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    cells = whole["cell_id"].combine_chunks().dictionary_encode().indices.to_numpy()
+    keep = np.bincount(cells)[cells] == 1
+    several = np.flatnonzero(~keep)
+    if not several.size:
+        return whole
+    named = table.rows_of(whole.select(table.CLAIM).take(pa.array(several)))
+    claims = (Claim(c["cell_id"], c["revision"], c["status"] == "ok", c["started"], c["checksum"]) for c in named)
+    keep[list(choose(zip(claims, several.tolist(), strict=True)).values())] = True
+    return whole.filter(pa.array(keep))
+
+
+def seal(out: Path) -> None:
+    """Seal the segments of a run's folder that nobody writes any more, each into a file of its own name.
+
+    What lies beside the records goes into the file with them. A process that is killed meanwhile leaves what it has not
+    finished as it was, and a segment of which a whole line cannot be read stays as it is.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    for path in segments(out):
+        with suppress(OSError), path.open("rb") as file:  # of a lock: its writer is alive, or another seals it
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists():
+                _seal(out, path)
+
+
+def _seal(out: Path, path: Path) -> None:
+    parts = _parts(path)
+    with path.open("rb") as file:
+        lines = sum(line.endswith(b"\n") for line in file)
+    if sum(map(len, parts)) < lines:
+        return
+    loose = [one for folder in BESIDE for one in _loose(out, folder)]
+    if parts:
+        texts = {f"{one.parent.name}/{one.name}": text for one, text in loose}
+        table.write(path.with_suffix(".parquet"), table.join(parts), texts)
+    path.unlink()
+    _sync_folder(path.parent)
+    for one, _ in loose if parts else ():
+        one.unlink(missing_ok=True)
+
+
+def _loose(out: Path, folder: str) -> Iterator[tuple[Path, str]]:
+    """Yield the files of one of the folders `BESIDE`, and what they say; what is no text is left out with a warning."""
+    for path, content in files.contents_in(out / folder):
+        try:
+            if not _NAMED.fullmatch(path.name):
+                raise ValueError("its name is of another form")
+            yield path, content.decode()
+        except ValueError as error:
+            files.leave_out(path, error)
+
+
+def beside(out: Path, folder: str) -> dict[str, str]:
+    """Return what lies beside records, in one of the folders `BESIDE` or in sealed files, by the name of its file.
+
+    Of several texts under one name what is in the folder counts.
+    """
+    texts: dict[str, str] = {}
+    for path in sealed(out):
+        for name, text in table.beside(path).items():
+            if name.startswith(f"{folder}/"):
+                name = name.removeprefix(f"{folder}/")
+                texts[name] = max(texts.get(name, ""), text)
+    return dict(sorted((texts | {path.name: text for path, text in _loose(out, folder)}).items()))
 
 
 def parse(line: bytes, kind: type[T] = Record) -> T:  # type: ignore[assignment]

@@ -11,7 +11,7 @@ Where all have one seed, and it the same, items alone vary: what is said is said
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -45,7 +45,7 @@ class Contender:
     """
 
     means: Mapping[int, float]
-    hits: Mapping[int, tuple[str, np.ndarray]]
+    hits: Mapping[int, tuple[Hashable, np.ndarray]]
     clusters: Mapping[int, np.ndarray] | None = None
 
 

@@ -13,7 +13,7 @@ from sparsebench.board.build import build, judge
 from sparsebench.board.notes import detectable, machines, notes_on
 from sparsebench.records import store
 from sparsebench.records.cell import digest
-from sparsebench.records.record import pack
+from sparsebench.records.table import bytes_of
 
 
 def test_the_interval_of_the_difference_to_dense_is_students() -> None:
@@ -72,8 +72,8 @@ def test_outcomes_of_the_test_items_decide_what_seeds_alone_would_tell() -> None
         predicted = labels.copy()
         predicted[:wrong] ^= 1
         return {
-            "accuracy": 1 - wrong / 40, "test_items": 40, "test_labels": pack(labels + 10 * seed),
-            "test_predictions": pack(predicted + 10 * seed),
+            "accuracy": 1 - wrong / 40, "test_items": 40, "test_labels": bytes_of(labels + 10 * seed),
+            "test_predictions": bytes_of(predicted + 10 * seed),
         }  # fmt: skip
 
     rows = [flat(name, seed, **outcomes(wrong, seed)) for seed in range(2) for name, wrong in (("dense", 3), ("b", 4))]
@@ -181,7 +181,7 @@ def on_foregrounds(shown: list[Any]) -> list[Row]:
 def test_items_that_show_one_foreground_count_as_one_draw() -> None:
     unknown, wider = on_foregrounds(["", "", ""]), 0
     for offset in (0, 80):  # the same foregrounds in all seeds, and others
-        known = on_foregrounds([pack(np.repeat(np.arange(80), 5) + offset * seed) for seed in range(3)])
+        known = on_foregrounds([bytes_of(np.repeat(np.arange(80), 5) + offset * seed) for seed in range(3)])
         for row in known:
             without = row_of(unknown, row["strategy"])
             assert row["accuracy"] == without["accuracy"]
@@ -195,8 +195,8 @@ def test_items_that_show_one_foreground_count_as_one_draw() -> None:
 @pytest.mark.parametrize(
     "shown",
     [
-        [pack(np.arange(400) + 400 * seed) for seed in range(3)],
-        [pack(np.repeat(np.arange(80), 5)), "", pack(np.arange(400))],
+        [bytes_of(np.arange(400) + 400 * seed) for seed in range(3)],
+        [bytes_of(np.repeat(np.arange(80), 5)), b"", bytes_of(np.arange(400))],
     ],
     ids=["none twice", "unknown in a seed"],
 )

@@ -14,7 +14,7 @@ import pytest
 import timm
 import torch
 from click.testing import CliRunner
-from flats import flat, row_of
+from flats import copy_without, flat, row_of
 from PIL import Image
 from safetensors.torch import save_file
 from scipy import stats
@@ -26,7 +26,8 @@ from sparsebench.board.gather import gather
 from sparsebench.board.notes import notes_on
 from sparsebench.cli import main
 from sparsebench.records import store
-from sparsebench.records.record import Record, pack
+from sparsebench.records.record import Record
+from sparsebench.records.table import bytes_of
 
 ARCH, SIDE = "test_vit", 32
 CLASSES = {"n01440764": 0, "n01443537": 1, "n01484850": 2}
@@ -77,7 +78,7 @@ def of_three(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def named(out: Path, record: Record) -> str | None:
-    known = [json.loads(path.read_text()) for path in (out / "files").glob("*.json")]
+    known = [json.loads(text) for text in store.beside(out, "files").values()]
     return {one["name"]: one["file"] for one in known}.get(str(record.cell.model.params["weights"]))
 
 
@@ -175,12 +176,7 @@ def test_what_lacks_a_network_or_a_draw_is_not_ranked_and_the_command_of_the_not
 
     gone = [record for record in records(of_three) if lost(record)]
     assert len(gone) == 4
-    for path in of_three.rglob("*.json*"):
-        target = tmp_path / "some" / path.relative_to(of_three)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text().splitlines(keepends=True)
-        target.write_text("".join(line for line in lines if not any(f'"{r.cell_id}"' in line for r in gone)))
-    some = tmp_path / "some"
+    some = copy_without(of_three, tmp_path / "some", [record.cell_id for record in gone])
     result = CliRunner().invoke(main, ["leaderboard", str(some), "--format", "csv"])
     ranks = {row["strategy"]: row["rank"] for row in csv.DictReader(io.StringIO(result.stdout))}
     assert ranks["attn_topk"] == ranks["random_inside"] == "not ranked" != ranks["random"]
@@ -202,7 +198,7 @@ def flats(strategy: str, tests: int) -> list[Flat]:
     """Return flat records of a network that is tested so often, with the same outcome."""
     labels = np.arange(200) % 2
     hits = np.random.default_rng(len(strategy)).random(200) < (0.95 if strategy == "dense" else 0.8)
-    outcomes = {"test_labels": pack(labels), "test_predictions": pack(np.where(hits, labels, 60000))}
+    outcomes = {"test_labels": bytes_of(labels), "test_predictions": bytes_of(np.where(hits, labels, 60000))}
     more = {"n_train": 0, "network": "weights-1", "accuracy": hits.mean(), "test_items": 200}
     return [flat(strategy, draw, **outcomes, **more) for draw in range(tests)]
 

@@ -13,9 +13,8 @@ from sparsebench.board import reading
 from sparsebench.board.build import judge
 from sparsebench.board.gather import WANTED, gather
 from sparsebench.cli import main
-from sparsebench.measure.metrics import declared_in
 from sparsebench.page import render
-from sparsebench.records import store
+from sparsebench.records import manifests, store
 
 STRIPES = Path(__file__).resolve().parents[1] / "plugins" / "stripes.py"
 MEANING = "hesitation, sd: spread of the losses of the test pictures, in loss, stripes task."
@@ -89,7 +88,7 @@ def test_it_is_chosen_and_exported_by_its_name(finished: tuple[Path, str]) -> No
 def test_merged_folders_know_it(finished: tuple[Path, str], tmp_path: Path) -> None:
     merged = tmp_path / "merged"
     assert call("merge", finished[0], "-o", merged).exit_code == 0
-    assert declared_in(merged) == declared_in(finished[0]) != ()
+    assert manifests.metrics(merged) == manifests.metrics(finished[0]) != ()
 
 
 def test_what_a_folder_says_of_metrics_is_checked(
@@ -97,14 +96,14 @@ def test_what_a_folder_says_of_metrics_is_checked(
 ) -> None:
     folder = tmp_path / "metrics"
     folder.mkdir()
-    (own,) = (finished[0] / "metrics").glob("*.json")
-    about = json.loads(own.read_bytes())
+    (own,) = store.beside(finished[0], "metrics").values()
+    about = json.loads(own)
     wrong = [b"[", b"[]", b"7", *(json.dumps(about | more).encode() for more in (
         {"name": "rank"}, {"unit": ""}, {"what": 7}, {"more": 1}, {"over_seeds": "sum"}, {"title": None}))]  # fmt: skip
     for number, content in enumerate(wrong):
         (folder / f"{number}.json").write_bytes(content)
-    (folder / "right.json").write_bytes(own.read_bytes())
-    assert declared_in(tmp_path) == declared_in(finished[0])
+    (folder / "right.json").write_text(own)
+    assert manifests.metrics(tmp_path) == manifests.metrics(finished[0])
     assert len([line for line in caplog.messages if "is left out" in line]) == len(wrong)
 
 

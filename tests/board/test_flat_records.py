@@ -4,14 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flats import WHOLE, flat
+from flats import WHOLE, flat, flatten
 
 from sparsebench.board.notes import cautions, inactive, notes_on
 from sparsebench.budget import FULL, Budget
 from sparsebench.records.cell import Cell, Part
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Failure, Metric, Record
-from sparsebench.records.row import flatten
 
 
 @pytest.fixture

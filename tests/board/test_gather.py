@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from flats import rows_in
 from scipy import stats
 
 from sparsebench.board import gather, reading
@@ -16,7 +17,7 @@ from sparsebench.board.board import Board
 from sparsebench.board.build import build
 from sparsebench.board.gather import PNG, WANTED, board_of
 from sparsebench.board.notes import notes_on
-from sparsebench.records import flat, store
+from sparsebench.records import store
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 GROUPS = {"accuracy: 3 on china": None, "accuracy: 8 on flower": None}
@@ -102,7 +103,7 @@ def test_environments_are_those_of_the_records(tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         board = board_of([record(seed=k, environment=name) for k, name in enumerate(used)], tmp_path)
     assert board.environments == {"one": {"python": "3.11", "cores": "2"}}
-    assert all(f"{name}.json is left out" in caplog.text for name in ("bad", "list", "gone"))
+    assert all(f"{name}.json is left out" in caplog.text for name in ("bad", "list"))
 
 
 def test_pictures_of_the_folder_are_in_it_as_far_as_there_is_room(
@@ -125,7 +126,7 @@ def test_a_folder_is_its_records_board(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     for settings in ([], ["1" * 64]):  # the same suite, asked for with other words, is said once
         store.keep(tmp_path / "suites", {"name": "quick", "version": 3, "settings": settings})
-    records = list(flat.load(tmp_path))
+    records = rows_in(tmp_path)
     board = gather.gather(tmp_path)
     assert rows_without(board.rows, "trained") == rows_without(build(records), "trained")
     assert rows_without(board.by_task, "trained") == rows_without(build(records, "task"), "trained")

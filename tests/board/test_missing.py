@@ -16,7 +16,7 @@ from sparsebench.board.build import build, judge
 from sparsebench.board.gather import board_of
 from sparsebench.board.notes import notes_on
 from sparsebench.page.files import files
-from sparsebench.records.record import pack
+from sparsebench.records.table import bytes_of
 
 BUDGETS = (0.8, 0.5, 0.3)
 RATES = {"good": 0.85, "fair": 0.7, "poor": 0.4, "random_inside": 0.5}
@@ -28,9 +28,10 @@ def cell_of(strategy: str, seed: int, asked: float, rate: float, **more: Any) ->
     hard = np.random.default_rng(seed).random(300)
     hits = hard + np.random.default_rng([seed, int(100 * asked), *strategy.encode()]).normal(0, 0.05, 300) < rate
     labels = np.arange(300) % 2 + 2 * seed
+    predictions = bytes_of(np.where(hits, labels, 60000))
     return flat(strategy, seed, cell_id=f"{strategy} {asked} {seed}", budget=f"macs {asked:g}", macs_ratio=asked,
-                macs_ratio_asked=asked, accuracy=hits.mean(), test_items=300, test_labels=pack(labels), revision="0",
-                environment="", test_predictions=pack(np.where(hits, labels, 60000)), **more)  # fmt: skip
+                macs_ratio_asked=asked, accuracy=hits.mean(), test_items=300, test_labels=bytes_of(labels),
+                revision="0", environment="", test_predictions=predictions, **more)  # fmt: skip
 
 
 WORLD = [cell_of("dense", seed, 1.0, 0.9) for seed in range(3)] + [

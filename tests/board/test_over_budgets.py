@@ -21,7 +21,7 @@ from sparsebench.board.notes import notes_on
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
 from sparsebench.page.files import files
-from sparsebench.records.record import pack
+from sparsebench.records.table import bytes_of
 from sparsebench.stats.curves import area
 from sparsebench.stats.paired import Contender, compare
 
@@ -48,8 +48,8 @@ def records(
                 "kind": KINDS.get(strategy, "deployable"), "budget": f"macs {asked:g}", "n_train": 600,
                 "repetition": seed, "setting": "s", "device": "cpu", "started": "2026-01-01T00:00:00+00:00",
                 "macs_ratio_asked": asked, "macs_ratio": (spent or {}).get(asked, asked), "accuracy": hits.mean(),
-                "images_per_s": 100 / asked, "selection_auroc": 0.5, "test_items": 600, "test_labels": pack(labels),
-                "test_predictions": pack(np.where(hits, labels, 60000)), "how": "drop", **more,
+                "images_per_s": 100 / asked, "selection_auroc": 0.5, "test_items": 600, "test_labels": bytes_of(labels),
+                "test_predictions": bytes_of(np.where(hits, labels, 60000)), "how": "drop", **more,
             })  # fmt: skip
     return found
 

@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from flats import rows_in
 
 from sparsebench.cli import main
 from sparsebench.page.files import publish
-from sparsebench.records import flat, parquet, store
+from sparsebench.records import store
 from sparsebench.records.record import SCHEMA
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
+
+
+NO_RECORDS = "no records in NONE; run `sparsebench run --out` with this folder first"
 
 
 def call(*arguments: Any) -> Result:
@@ -36,14 +40,11 @@ def out(tmp_path: Path) -> Path:
     ids=" ".join,
 )  # fmt: skip
 def test_what_works_on_records_imports_no_torch(out: Path, tmp_path: Path, arguments: list[str]) -> None:
-    pytest.importorskip("pyarrow")
     given = [{"OUT": str(out), "NEW": str(tmp_path / "new")}.get(a, a) for a in arguments]
     code = f"""
 import sys
-from sparsebench.records import flat, parquet
 from sparsebench.page.files import publish
 from sparsebench.cli import main
-parquet.UNREAD = 1
 try:
     main({given!r})
 except SystemExit as leave:
@@ -52,7 +53,6 @@ assert not {{'torch', 'timm', 'torchvision', 'matplotlib'}} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert parquet.path_of(out).exists() == (arguments[0] != "merge")
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
@@ -68,8 +68,11 @@ def test_a_file_and_standard_output_get_the_same(out: Path, tmp_path: Path, form
     [
         (["export", "OUT", "-o", "OLD"], "OLD is there and is not written over; give another -o"),
         (["export", "OUT", "--format", "parquet"], "parquet is not for standard output; give -o FILE"),
-        (["export", "NONE", "-o", "NEW"], "no records in NONE; run `sparsebench run --out` with this folder first"),
-        (["merge", "OUT", "NONE", "-o", "NEW"], "no records in NONE"),
+        (["export", "NONE", "-o", "NEW"], NO_RECORDS),
+        (
+            ["merge", "OUT", "NONE", "-o", "NEW"],
+            "no records in NONE; run `sparsebench run --out` with this folder first",
+        ),
         (["merge", "OUT", "-o", "OUT"], "OUT is there and is not written over; give another -o"),
     ],
 )
@@ -120,14 +123,5 @@ def test_a_page_is_not_for_the_terminal(out: Path) -> None:
 
 
 def test_the_page_beside_the_records_is_the_one_of_the_command(out: Path) -> None:
-    publish(list(flat.load(out)), out)
+    publish(rows_in(out), out)
     assert (out / "leaderboard.html").read_bytes() == call("leaderboard", out, "--format", "html").stdout_bytes
-
-
-def test_boards_of_a_cache_and_of_records_are_the_same(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pyarrow")
-    expected = [call("leaderboard", out, "--format", form).stdout for form in ("md", "json")]
-    monkeypatch.setattr(parquet, "UNREAD", 1)
-    for _ in range(2):
-        assert [call("leaderboard", out, "--format", form).stdout for form in ("md", "json")] == expected
-    assert parquet.path_of(out).exists() and "dense" in expected[0]

@@ -1,14 +1,49 @@
 """Flat records of a few strategies, and what was said of their test items."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparsebench.board.board import Row
-from sparsebench.records.record import pack
+from sparsebench.records import store, table
+from sparsebench.records.record import Record
+from sparsebench.records.table import bytes_of
 
 KINDS = {"dense": "baseline", "random": "baseline", "oracle": "oracle", "anti_oracle": "oracle"}
 Flat = dict[str, Any]
+
+
+def flatten(record: Record) -> Flat:
+    """Return a record as the flat row that boards are made of."""
+    (row,) = table.rows_of(table.table_of([(record, 0)]))
+    return row
+
+
+def rows_in(out: Path) -> list[Flat]:
+    """Return the flat rows of a folder's records that count."""
+    return list(table.rows_of(store.rows(out).sort_by("cell_id")))
+
+
+def copy_without(out: Path, to: Path, cells: Sequence[str]) -> Path:
+    """Write a folder to another one without the records of some cells, and return that."""
+    rows = store.rows(out)
+    kept = pc.invert(pc.is_in(rows["cell_id"], pa.array(cells, pa.string())))
+    beside = {f"{name}/{file}": text for name in store.BESIDE for file, text in store.beside(out, name).items()}
+    table.write(to / "records" / "some.parquet", rows.filter(kept), beside)
+    return to
+
+
+def without_losses(records: dict[str, Record]) -> dict[str, Record]:
+    """Return records as they are read from a sealed file."""
+    empty = {"loss": ""}
+    return {
+        name: record.model_copy(update={"outcomes": record.outcomes and record.outcomes.model_copy(update=empty)})
+        for name, record in records.items()
+    }
 
 
 def flat(strategy: str, seed: int = 0, task: str = "composite", **more: Any) -> Flat:
@@ -66,10 +101,10 @@ def with_outcomes(strategy: str, hits: np.ndarray, groups: np.ndarray | None = N
     """Return flat records of (S, I) outcomes, and of the groups of these items."""
     S, I = hits.shape
     labels = [np.arange(I) % 2 + 2 * seed for seed in range(S)]
-    packed = [{} if groups is None else {"test_groups": pack(groups)} for _ in range(S)]
+    packed = [{} if groups is None else {"test_groups": bytes_of(groups)} for _ in range(S)]
     return [
-        flat(strategy, seed, accuracy=float(one.mean()), test_items=I, test_labels=pack(labels[seed]),
-             test_predictions=pack(np.where(one, labels[seed], 60000)), **packed[seed] | more)
+        flat(strategy, seed, accuracy=float(one.mean()), test_items=I, test_labels=bytes_of(labels[seed]),
+             test_predictions=bytes_of(np.where(one, labels[seed], 60000)), **packed[seed] | more)
         for seed, one in enumerate(hits)
     ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from sparsebench.measure import metrics
 from sparsebench.measure.metrics import METRICS, RESERVED, MetricKind, check, decided_by, kind_of, unit_of
 from sparsebench.measure.scores import Score
 from sparsebench.records import store
-from sparsebench.records.row import row_of
+from sparsebench.records.table import table_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "store"
@@ -80,8 +80,15 @@ def test_boards_read_what_the_table_says() -> None:
 
 
 def test_columns_that_are_no_metrics_are_reserved() -> None:
-    record = next(iter(store.read(GOLDEN).values()))
-    taken = {*keys_of(EVERY), *row_of(record), entries.TRAINED, entries.BADGE, entries.HOW, "checks_remark"}
+    record = next(iter(store.read(GOLDEN).values())).model_copy(update={"metrics": {}})
+    taken = {
+        *keys_of(EVERY),
+        *table_of([(record, 0)]).column_names,
+        entries.TRAINED,
+        entries.BADGE,
+        entries.HOW,
+        "checks_remark",
+    }
     for name in sorted(taken):
         with pytest.raises(UserError, match=f"the name of metric '{name}' is taken"):
             check([MetricKind(name, "loss", "anything")])

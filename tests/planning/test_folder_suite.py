@@ -24,7 +24,7 @@ from sparsebench.planning.request import How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import store
 from sparsebench.records.record import Record
-from sparsebench.records.row import row_of
+from sparsebench.records.table import row_of
 from sparsebench.tasks.folder import Folder, read_cropped
 
 ARCH, CANVAS = "deit_tiny_patch16_224", 32

@@ -129,8 +129,9 @@ def test_tuning_begins_with_the_whole_network_and_trains_it(records: list[Record
 
 
 def test_the_board_never_ranks_two_tracks_together(records: list[Record]) -> None:
+    from flats import flatten
+
     from sparsebench.board.build import judge
-    from sparsebench.records.row import flatten
 
     rankings = judge(map(flatten, records), by="task").rankings
     assert len(rankings) == 2
@@ -238,7 +239,7 @@ def test_a_model_of_the_theory_leaves_the_trained_networks_alone() -> None:
 
 
 def test_networks_of_two_trainings_are_two_settings(records: list[Record]) -> None:
-    from sparsebench.records.row import row_of
+    from sparsebench.records.table import row_of
 
     one = chosen(records, "frozen", "dense", 1.0)
     assert one.cell.init is not None

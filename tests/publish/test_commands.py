@@ -55,7 +55,6 @@ def test_it_leaves_with_1_if_something_contradicts_itself(tampered: Tamper) -> N
 
 
 def test_what_a_stranger_wrote_moves_no_cursor(tampered: Tamper) -> None:
-    result = call("verify", tampered(put("norm(\x1b[2J\r\n)", "label")))
     result = call("verify", tampered(lambda raw: (put("norm(\x1b[2J\r\n)", "label")(raw), FORGED(raw))))
     assert result.exit_code == 1 and "\x1b" not in result.stdout
     assert "norm(\N{REPLACEMENT CHARACTER}[2J" in result.stdout

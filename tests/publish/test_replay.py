@@ -123,9 +123,7 @@ def test_an_installed_strategy_is_to_be_installed_as_it_was_run(few: Path, tmp_p
     manifest = manifest_of(folder)
     origin = manifest.plugin.model_copy(update={"plugin": "far", "distribution": "far-away", "version": "2.0"})
     folder = sealed(changed(folder, tmp_path / "far", put(origin.model_dump(), "origin")), plugin=origin, file="")
-    with pytest.raises(
-        UserError, match=r"'norm' is not here as it was run; got none.* far-away 2\.0; install"
-    ):
+    with pytest.raises(UserError, match=r"'norm' is not here as it was run; got none.* far-away 2\.0; install"):
         replayed(folder)
 
 

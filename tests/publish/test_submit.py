@@ -1,28 +1,36 @@
 import json
-import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flats import rows_in
 from forge import PLUGIN, sealed
 
 from sparsebench import api
 from sparsebench.errors import UserError
-from sparsebench.publish.folder import MANIFEST, RECORDS
+from sparsebench.publish.folder import MANIFEST, RECORDS, Answered, version_of
 from sparsebench.publish.submit import git_steps, submit
 from sparsebench.publish.verify import verify
-from sparsebench.records import flat, manifests, store
-from sparsebench.records.cell import digest
+from sparsebench.records import manifests, store, table
 from sparsebench.records.record import Failure, Record
 
-Raw = dict[str, object]
+
+def edited(
+    out: Path, to: Path, records: Iterable[Record] | None = None, beside: Callable[[str], bool] = lambda name: True
+) -> Path:
+    """Write a run's folder with these records, and some of what lies beside them, to another one."""
+    texts = {f"{name}/{file}": text for name in store.BESIDE for file, text in store.beside(out, name).items()}
+    kept = store.read(out).values() if records is None else records
+    rows = table.table_of((record, 0) for record in kept)
+    table.write(to / "copy" / "records" / "all.parquet", rows, {n: text for n, text in texts.items() if beside(n)})
+    return to / "copy"
 
 
-def copied(out: Path, tmp_path: Path) -> Path:
-    shutil.copytree(out, tmp_path / "copy")
-    return tmp_path / "copy"
+def one_of(out: Path) -> Record:
+    return next(record for record in store.read(out).values() if record.cell.strategy.name == "norm")
 
 
 def append(out: Path, record: Record) -> None:
@@ -60,29 +68,20 @@ def test_it_has_the_modules_that_the_file_imports_from_beside_it(suite: Path, tm
 
 
 def test_boards_can_be_made_of_it(sound: Path) -> None:
-    assert len(list(flat.load(sound))) == len(store.read(sound))
+    assert len(rows_in(sound)) == len(store.read(sound))
 
 
 def test_the_same_records_give_the_same_bytes(out: Path, sound: Path, tmp_path: Path) -> None:
-    again = copied(out, tmp_path)
-    (segment,) = store.segments(again)
-    lines = segment.read_bytes().splitlines(keepends=True)
-    segment.write_bytes(b"".join(lines[::-1]))
-    made = submit(again, tmp_path / "to").folder
-    assert {p.name: p.read_bytes() for p in made.rglob("*.json*")} == {
-        p.name: p.read_bytes() for p in sound.rglob("*.json*")
-    }
+    made = submit(edited(out, tmp_path, [*store.read(out).values()][::-1]), tmp_path / "to").folder
+    for path in made.rglob("*"):
+        assert path.is_dir() or path.read_bytes() == (sound / path.relative_to(made)).read_bytes()
 
 
 def test_failed_cells_are_published_too(out: Path, tmp_path: Path) -> None:
-    again = copied(out, tmp_path)
-    one = next(r for r in store.read(again).values() if r.cell.strategy.name == "norm")
-    for path in store.segments(again):
-        kept = [line for line in path.read_bytes().splitlines(keepends=True) if one.cell_id.encode() not in line]
-        path.write_bytes(b"".join(kept))
+    one = one_of(out)
     lost = {"status": "timeout", "failure": Failure(reason="long"), "metrics": {}, "outcomes": None, "trajectory": ()}
-    append(again, one.model_copy(update=lost))
-    made = submit(again, tmp_path / "to")
+    records = store.read(out) | {one.cell_id: one.model_copy(update=lost)}
+    made = submit(edited(out, tmp_path, records.values()), tmp_path / "to")
     assert store.read(made.folder)[one.cell_id].status == "timeout" and made.verdict.badge == "reported"
 
 
@@ -105,28 +104,21 @@ def test_other_deployable_strategies_are_not_in_it_and_several_are_named(suite: 
 
 
 def test_what_lacks_settings_of_its_suite_is_refused(out: Path, tmp_path: Path) -> None:
-    again = copied(out, tmp_path)
-    (segment,) = store.segments(again)
-    lines = segment.read_bytes().splitlines(keepends=True)
-    kept = [
-        line for line in lines if not {b'"norm"', b'"theory"'} <= {w for w in (b'"norm"', b'"theory"') if w in line}
-    ]
-    segment.write_bytes(b"".join(kept))
+    left = [one for one in store.read(out).values() if one.label != "norm" or one.cell.task.name != "theory"]
+    again = edited(out, tmp_path, left)
     with pytest.raises(UserError, match="incomplete: records of 2 of the 4 settings of suite tiny 3"):
         submit(again, tmp_path / "to")
 
 
 @pytest.mark.parametrize("folder", [manifests.SUITES, manifests.STRATEGIES])
 def test_a_folder_that_does_not_say_what_it_is_about_is_refused(out: Path, tmp_path: Path, folder: str) -> None:
-    again = copied(out, tmp_path)
-    shutil.rmtree(again / folder)
+    again = edited(out, tmp_path, beside=lambda name: not name.startswith(folder))
     with pytest.raises(UserError, match=r"does not say .* give the command of the run again"):
         submit(again, tmp_path / "to")
 
 
 def test_records_of_several_sources_are_refused(out: Path, tmp_path: Path) -> None:
-    again = copied(out, tmp_path)
-    one = next(r for r in store.read(again).values() if r.cell.strategy.name == "norm")
+    again, one = edited(out, tmp_path), one_of(out)
     newer = {"origin": one.origin.model_copy(update={"revision": "f" * 64}), "started": datetime.now(UTC).isoformat()}
     append(again, one.model_copy(update=newer))
     with pytest.raises(UserError, match="several versions of its source"):
@@ -134,13 +126,12 @@ def test_records_of_several_sources_are_refused(out: Path, tmp_path: Path) -> No
 
 
 def test_what_would_not_verify_is_refused_and_nothing_is_left(out: Path, tmp_path: Path) -> None:
-    again = copied(out, tmp_path)
-    one = next(r for r in store.read(again).values() if r.cell.strategy.name == "norm")
+    again, one = edited(out, tmp_path), one_of(out)
     better = one.metrics | {"accuracy": one.metrics["accuracy"].model_copy(update={"value": 0.999})}
     append(again, one.model_copy(update={"metrics": better, "started": datetime.now(UTC).isoformat()}))
     with pytest.raises(UserError, match=r"is not whole or not consistent: .*accuracy is 0.999"):
         submit(again, tmp_path / "to")
-    assert not list((tmp_path / "to").rglob("*.json*"))
+    assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()]
 
 
 def test_what_is_there_is_not_written_over(out: Path, sound: Path) -> None:
@@ -190,20 +181,15 @@ def test_a_whole_suite_in_a_folder_is_what_is_published(strange: Path, tmp_path:
 
 def test_what_has_the_name_of_a_suite_without_its_cells_is_none_of_it(strange: Path, tmp_path: Path) -> None:
     """Also in folders of before such runs were told apart, and in what a forger writes."""
-    older = copied(strange, tmp_path)
-    (path,) = (older / manifests.SUITES).iterdir()
-    asked = json.loads(path.read_bytes()) | {"name": "smoke"}
-    path.unlink()
-    store.keep(older / manifests.SUITES, asked)
+    (asked,) = manifests.suites(strange)
+    older = edited(strange, tmp_path, beside=lambda name: not name.startswith(manifests.SUITES))
+    named = asked.model_copy(update={"name": "smoke"})
+    store.keep(older / manifests.SUITES, named.model_dump(mode="json"))
     made = submit(older, tmp_path / "to")
     assert made.folder.name.startswith("no-suite-")
 
-    shutil.rmtree(made.folder / manifests.SUITES)
-    store.keep(made.folder / manifests.SUITES, asked)
-    manifest = json.loads((made.folder / MANIFEST).read_bytes())
-    manifest["suite"] = {"name": "smoke", "version": 1, "sha256": digest(asked)}
-    manifest["version"] = f"smoke-1-{manifest['plugin']['revision'][:12]}"
-    (made.folder / MANIFEST).write_text(json.dumps(manifest))
-    forged = verify(sealed(made.folder))
+    store.keep(made.folder / manifests.SUITES, named.model_dump(mode="json"))
+    answered = Answered(name="smoke", version=1, sha256=named.sha256)
+    forged = verify(sealed(made.folder, suite=answered, version=version_of(answered, made.manifest.plugin)))
     assert (forged.badge, forged.wrong) == ("rejected", True)
     assert "of suite smoke 1 it lacks composite with 256 samples, repetition 0, macs 0.5" in forged.why[0]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from forge import changed, kinds, put, sealed
+from forge import changed, kinds, put, rewritten, sealed
 
 from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.publish.folder import MANIFEST, RECORDS, manifest_of, read_records, write_records
+from sparsebench.publish.folder import MANIFEST, RECORDS, manifest_of, read_records
 from sparsebench.publish.verify import submissions_in, verify, verify_each
 from sparsebench.records.manifests import Asked
 
@@ -44,8 +44,8 @@ def test_records_of_another_deployable_strategy_do_not_belong(tampered: Tamper) 
 
 def test_a_record_that_is_there_twice_is_named(sound: Path, tmp_path: Path) -> None:
     folder = changed(sound, tmp_path, lambda raw: None)
-    write_records(folder, [one for record in list(read_records(folder)) for one in (record, record)])
-    assert "is there twice" in verify(sealed(folder)).why[0]
+    twice = [one for record in read_records(sound) for one in (record, record)]
+    assert "is there twice" in verify(rewritten(folder, twice)).why[0]
 
 
 def test_a_changed_byte_is_found_by_the_manifest(sound: Path, tmp_path: Path) -> None:
@@ -77,9 +77,8 @@ def test_torn_records_and_files_that_are_missing_or_too_many_are_named(sound: Pa
 
 def test_missing_settings_are_incomplete_and_other_suites_are_named(sound: Path, out: Path, tmp_path: Path) -> None:
     folder = changed(sound, tmp_path, lambda raw: None)
-    left = [one for one in read_records(folder) if one.label != "norm" or one.cell.task.name != "theory"]
-    write_records(folder, left)
-    verdict = verify(sealed(folder))
+    left = [one for one in read_records(sound) if one.label != "norm" or one.cell.task.name != "theory"]
+    verdict = verify(rewritten(folder, left))
     assert verdict.badge == "rejected" and "incomplete: it lacks 2 of the 4 settings of suite tiny 3" in verdict.why[0]
     assert verify(sound, [Asked(name="tiny", version=4, settings=("a",))]).notes == [
         "not of the board: it answers suite tiny 3 with 4 settings, and the board suite tiny 4 with 1"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from flats import flatten
 
 import sparsebench
 from sparsebench.board.build import build, columns_of
@@ -21,7 +22,6 @@ from sparsebench.records.cell import Cell, Part
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Failure, Metric, Record
 from sparsebench.records.report import Outcome, Report
-from sparsebench.records.row import flatten
 
 Make = Callable[..., Report]
 REQUIRED = ("acts_without_error", "plans_are_legal", "nothing_is_nan")

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flats import rows_in
 
 from sparsebench.board import gather
 from sparsebench.board.budget_table import text as render
 from sparsebench.engine import underway
 from sparsebench.errors import UserError
 from sparsebench.publish.submit import submit
-from sparsebench.records import checks, export, flat, manifests, store
+from sparsebench.records import checks, export, manifests, store
 from sparsebench.records.cell import canonical, digest
 from sparsebench.records.merge import merge
 from sparsebench.records.record import Outcomes, Record, pack, pack_reals
@@ -180,7 +181,7 @@ def test_a_metric_cannot_take_the_place_of_what_a_record_is_about(folder: Path, 
     one = {"value": 0.5, "unit": "fraction", "n": 1, "low": None, "high": None, "method": ""}
     add(folder, lambda raw: raw["metrics"].update(dict.fromkeys(("strategy", "setting", "checks", "segment"), one)))
     assert read_all(folder, tmp_path / "out") == 2
-    assert {row["strategy"] for row in flat.load(folder)} == {"mine"}
+    assert {row["strategy"] for row in rows_in(folder)} == {"mine"}
 
 
 @pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "@x(1)", "\r=1", "a\nb", "\x1b[2J", "\u202ex", "<img src=x>"])

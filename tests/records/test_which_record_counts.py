@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flats import rows_in
 
 from sparsebench.engine import run
 from sparsebench.errors import UserError
-from sparsebench.records import flat, store
 from sparsebench.records import record as records
+from sparsebench.records import store
 from sparsebench.records.cell import canonical
 from sparsebench.records.record import SCHEMA, Head, Record
 
@@ -175,7 +176,7 @@ def test_older_records_are_upgraded_step_by_step(
 
 def test_records_of_all_ages_give_the_rows_that_they_gave() -> None:
     """Lines of published stores since the first; a key more in a row is no change, one that differs or is gone is."""
-    rows = list(flat.load(GOLDEN))
+    rows = rows_in(GOLDEN)
     golden = json.loads((GOLDEN / "rows.json").read_text(encoding="utf-8"))
     assert len(rows) == len(golden) == 17
     for row, before in zip(rows, golden, strict=True):

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flats import flatten
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -15,7 +16,6 @@ from sparsebench.models.shipped import Shallow
 from sparsebench.records.cell import Cell, Part
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Failure, Metric, Record
-from sparsebench.records.row import flatten
 from sparsebench.reproduce.trials import (
     Grid,
     Trial,
