@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ import pytest
 from forge import put
 
 from sparsebench.page import published
+from sparsebench.records import store, table
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT, WORKFLOW = ROOT / ".github" / "check-submissions", ROOT / ".github" / "workflows" / "submissions.yml"
@@ -36,8 +36,7 @@ def commit(folder: Path) -> str:
 def template(out: Path, sound: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return a repository with a board and a submission, and its commit."""
     folder = tmp_path_factory.mktemp("base") / "repository"
-    for name in ("records", "environments", "strategies", "suites"):
-        shutil.copytree(out / name, folder / "leaderboard" / "tiny" / name)
+    shutil.copytree(out / "records", folder / "leaderboard" / "tiny" / "records")
     published.update(folder / "leaderboard" / "tiny")
     shutil.copytree(sound, folder / "leaderboard" / "submissions" / "norm" / "0")
     (folder / "README.md").write_text("A project.\n")
@@ -98,10 +97,11 @@ def test_what_is_outside_submissions_wants_a_label(check, head: Path, name: str)
 @pytest.mark.slow
 def test_a_board_with_an_accuracy_of_its_own_does_not_pass_with_the_label_either(check, head: Path) -> None:
     board = head / "leaderboard" / "tiny"
-    path = next((board / "records").glob("*.jsonl"))
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    next(raw for raw in lines if raw["status"] == "ok")["metrics"]["accuracy"]["value"] = 0.95
-    path.write_text("".join(json.dumps(raw) + "\n" for raw in lines), "utf-8")
+    path = next((board / "records").glob("*.parquet"))
+    first, *others = store.read(board).values()
+    better = first.metrics | {"accuracy": first.metrics["accuracy"].model_copy(update={"value": 0.95})}
+    records = [first.model_copy(update={"metrics": better}), *others]
+    table.write(path, table.table_of((record, 0) for record in records), table.beside(path))
     published.update(board)
     code, said = check(may=True)
     assert code == 1 and "contradict themselves" in said
