@@ -68,7 +68,8 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     chosen = _choose(records, name, suite)
     answered = Answered(name=suite.name, version=suite.version, sha256=suite.sha256)
     version = version_of(answered, origin)
-    if odd := [part for part in (name, version) if not _NAME.fullmatch(part)]:
+    outside = [path for path in about.source if path.startswith("/") or ".." in path.split("/")]
+    if odd := [part for part in (name, version) if not _NAME.fullmatch(part)] + outside:
         raise UserError(
             "the name of a folder of the submission", got=repr(odd[0]), allowed="letters, digits, _, - and ."
         )

@@ -31,13 +31,13 @@ def replayed(folder: Path, number: int | None = None) -> Verdict:
 def test_cells_that_are_run_again_here_come_out_the_same(few: Path) -> None:
     verdict = replayed(few)
     assert (verdict.badge, verdict.why, verdict.wrong) == ("replayed", [], False)
-    assert "replayed 4 of 4 cells, 1 of its 1 own, with --replay-seed " in verdict.notes[0] and not verdict.notes[1:]
+    assert "replayed 5 of 5 cells, 1 of its 1 own, with --replay-seed " in verdict.notes[0] and not verdict.notes[1:]
 
 
 @pytest.mark.slow
 def test_of_another_machine_it_is_said_within_how_many_points(few: Path, tmp_path: Path) -> None:
     verdict = replayed(changed(few, tmp_path, moved, None))
-    assert verdict.badge == "replayed" and "4 of them are said to come from another machine" in verdict.notes[1]
+    assert verdict.badge == "replayed" and "5 of them are said to come from another machine" in verdict.notes[1]
     assert "agree within 0.00 points" in verdict.notes[1]
 
 
