@@ -62,7 +62,7 @@ class Manifest(_Model):
     Attributes:
         strategy: whose records are published; what else there is are baselines and oracles that ran beside it.
         version: the last part of the folder's name, see `version_of`.
-        plugin: where the strategy came from, with the hash of its source.
+        plugin: where the strategy came from, with its revision.
         files: SHA-256 of every other file, by name.
     """
 
@@ -77,7 +77,7 @@ class Manifest(_Model):
 def version_of(suite: Answered, plugin: Origin) -> str:
     """Return the name of one version of a strategy that answers one version of a suite, or has cells of its own."""
     which = suite.sha256[:12] if suite.name == manifests.OWN else suite.version
-    return f"{suite.name}-{which}-{plugin.revision[:12]}"
+    return f"{suite.name}-{which}-{plugin.revision[:21]}"
 
 
 def files_of(folder: Path) -> set[str]:

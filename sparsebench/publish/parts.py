@@ -20,7 +20,7 @@ from sparsebench.planning.suite import load, names
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import rescore
 from sparsebench.publish.folder import plain
-from sparsebench.records.cell import Cell, Part, canonical, digest
+from sparsebench.records.cell import Cell, Part, canonical, digest, said_of
 from sparsebench.records.manifests import Asked
 from sparsebench.records.record import Record
 from sparsebench.spec import fill
@@ -30,25 +30,27 @@ from sparsebench.tasks.shipped import SHIPPED as TASKS
 
 def shipped_task(part: Part) -> Task | None:
     """Return the task of a cell, or None where it does not come with sparsebench; see `_make`."""
-    return cast(Task | None, _make(Task, part.name, canonical(part.params)))
+    return cast(Task | None, _make(Task, part.name, canonical(part.params), part.revision))
 
 
 def shipped_model(part: Part) -> Model | None:
     """Return the model of a cell, or None where it does not come with sparsebench; see `_make`."""
-    return cast(Model | None, _make(Model, part.name, canonical(part.params)))
+    return cast(Model | None, _make(Model, part.name, canonical(part.params), part.revision))
 
 
 @lru_cache(maxsize=256)
-def _make(kind: type[Task] | type[Model], name: str, params: str) -> Task | Model | None:
+def _make(kind: type[Task] | type[Model], name: str, params: str, revision: str) -> Task | Model | None:
     """Return a task or model that comes with sparsebench, or None for another.
 
     Raises:
-        UserError: it has no such parameters.
+        UserError: it has no such parameters, or another revision here.
     """
     known: dict[str, type[Task] | type[Model]] = {cls.name: cls for cls in (TASKS if kind is Task else MODELS)}
     if name not in known:
         return None
     given, what = json.loads(params), f"{kind.__name__.lower()} '{name}'"
+    if revision != (here := said_of(known[name].revision)):
+        raise UserError(f"the revision of {what}", got=plain(revision or "1", 60), allowed=here or "1")
     made = fill(known[name], given, what)
     kept = made.model_dump(mode="json")
     if odd := sorted(key for key, value in given.items() if kept[key] != value):

@@ -25,13 +25,14 @@ from sparsebench.planning.networks import Networks
 from sparsebench.planning.planner import Plan
 from sparsebench.planning.request import Files, How
 from sparsebench.planning.weights import files_of
-from sparsebench.plugin.content import Content, file_hash
-from sparsebench.plugin.installed import installed_content, installed_source
+from sparsebench.plugin import installed
+from sparsebench.plugin.content import Content, file_revision
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import agree
 from sparsebench.publish import folder as folders
 from sparsebench.publish.folder import Manifest, plain
 from sparsebench.publish.lines import record_of
+from sparsebench.publish.shipped import declared
 from sparsebench.publish.verify import SHOWN, Verdict
 from sparsebench.records import manifests, store
 from sparsebench.records.cell import Cell, canonical
@@ -73,7 +74,7 @@ def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> No
     only the workers do.
 
     Raises:
-        UserError: the strategy is not here, or from another source; or the device, pictures or weights are not there.
+        UserError: the strategy is not here, or another revision; or the device, pictures or weights are not there.
     """
     if verdict.badge != "recounted":
         return
@@ -106,23 +107,33 @@ def replay(folder: Path, verdict: Verdict, number: int | None, here: Here) -> No
 
 
 def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -> None:
-    """Raise UserError unless the strategy is here, from the source that was published; its code is not run."""
+    """Raise UserError unless the strategy is here, of the revision that was published; its code is not run."""
+    here: str | None
     if plugin is not None:
-        sha256 = file_hash(plugin)
-        if not sha256:
+        if not (here := file_revision(plugin)):
             raise UserError(f"plugin file {plugin} cannot be read")
     elif manifest.plugin.plugin.startswith("file:"):
         raise UserError(f"strategy '{manifest.strategy}' came from a file", next_step="give that with --plugin FILE.py")
     elif manifest.strategy in registry.entries:
-        sha256 = registry.strategy(manifest.strategy).origin.revision
+        here = registry.strategy(manifest.strategy).origin.identity
     else:
-        sha256 = installed_source(manifest.plugin.plugin)
-    if sha256 != manifest.plugin.revision:
+        here = _installed(manifest)
+    if here != manifest.plugin.identity:
         raise UserError(
-            f"the source of '{manifest.strategy}' is not the published one",
-            got=f"SHA-256 {sha256[:12]}" if sha256 else "none that is installed", allowed=manifest.plugin.revision[:12],
+            f"the revision of '{manifest.strategy}' is not the published one",
+            got=here or "none that is installed", allowed=plain(manifest.plugin.identity, 100),
             next_step="give its file with --plugin FILE.py, or install the version that was run",
         )  # fmt: skip
+
+
+def _installed(manifest: Manifest) -> str | None:
+    """Return the distribution and the revision of the installed strategy, as its source says them; None without one."""
+    entry = installed.entries().get(manifest.plugin.plugin)
+    if entry is None:
+        return None
+    said = (declared(path, manifest.strategy) for path in installed.files_of(entry))
+    revision = next((one.get("revision", 1) for one in said if one), 1)
+    return f"{installed.distribution(entry)[0]} {revision}"
 
 
 def _unfair(manifest: Manifest, records: Sequence[Record], plugin: Path | None) -> list[str]:
@@ -152,7 +163,7 @@ def announcement(plugin: Path | None, strategy: str) -> str:
 
 def _readable(manifest: Manifest, here: Here) -> list[Path]:
     """Return the files that cells need: the plugin's, and those of the pictures and weights that were named."""
-    content = Content.of_file(here.plugin) if here.plugin else installed_content(manifest.plugin.plugin)
+    content = Content.of_file(here.plugin) if here.plugin else installed.installed_content(manifest.plugin.plugin)
     named = (here.files.images, here.files.backgrounds, here.files.pretrain_images)
     paths = [Path(name.removeprefix("folder:")) for name in named if name]
     paths += [path for path in (here.files.data_root or Path("data"), here.files.networks) if path]
@@ -238,10 +249,10 @@ def _job(record: Record, manifest: Manifest, registry: Registry, plugin: Path | 
     cell, strategy = record.cell, manifest.strategy
     if cell.strategy.name != strategy or (plugin is None and strategy in registry.entries):
         return _first(cell, registry)
-    source = manifest.plugin
+    source, files = manifest.plugin, () if plugin is None else (str(plugin.resolve()),)
     return Job(
         cell=cell, origin=source, kind=cast(Kind, record.kind), label=strategy, after=cell.init.id if cell.init else "",
-        files=() if plugin is None else (str(plugin.resolve()),), strangers=(f"{source.plugin} {source.revision}",),
+        files=files, strangers=files or (source.plugin,),
     )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def submit(out: Path, to: Path, strategy: str | None = None) -> Submission:
     and only hold for records of one run; and those of the cells that others start from. No other deployable strategy's.
 
     Raises:
-        UserError: the folder has no such strategy, or several; the records are not all of one source; they lack
+        UserError: the folder has no such strategy, or several; the records are not all of one revision; they lack
             settings of the suite; what would be published contradicts itself; or it is there already.
     """
     with without_collector():
@@ -129,17 +129,16 @@ def _strategy(known: Iterable[_Known], asked: str | None) -> str:
 
 
 def _origin(entries: Collection[_Known], name: str) -> Origin:
-    """Return where the strategy's records come from."""
+    """Return where the strategy's records come from; of several versions of one revision the last by name."""
     origins = {canonical(one.origin.model_dump(mode="json")): one.origin for one in entries}
-    if len(origins) > 1:
-        listed = sorted(origin.revision[:12] for origin in origins.values())
+    if len(listed := sorted({origin.identity for origin in origins.values()})) > 1:
         raise UserError(
-            f"the records of '{name}' are of several versions of its source", got=", ".join(listed),
-            next_step="give the command of the run again, which makes those of earlier versions anew",
+            f"the records of '{name}' are of several revisions", got=", ".join(listed),
+            next_step="give the command of the run again, which makes those of earlier ones anew",
         )  # fmt: skip
-    (origin,) = origins.values()
+    origin = origins[max(origins)]
     if not origin.revision:
-        raise UserError(f"the records of '{name}' do not say from which source", next_step="run them from a file")
+        raise UserError(f"the records of '{name}' do not say of which revision", next_step="run them from a file")
     return origin
 
 

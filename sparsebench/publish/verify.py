@@ -212,7 +212,7 @@ class _Examined:
         self.described = {(one.name, one.revision): one for one in known}
         source = manifest.strategy, manifest.plugin.revision
         if source not in self.described:
-            raise Unfit("it does not say what its strategy is, or not from that source")
+            raise Unfit("it does not say what its strategy is, or not of that revision")
         self.kind = self.described[source].kind
         folders.beside(folder, manifest, environment.FOLDER, Machine)
         folders.beside(folder, manifest, manifests.PICTURES, LeftOut)
@@ -252,8 +252,8 @@ class _Examined:
     def _belongs(self, record: Record) -> None:
         """Raise Unfit for a record that a submission of this strategy for this suite has not."""
         published, setting = record.cell.strategy.name == self.manifest.strategy, setting_of(record.cell)
-        if published and (record.origin != self.manifest.plugin or record.kind != self.kind):
-            raise Unfit("it is of another source, or of another kind, than its strategy")
+        if published and (record.origin.identity != self.manifest.plugin.identity or record.kind != self.kind):
+            raise Unfit("it is of another revision, or of another kind, than its strategy")
         if not published and record.kind == "deployable":
             raise Unfit(f"it is of another strategy, '{plain(record.cell.strategy.name, 60)}'")
         if odd := shipped.other_kind(record):
@@ -280,7 +280,7 @@ class _Examined:
         except (Unfit, UserError) as error:
             self.rescored.add(f"{_cell(record)}: {plain(error)}")
             return
-        if odd := shipped.other_source(record.cell.strategy.name, record.origin):
+        if odd := shipped.other_revision(record.cell.strategy.name, record.origin):
             self.recounted.add(odd, wrong=False)
         scores, macs = self._scores(record, items, task), self._macs(record, items, task, model)
         for findings, texts in ((self.rescored, scores), (self.recounted, macs)):

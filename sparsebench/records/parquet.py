@@ -225,8 +225,15 @@ def _newest(whole: pa.Table) -> pa.Table:
     several = np.flatnonzero(~keep)
     if not several.size:
         return whole
-    named = whole.select(["cell_id", "revision", "status", "started", CHECKSUM]).take(pa.array(several)).to_pylist()
-    claims = ((c["cell_id"], c["revision"], c["status"] == "ok", c["started"], c[CHECKSUM]) for c in named)
+    named = (
+        whole.select(["cell_id", "distribution", "revision", "status", "started", CHECKSUM])
+        .take(pa.array(several))
+        .to_pylist()
+    )
+    claims = (
+        (c["cell_id"], f"{c['distribution']} {c['revision']}", c["status"] == "ok", c["started"], c[CHECKSUM])
+        for c in named
+    )
     keep[
         list(store.newest((store.Claim(*claim), row) for claim, row in zip(claims, several, strict=True)).values())
     ] = True

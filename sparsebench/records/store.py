@@ -185,14 +185,14 @@ class Found(NamedTuple, Generic[T]):
     def claim(self) -> Claim:
         """What decides whether it counts."""
         head = self.item
-        return Claim(head.cell_id, head.origin.revision, head.status == "ok", head.started, self.checksum)
+        return Claim(head.cell_id, head.origin.identity, head.status == "ok", head.started, self.checksum)
 
 
 class Claim(NamedTuple):
-    """What decides which of several records of a cell counts."""
+    """What decides which of several records of a cell counts; `source` is what `Origin.identity` says."""
 
     cell_id: str
-    revision: str
+    source: str
     ok: bool
     started: str
     checksum: int
