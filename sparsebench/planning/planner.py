@@ -102,9 +102,9 @@ def plan(
     jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo, locations) | networks.places({job.after for job in todo} - {""})
     ordered = expected.longest_first(todo)
-    again = changed(todo, known, history)
+    why = changed(todo, known, history)
     return Plan(
-        jobs, ordered, places, whole, known, expected, request, rerun == "always", strays_of(files), again
+        jobs, ordered, places, whole, known, expected, request, rerun == "always", strays_of(files), why
     )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from io import BufferedReader
-from itertools import groupby
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -233,8 +232,11 @@ def _text(node: ast.expr) -> str | None:
 def _joined(pieces: Iterable[ast.expr]) -> list[ast.expr]:
     """Return the pieces of an f-string, texts that follow each other as one, and without empty ones."""
     joined: list[ast.expr] = []
-    for is_text, each in groupby(pieces, lambda piece: _text(piece) is not None):
-        joined += [ast.Constant("".join(_text(one) or "" for one in each))] if is_text else each
+    for piece in pieces:
+        if joined and (before := _text(joined[-1])) is not None and (text := _text(piece)) is not None:
+            joined[-1] = ast.Constant(before + text)
+        else:
+            joined.append(piece)
     return [piece for piece in joined if _text(piece) != ""]
 
 
