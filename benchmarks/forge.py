@@ -142,24 +142,24 @@ class Forger:
 
     def sourced(self, plugin: Path, change: Callable[[Raw], object] = lambda raw: None) -> Path:
         """Return a copy whose strategy is published with another source."""
-        sha256 = replays.file_hash(plugin)
+        revision = replays.file_revision(plugin)
 
         def to_source(raw: Raw) -> None:
-            raw["origin"]["revision"] = sha256
+            raw["origin"]["revision"] = revision
             change(raw)
 
         folder = self.changed(to_source)
         for path in (folder / "manifest.json", *(folder / "strategies").iterdir()):
             about = json.loads(path.read_bytes())
             if path.name == "manifest.json":
-                about["plugin"]["revision"] = sha256
-                about["version"] = f"{self.honest.name.rpartition('-')[0]}-{sha256[:12]}"
+                about["plugin"]["revision"] = revision
+                about["version"] = f"{self.honest.name.rpartition('-')[0]}-{revision}"
             elif about["name"] == NAME:
-                about["revision"] = sha256
+                about["revision"] = revision
                 path.unlink()
                 path = path.with_name(f"{digest(about)}.json")
             path.write_text(canonical(about) + "\n" * (path.name == "manifest.json"))
-        there = folder.rename(folder.with_name(f"{self.honest.name.rpartition('-')[0]}-{sha256[:12]}"))
+        there = folder.rename(folder.with_name(f"{self.honest.name.rpartition('-')[0]}-{revision}"))
         return written(there, raws_of(there))
 
 

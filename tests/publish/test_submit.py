@@ -39,7 +39,7 @@ def test_it_has_the_strategy_and_the_baselines_and_what_they_start_from(out: Pat
     assert manifests.suites(sound) == manifests.suites(out) and manifests.strategies(sound) == manifests.strategies(out)
     manifest = json.loads((sound / MANIFEST).read_bytes())
     assert manifest["plugin"]["plugin"] == "file:good.py" and manifest["suite"]["version"] == 3
-    assert sound.name == f"tiny-3-{manifest['plugin']['revision'][:12]}" and sound.parent.name == "norm"
+    assert sound.name == f"tiny-3-{manifest['plugin']['revision']}" and sound.parent.name == "norm"
     assert set(manifest["files"]) | {MANIFEST} == {p.relative_to(sound).as_posix() for p in sound.rglob("*.json*")}
 
 
@@ -107,12 +107,12 @@ def test_a_folder_that_does_not_say_what_it_is_about_is_refused(out: Path, tmp_p
         submit(again, tmp_path / "to")
 
 
-def test_records_of_several_sources_are_refused(out: Path, tmp_path: Path) -> None:
+def test_records_of_several_revisions_are_refused(out: Path, tmp_path: Path) -> None:
     again = copied(out, tmp_path)
     one = next(r for r in store.read(again).values() if r.cell.strategy.name == "norm")
     newer = {"origin": one.origin.model_copy(update={"revision": "f" * 64}), "started": datetime.now(UTC).isoformat()}
     append(again, one.model_copy(update=newer))
-    with pytest.raises(UserError, match="several versions of its source"):
+    with pytest.raises(UserError, match="several revisions"):
         submit(again, tmp_path / "to")
 
 
@@ -185,7 +185,7 @@ def test_what_has_the_name_of_a_suite_without_its_cells_is_none_of_it(strange: P
     store.keep(made.folder / manifests.SUITES, asked)
     manifest = json.loads((made.folder / MANIFEST).read_bytes())
     manifest["suite"] = {"name": "smoke", "version": 1, "sha256": digest(asked)}
-    manifest["version"] = f"smoke-1-{manifest['plugin']['revision'][:12]}"
+    manifest["version"] = f"smoke-1-{manifest['plugin']['revision']}"
     (made.folder / MANIFEST).write_text(json.dumps(manifest))
     forged = verify(sealed(made.folder))
     assert (forged.badge, forged.wrong) == ("rejected", True)

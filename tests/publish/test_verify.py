@@ -225,7 +225,7 @@ def test_a_lower_badge_for_want_of_anything_to_tell_it_by_hides_nothing(tampered
     ("path", "value", "said"),
     [
         (("cell", "n_train"), 9, "its cell has another hash"),
-        (("origin", "revision"), "0" * 64, "of another source"),
+        (("origin", "revision"), "0" * 64, "of another revision"),
         (("kind",), "baseline", "of another kind"),
         (("label",), "dense", "its label 'dense' is not that of strategy 'norm'"),
         (("environment",), "0" * 16, "its machine is not described"),
