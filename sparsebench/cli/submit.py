@@ -23,8 +23,8 @@ from sparsebench.cli.guide import Guided
 def submit(folder: Path, strategy: str | None, to: Path) -> None:
     """Write the records of a run's FOLDER as a submission, TO/<strategy>/<version>, and say how to publish it.
 
-    It has the strategy's records and those of the baselines beside it, their outcomes, the hash of the plugin's source,
-    the machine and the suite. It names a suite only if it has all its cells. Nothing is sent: the git commands are
+    It has the strategy's records and those of the baselines beside it, their outcomes, the strategy's revision, the
+    machine and the suite. It names a suite only if it has all its cells. Nothing is sent: the git commands are
     printed.
     """
     from sparsebench.publish.submit import git_steps
