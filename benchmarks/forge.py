@@ -141,7 +141,7 @@ class Forger:
         return written(folder, raws)
 
     def sourced(self, plugin: Path, change: Callable[[Raw], object] = lambda raw: None) -> Path:
-        """Return a copy whose strategy is published with another source."""
+        """Return a copy whose strategy is published with another revision."""
         revision = replays.file_revision(plugin)
 
         def to_source(raw: Raw) -> None:

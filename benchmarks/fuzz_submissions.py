@@ -262,7 +262,7 @@ class Forger:
         return self._with(what, number, line, "rejected" if what in rejected else most.get(what, REPORTED))
 
     def source(self, rng: random.Random) -> Case:
-        """Name another source, machine or setting."""
+        """Name another revision, machine or setting."""
         number, raw = self._record(rng)
         at = rng.choice([("origin", "revision"), ("cell", "repetition"), ("cell", "n_train"), ("cell", "task", "name")])
         mine = raw["cell"]["strategy"]["name"] == json.loads(self.files[MANIFEST])["strategy"]

@@ -91,7 +91,7 @@ def test_a_label_has_parameters_in_any_order(sound: Path) -> None:
             assert record_of(canonical(raw).encode())[0].label == label
 
 
-def test_a_shipped_name_with_another_source_is_not_recounted(sound: Path, tmp_path: Path) -> None:
+def test_a_shipped_name_with_another_revision_is_not_recounted(sound: Path, tmp_path: Path) -> None:
     """A stranger's strategy that calls itself attn_topk, all else in step."""
     folder = shutil.copytree(sound, tmp_path / "copy")
     for path in (folder / "strategies").iterdir():
@@ -114,7 +114,7 @@ def test_a_shipped_name_with_another_source_is_not_recounted(sound: Path, tmp_pa
     (folder / "manifest.json").write_bytes(canonical(manifest).encode())
     verdict = verify(sealed(folder))
     assert verdict.badge == "rescored", verdict.why
-    assert "'attn_topk' comes with sparsebench, and this is another source" in " ".join(verdict.why)
+    assert "'attn_topk' comes with sparsebench, and this is another revision" in " ".join(verdict.why)
 
 
 def record_id(raw: Raw) -> str:

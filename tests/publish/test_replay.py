@@ -1,4 +1,3 @@
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -16,6 +15,7 @@ from sparsebench.measure.scores import Items, scores
 from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
 from sparsebench.planning.request import Files, Request
+from sparsebench.plugin.content import file_revision
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import replay as module
 from sparsebench.publish.folder import MANIFEST, RECORDS
@@ -109,15 +109,15 @@ def test_what_compares_never_runs_the_plugin(few: Path, tmp_path: Path) -> None:
     patch = 'import sys\nreplay = sys.modules.get("sparsebench.publish.replay")\n'
     patch += "if replay:\n    replay.agree.compare = lambda *a: None\n    raise SystemExit(0)\n"
     evil.write_text(patch + PLUGIN.read_text())
-    sha256 = hashlib.sha256(evil.read_bytes()).hexdigest()
+    revision = file_revision(evil)
     manifest = module.folders.manifest_of(few)
-    source = manifest.plugin.model_copy(update={"revision": sha256})
+    source = manifest.plugin.model_copy(update={"revision": revision})
     before = module.agree.compare
     registry = Registry(shipped_only=True)
     module._check_source(manifest.model_copy(update={"plugin": source}), registry, evil)
     (record,), _ = module._draw(few, "norm", 1, 1)
     job = module._job(record, manifest.model_copy(update={"plugin": source}), registry, evil)
-    assert job.files == (str(evil),) and job.strangers and job.origin.revision == sha256
+    assert job.files == (str(evil),) and job.strangers and job.origin.revision == revision
     assert module.agree.compare is before and "norm" not in registry._strategies
 
 
@@ -157,16 +157,16 @@ def _forge(raw: dict[str, Any]) -> None:
         raw["metrics"][name] = dict(zip(("value", "unit", "n", "low", "high", "method"), own, strict=True))
 
 
-def test_a_changed_plugin_is_found_by_its_hash(few: Path, tmp_path: Path) -> None:
+def test_a_changed_plugin_is_found_by_its_revision(few: Path, tmp_path: Path) -> None:
     other = tmp_path / "good.py"
-    other.write_text(PLUGIN.read_text() + "\n# changed\n")
-    with pytest.raises(UserError, match=r"source of 'norm' is not the published one.*--plugin FILE.py"):
+    other.write_text(PLUGIN.read_text() + "\nCHANGED = 1\n")
+    with pytest.raises(UserError, match=r"revision of 'norm' is not the published one.*--plugin FILE.py"):
         replayed(few, plugin=other)
     with pytest.raises(UserError, match="came from a file; give that with --plugin"):
         replayed(few, plugin=None)
 
 
-def test_a_record_that_names_another_source_is_not_replayed(tampered: Tamper) -> None:
+def test_a_record_that_names_another_revision_is_not_replayed(tampered: Tamper) -> None:
     def claim(raw: dict[str, Any]) -> None:
         raw["origin"]["revision"] = "0" * 64
 
@@ -174,9 +174,9 @@ def test_a_record_that_names_another_source_is_not_replayed(tampered: Tamper) ->
     assert verdict.badge == "rejected" and not verdict.notes[1:]
 
 
-def test_a_manifest_that_names_another_source_is_rejected(few: Path, tmp_path: Path) -> None:
+def test_a_manifest_that_names_another_revision_is_rejected(few: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(few, tmp_path / "copy")
     text = (folder / MANIFEST).read_text()
-    sha256 = json.loads(text)["plugin"]["revision"]
-    (folder / MANIFEST).write_text(text.replace(sha256, "0" * 64).replace(sha256[:12], "0" * 12))
+    revision = json.loads(text)["plugin"]["revision"]
+    (folder / MANIFEST).write_text(text.replace(revision, "code-" + "0" * 16))
     assert "what its strategy is" in verify(folder).why[0]
