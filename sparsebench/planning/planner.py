@@ -28,7 +28,7 @@ from sparsebench.records import manifests, store
 from sparsebench.records.cell import Part, canonical
 from sparsebench.records.manifests import OWN, Asked, Described, Given, LeftOut, how_of, setting_of
 from sparsebench.records.record import ANSWERS, Head, Past
-from sparsebench.text import plain
+from sparsebench.text import few, plain
 
 HISTORY = 10_000
 """Records that are looked at to tell how long cells will take: a large store is not read twice for that."""
@@ -147,21 +147,27 @@ def changed(todo: Iterable[Job], known: Mapping[str, Head], history: Iterable[Pa
     for past in history:
         for kind, part in (("task", past.cell.task), ("model", past.cell.model)):
             before[kind, _unrevised(part)].add(part.revision)
-    found: Counter[tuple[str, str, str]] = Counter()
+    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for job in todo:
         if (head := known.get(job.cell.id)) is not None:
             if head.status != "skipped" and head.origin.identity != job.origin.identity:
                 why = _why(head.origin.identity, job.origin.identity)
-                found["strategy", job.cell.strategy.name, why] += 1
+                found["strategy", why][job.cell.strategy.name] += 1
             continue
         for kind, part in (("task", job.cell.task), ("model", job.cell.model)):
             if (earlier := before.get((kind, _unrevised(part)))) and part.revision not in earlier:
-                found[kind, part.name, _why(max(earlier) or "1", part.revision or "1")] += 1
+                found[kind, _why(max(earlier) or "1", part.revision or "1")][part.name] += 1
     return tuple(
-        f"{n} {'cell runs' if n == 1 else 'cells run'} again: {kind} '{plain(name)}' has another revision ({why}) than "
+        f"{n} {'cell runs' if n == 1 else 'cells run'} again: {_named(kind, sorted(names))} another revision ({why}) than "
         f"{'its record' if n == 1 else 'their records'}"
-        for (kind, name, why), n in sorted(found.items())
+        for (kind, why), names in sorted(found.items())
+        for n in (names.total(),)
     )
+
+
+def _named(kind: str, names: Sequence[str]) -> str:
+    several = {"strategy": "strategies"}.get(kind, f"{kind}s")
+    return f"{kind} '{plain(names[0])}' has" if len(names) == 1 else f"{several} {few(names, width=60)} have"
 
 
 def _unrevised(part: Part) -> str:
