@@ -158,8 +158,8 @@ def changed(todo: Iterable[Job], known: Mapping[str, Head], history: Iterable[Pa
             if (earlier := before.get((kind, _unrevised(part)))) and part.revision not in earlier:
                 found[kind, _why(max(earlier) or "1", part.revision or "1")][part.name] += 1
     return tuple(
-        f"{n} {'cell runs' if n == 1 else 'cells run'} again: {_named(kind, sorted(names))} another revision ({why}) than "
-        f"{'its record' if n == 1 else 'their records'}"
+        f"{n} {'cell runs' if n == 1 else 'cells run'} again: {_named(kind, sorted(names))} another revision ({why}) "
+        f"than {'its record' if n == 1 else 'their records'}"
         for (kind, why), names in sorted(found.items())
         for n in (names.total(),)
     )
