@@ -28,11 +28,19 @@ def complaint(candidate: object) -> str | None:
         return f"{name}.site must be one of {', '.join(SITES)}, got {candidate.site!r}"
     if candidate.how == "rest" and (candidate.site != "block" or candidate.adaptive or candidate.trained):
         return f"{name} lets tokens rest, so its site must be 'block', and it neither adaptive nor trained"
-    if problem := _complaint_on_fit(candidate):
+    if problem := complaint_on_revision(candidate) or _complaint_on_fit(candidate):
         return problem
     if clash := sorted(set(candidate.model_fields) & set(Budget.model_fields)):
         return f"{name} has parameters that are words of a budget, rename them: {', '.join(clash)}"
     return _complaint_on_needs(candidate) or _complaint_on_methods(candidate)
+
+
+def complaint_on_revision(cls: type) -> str | None:
+    """Return what is wrong with the revision that a strategy, task or model declares, or None."""
+    revision = getattr(cls, "revision", None)
+    if isinstance(revision, int) and not isinstance(revision, bool) and revision >= 1:
+        return None
+    return f"{getattr(cls, 'name', cls.__name__)}.revision must be a whole number, 1 or more, got {revision!r}"
 
 
 def _complaint_on_methods(strategy: type[Strategy]) -> str | None:

@@ -89,6 +89,8 @@ class Progress:
         about = "" if estimate.seconds is None else f", {time_of(estimate, 'about ')}"
         where = f"on {workers or 'no'} worker processes"
         click.echo(f"{len(plan.todo)} of {len(plan.jobs)} cells to run{plan.apart}, {where}{about}", err=True)
+        for line in plan.changed:
+            click.echo(line, err=True)
         self.cells, self.total, self.left = 0, len(plan.todo), time_of(estimate)
         if self.live:
             from tqdm import tqdm

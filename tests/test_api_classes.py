@@ -1,6 +1,5 @@
 """Strategies that are classes in the program that runs them."""
 
-import hashlib
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ import torch
 
 import sparsebench
 from sparsebench import Strategy, TokenView
+from sparsebench.plugin.content import file_revision
 from sparsebench.records import store
 
 POWER = 2.0
@@ -64,8 +64,7 @@ def test_classes_and_instances_run_and_their_records_name_their_source(tmp_path:
     records = [one for one in store.read(tmp_path).values() if one.cell.strategy.name == "mine"]
     assert len(records) == 2 and all(one.origin.plugin == "file:mine.py" and one.status == "ok" for one in records)
     assert "class Mine(Strategy)" in source.read_text() and "def length" in source.read_text()
-    sha = hashlib.sha256(source.read_bytes()).hexdigest()
-    assert {one.origin.revision for one in records} == {sha}
+    assert {one.origin.revision for one in records} == {file_revision(source)}
 
 
 def test_what_a_file_cannot_hold_is_refused(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from sparsebench.engine.slots import slots
 from sparsebench.errors import UserError
 from sparsebench.planning.job import Job
 from sparsebench.plugin.content import file_hash
-from sparsebench.plugin.installed import installed_source
+from sparsebench.plugin.installed import entries
 from sparsebench.records import environment, files, place
 from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
@@ -268,6 +268,4 @@ def _differs(origin: Origin) -> str:
         return f"{origin.distribution} {origin.version} is not installed"
     if version != origin.version:
         return f"another {origin.distribution}: got {version}; allowed: {origin.version}"
-    if installed_source(origin.plugin) != origin.revision:
-        return f"plugin '{origin.plugin}' of {origin.distribution} {version} has another source"
-    return ""
+    return "" if origin.plugin in entries() else f"{origin.distribution} {version} has no plugin '{origin.plugin}'"

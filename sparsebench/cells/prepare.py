@@ -126,6 +126,8 @@ def prepare(job: Job, registry: Registry, context: Context) -> Prepared:
     cell, strategy = job.cell, strategy_of(job, registry)
     task = fill(registry.task(cell.task.name), cell.task.params, f"task '{cell.task.name}'")
     model = fill(registry.model(cell.model.name), cell.model.params, f"model '{cell.model.name}'")
+    registry.check_revision(task, cell.task)
+    registry.check_revision(model, cell.model)
     data = _data(task, cell, context)
     network = model.build(data, cell.repetition)
     outcome, tested = None, ""
@@ -181,7 +183,7 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
     """Return the job's strategy.
 
     Raises:
-        StrategyError: it does not load, or its source is not the one that the run began with.
+        StrategyError: it does not load, or it has another revision than the run began with.
     """
     if job.failure:
         raise StrategyError(f"the plugin does not load: {job.failure}")
@@ -192,8 +194,8 @@ def strategy_of(job: Job, registry: Registry) -> Strategy:
         raise StrategyError(f"the plugin does not load: {registered.failure}")
     if registered.cls.kind != job.kind:
         raise StrategyError(f"'{registered.cls.name}' is {registered.cls.kind} here, and {job.kind} in its job")
-    if registered.origin.revision != job.origin.revision:
-        raise StrategyError(f"the source of '{registered.cls.name}' changed while the run was under way; run it again")
+    if registered.origin.identity != job.origin.identity:
+        raise StrategyError(f"'{registered.cls.name}' got another revision while the run was under way; run it again")
     return fill(registered.cls, job.cell.strategy.params, f"strategy '{registered.cls.name}'")
 
 

@@ -40,8 +40,8 @@ def check(targets: tuple[str, ...], results: Path | None, as_json: bool, markdow
     measure. Exits with 0 if all required checks pass, 1 if not, 2 if the command is wrong. A check that the strategy
     names in `expected_failures` is shown as expected, and does not count as failed.
 
-    With --results the reports are stored, too, and the folder's board shows them for as long as a strategy's source
-    stays as it is. Then 1 also says that a strategy of the folder could not be checked.
+    With --results the reports are stored, too, and the folder's board shows them for as long as a strategy's
+    revision stays as it is. Then 1 also says that a strategy of the folder could not be checked.
     """
     from sparsebench.testing import process
     from sparsebench.testing import results as of_results
@@ -76,7 +76,7 @@ def _note(report: Any) -> None:
 
     answers = [outcome.message for outcome in report.outcomes if outcome.check == "exports"]
     if answers and not report.params and report.origin.distribution:
-        catalog.note_export(report.strategy, report.origin.revision, answers[0] == "yes")
+        catalog.note_export(report.strategy, report.origin, answers[0] == "yes")
 
 
 def _conclude(results: Path, left_out: list[str]) -> None:
@@ -119,5 +119,5 @@ def _markdown(report: Any) -> str:
         }
         for outcome in report.outcomes
     ]
-    head = f"## {report.title}\n\n{report.summary()}; source {report.origin.revision[:12] or 'unknown'}"
+    head = f"## {report.title}\n\n{report.summary()}; revision {report.origin.revision or 'unknown'}"
     return f"{head}\n\n{tabulate(rows, headers='keys', tablefmt='github')}\n"

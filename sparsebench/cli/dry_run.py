@@ -47,7 +47,8 @@ def forecast(plan: Plan) -> None:
     pictures = pictures_of(todo, Registry(), plan.locations)
     n, size = sum(one.shape[0] for one in pictures), sum(one.size for one in pictures)
     first = f"\n{n:,} pictures to decode first, {size / 1e9:.2f} GB; nothing is decoded now" if n else ""
-    click.echo(f"{len(todo)} of {len(plan.jobs)} cells to run{split}{first}\n{_networks(plan)}{table}{orders}")
+    again = "".join(f"{line}\n" for line in plan.changed)
+    click.echo(f"{len(todo)} of {len(plan.jobs)} cells to run{split}{first}\n{again}{_networks(plan)}{table}{orders}")
     broken = sorted({(job.label, job.failure) for job in plan.todo if job.failure is not None})
     for label, reason in broken:
         click.echo(f"{label} does not load, and its cells would fail: {reason}", err=True)

@@ -105,7 +105,7 @@ def _exports(registered: Any) -> str:
     from sparsebench.plugin.catalog import exports
 
     said = exportable(registered.cls)
-    found = exports(registered.cls.name, registered.origin.revision) if said == "?" else None
+    found = exports(registered.cls.name, registered.origin) if said == "?" else None
     return said if found is None else "yes" if found else "no"
 
 

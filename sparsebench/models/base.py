@@ -85,6 +85,7 @@ class Model(BaseModel):
         positional: the parameter that NAME:VALUE sets, if any.
         together: whether a GPU trains several of them faster in one program.
         added: parameters that cells of older records do not have; at their defaults they are in no cell.
+        revision: raise it when it computes otherwise: its cells are run again then.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -94,6 +95,7 @@ class Model(BaseModel):
     positional: ClassVar[str | None] = None
     together: ClassVar[bool] = False
     added: ClassVar[frozenset[str]] = frozenset()
+    revision: ClassVar[int] = 1
 
     def check(self, task: Task) -> None:
         """Raise UserError if the model cannot be built for that task."""

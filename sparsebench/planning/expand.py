@@ -6,7 +6,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -140,9 +139,9 @@ def _jobs(setting: _Setting, contender: Contender, n_train: int, repetition: int
         return job(of, dense, dense.cls(), asked=False, keep_weights=True)
 
     strategy, registered, budget, part = contender
-    init = _pretraining(setting.task, setting.model, dense, repetition)
+    init = _pretraining(setting.task, setting.model, registry, repetition)
     if setting.training is not None:
-        init = _training(*setting.training, setting.model, dense, repetition)
+        init = _training(*setting.training, setting.model, registry, repetition)
     cell = Cell(
         task=setting.parts[0], model=setting.parts[1], strategy=part, budget=budget, n_train=n_train,
         repetition=repetition, where=_where(setting, strategy), init=init, track=setting.track,
@@ -170,7 +169,7 @@ def code_of(cell: Cell, registry: Registry) -> dict[str, tuple[str, ...]]:
     if registry.strategy(cell.strategy.name).failure is not None:
         return {"files": (), "strangers": ()}
     owners = registry.owners(cell.strategy.name, cell.task.name, cell.model.name)
-    strangers = {f"{owner.origin.plugin} {owner.origin.revision}" for owner in owners if not owner.origin.is_shipped}
+    strangers = {str(owner.file or owner.origin.plugin) for owner in owners if not owner.origin.is_shipped}
     files = {str(owner.file) for owner in owners if owner.file is not None}
     return {"files": tuple(sorted(files)), "strangers": tuple(sorted(strangers))}
 
@@ -190,22 +189,23 @@ def training_of(cell: Cell, task: Task, model: Model, registry: Registry) -> Cel
     return cell.model_copy(update={"strategy": dense, "budget": FULL, "where": "both"})
 
 
-def _pretraining(task: Task, model: Model, dense: Found, repetition: int) -> Cell | None:
+def _pretraining(task: Task, model: Model, registry: Registry, repetition: int) -> Cell | None:
     """Return the cell that is trained before those of a task, or None for random weights."""
     if (start := task.initial()) is None:
         return None
     plain, samples = start
     return Cell(
-        task=Part.of(plain), model=Part.of(model.first_model()), strategy=Part.of(dense.cls()), budget=FULL,
-        n_train=samples, repetition=repetition if getattr(task, "pretrain_each", False) else WEIGHTS_SEED,
+        task=registry.part_of(plain), model=registry.part_of(model.first_model()),
+        strategy=Part.of(registry.strategy("dense").cls()), budget=FULL, n_train=samples,
+        repetition=repetition if getattr(task, "pretrain_each", False) else WEIGHTS_SEED,
     )  # fmt: skip
 
 
-def _training(task: Task, n_train: int, model: Model, dense: Found, repetition: int) -> Cell:
+def _training(task: Task, n_train: int, model: Model, registry: Registry, repetition: int) -> Cell:
     """Return the cell of the network that a frozen or tuned cell of that repetition begins with."""
     return Cell(
-        task=Part.of(task), model=Part.of(model), strategy=Part.of(dense.cls()), budget=FULL, n_train=n_train,
-        repetition=repetition, init=_pretraining(task, model, dense, repetition),
+        task=registry.part_of(task), model=registry.part_of(model), strategy=Part.of(registry.strategy("dense").cls()),
+        budget=FULL, n_train=n_train, repetition=repetition, init=_pretraining(task, model, registry, repetition),
     )  # fmt: skip
 
 
@@ -283,10 +283,16 @@ def unanswered(suite: Suite, cells: Collection[Cell], registry: Registry, *, any
 
 @dataclass(frozen=True)
 class _Setting:
-    """A task with its model and strategies; `training` is the task and the n_train of the network they begin with."""
+    """A task with its model and strategies.
+
+    Attributes:
+        parts: the task and the model as all its cells have them.
+        training: the task and the n_train of the network that its cells begin with.
+    """
 
     task: Task
     model: Model
+    parts: tuple[Part, Part]
     contenders: tuple[Contender, ...]
     n_train: tuple[int, ...]
     seeds: int
@@ -294,11 +300,6 @@ class _Setting:
     track: Track = "scratch"
     training: tuple[Task, int] | None = None
     keep_weights: bool = False
-
-    @cached_property
-    def parts(self) -> tuple[Part, Part]:
-        """The task and the model, which all its cells share."""
-        return Part.of(self.task), Part.of(self.model)
 
 
 def _settings(suite: Suite, request: Request, registry: Registry, locations: dict[str, Path]) -> Iterator[_Setting]:
@@ -331,8 +332,9 @@ def _settings(suite: Suite, request: Request, registry: Registry, locations: dic
                     first = _task(entry.name, trained.params, request, registry).with_cut(model.cut())
                     training = first, trained.n_train[0]
                 yield _Setting(
-                    fitted, model, placed, _sizes(task, entry, request), seeds, _asked_where(task, entry, request),
-                    entry.track, training, suite.keep_weights,
+                    fitted, model, (registry.part_of(fitted), registry.part_of(model)), placed,
+                    _sizes(task, entry, request), seeds, _asked_where(task, entry, request), entry.track, training,
+                    suite.keep_weights,
                 )  # fmt: skip
 
 

@@ -18,8 +18,8 @@ class Job(BaseModel):
         kind: the strategy's kind.
         label: what tables call it: its name, with the parameters that are not its defaults.
         files: the plugin files that bring its strategy, task or model: what a worker loads for it.
-        strangers: the plugins whose code it runs and that do not come with sparsebench, with what tells their sources
-            apart. No other cells have a worker with them.
+        strangers: the plugins whose code it runs and that do not come with sparsebench: names of installed ones, paths
+            of files. No other cells have a worker with them.
         failure: why the strategy could not be loaded, if so: the cell is recorded as failed and not run.
         after: id of the cell that must be done before, or "".
         network: id of the cell whose trained network this one tests, or "" where it trains its own.

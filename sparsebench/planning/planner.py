@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -21,11 +22,13 @@ from sparsebench.planning.request import Files, Request, Rerun
 from sparsebench.planning.shard import Shard
 from sparsebench.planning.suite import load
 from sparsebench.planning.weights import file_names
-from sparsebench.plugin.content import texts_of
+from sparsebench.plugin.content import CODE, texts_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
+from sparsebench.records.cell import Part, canonical
 from sparsebench.records.manifests import OWN, Asked, Described, Given, LeftOut, how_of, setting_of
 from sparsebench.records.record import ANSWERS, Head, Past
+from sparsebench.text import few, plain
 
 HISTORY = 10_000
 """Records that are looked at to tell how long cells will take: a large store is not read twice for that."""
@@ -44,6 +47,7 @@ class Plan:
         request: None where the jobs are only some of what it asks for.
         anew: whether trainings that were cut short start again from their beginning.
         strays: what lies in folders of pictures and is left out, in one line by their names.
+        changed: why cells that have records are run again, in lines; see `changed`.
     """
 
     jobs: list[Job]
@@ -55,6 +59,7 @@ class Plan:
     request: Request | None
     anew: bool = False
     strays: Mapping[str, str] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()
 
     @property
     def apart(self) -> str:
@@ -92,12 +97,15 @@ def plan(
     needed = needed_by(again, whole, lambda first: not networks.has(first))
     ids = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in again | needed]
-    history = islice(store.scan_all(out, Past), HISTORY if todo else 0)
-    expected = Expected((stored.item for stored in history), prior)
+    history = [stored.item for stored in islice(store.scan_all(out, Past), HISTORY if todo else 0)]
+    expected = Expected(history, prior)
     jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo, locations) | networks.places({job.after for job in todo} - {""})
     ordered = expected.longest_first(todo)
-    return Plan(jobs, ordered, places, whole, known, expected, request, rerun == "always", strays_of(files))
+    why = changed(todo, known, history)
+    return Plan(
+        jobs, ordered, places, whole, known, expected, request, rerun == "always", strays_of(files), why
+    )  # fmt: skip
 
 
 def needed_by(cells: Iterable[str], jobs: Sequence[Job], lacks: Callable[[str], bool]) -> set[str]:
@@ -126,11 +134,53 @@ def jobs_of(request: Request, files: Files, registry: Registry) -> tuple[list[Jo
 
 
 def _is_missing(job: Job, known: Mapping[str, Head], rerun: Rerun) -> bool:
-    """Say whether a cell has no answer: no record, one that was skipped, or one by another version of the source."""
+    """Say whether a cell has no answer: no record, one that was skipped, or one of another revision."""
     record = known.get(job.cell.id)
-    if record is None or record.status == "skipped" or record.origin.revision != job.origin.revision:
+    if record is None or record.status == "skipped" or record.origin.identity != job.origin.identity:
         return True
     return rerun == "failed" and record.status not in ANSWERS
+
+
+def changed(todo: Iterable[Job], known: Mapping[str, Head], history: Iterable[Past]) -> tuple[str, ...]:
+    """Return which strategies, tasks and models have another revision than records of theirs, and of how many cells."""
+    before: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for past in history:
+        for kind, part in (("task", past.cell.task), ("model", past.cell.model)):
+            before[kind, _unrevised(part)].add(part.revision)
+    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for job in todo:
+        if (head := known.get(job.cell.id)) is not None:
+            if head.status != "skipped" and head.origin.identity != job.origin.identity:
+                why = _why(head.origin.identity, job.origin.identity)
+                found["strategy", why][job.cell.strategy.name] += 1
+            continue
+        for kind, part in (("task", job.cell.task), ("model", job.cell.model)):
+            if (earlier := before.get((kind, _unrevised(part)))) and part.revision not in earlier:
+                found[kind, _why(max(earlier) or "1", part.revision or "1")][part.name] += 1
+    return tuple(
+        f"{n} {'cell runs' if n == 1 else 'cells run'} again: {_named(kind, sorted(names))} another revision ({why}) "
+        f"than {'its record' if n == 1 else 'their records'}"
+        for (kind, why), names in sorted(found.items())
+        for n in (names.total(),)
+    )
+
+
+def _named(kind: str, names: Sequence[str]) -> str:
+    several = {"strategy": "strategies"}.get(kind, f"{kind}s")
+    return f"{kind} '{plain(names[0])}' has" if len(names) == 1 else f"{several} {few(names, width=60)} have"
+
+
+def _unrevised(part: Part) -> str:
+    return canonical([part.name, part.params])
+
+
+def _why(before: str, now: str) -> str:
+    """Return in what two revisions differ, of which records have the first."""
+    if re.search(r"\b[0-9a-f]{64}$", before):
+        return "an earlier sparsebench recorded the text of its file in place of one"
+    if now.startswith(CODE) and before.startswith(CODE):
+        return "its file changed"
+    return f"{plain(now)}, before {plain(before)}"
 
 
 def keep_strategies(out: Path, registry: Registry, jobs: Iterable[Job]) -> None:

@@ -2,7 +2,7 @@
 
 The files lie in the user's cache folder, see `records.files.cache_folder`, and may be removed at any time. One has the
 lists and a digest of what is installed, so that it is of no use when that changes; one has what checks found of
-exports, by the revisions of strategies.
+exports, by the versions of strategies.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sparsebench.errors import UserError
 from sparsebench.plugin.installed import distribution, entries, files_of, module_of
 from sparsebench.records.cell import digest
 from sparsebench.records.files import cache_folder, content_hash, write_whole
+from sparsebench.records.origin import Origin
 from sparsebench.version import __version__
 
 MOST = 2**22
@@ -61,21 +62,25 @@ def save(key: str, tables: Tables) -> None:
             write_whole(path, _Kept(key=key, tables=tables).model_dump_json().encode())
 
 
-def exports(name: str, revision: str) -> bool | None:
-    """Return whether a check has found that a revision of a strategy can be exported; None where none has."""
+def exports(name: str, origin: Origin) -> bool | None:
+    """Return whether a check has found that a strategy of a version can be exported; None where none has."""
     found = _read(_path("exports"), _Exports)
-    return None if found is None else found.answers.get(f"{name} {revision}")
+    return None if found is None else found.answers.get(_version(name, origin))
 
 
-def note_export(name: str, revision: str, answer: bool) -> None:
+def note_export(name: str, origin: Origin, answer: bool) -> None:
     """Keep what a check has found, if that can be; lists are made anew then."""
-    if exports(name, revision) == answer or (path := _path("exports")) is None:
+    if exports(name, origin) == answer or (path := _path("exports")) is None:
         return
     found = _read(path, _Exports) or _Exports()
     with suppress(OSError, UserError):
-        write_whole(path, _Exports(answers=found.answers | {f"{name} {revision}": answer}).model_dump_json().encode())
+        write_whole(path, _Exports(answers=found.answers | {_version(name, origin): answer}).model_dump_json().encode())
         if (lists := _path()) is not None:
             lists.unlink(missing_ok=True)
+
+
+def _version(name: str, origin: Origin) -> str:
+    return f"{name} {origin.version} {origin.identity}"
 
 
 def _read(path: Path | None, kind: type[M]) -> M | None:

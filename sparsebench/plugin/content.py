@@ -10,9 +10,11 @@ import builtins
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import import_module, metadata
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -29,6 +31,10 @@ MOST_BYTES, MOST_FILES = 2**31, 10_000
 """Of a plugin."""
 _LIBRARIES = {"sparsebench", "sparsebench_plugins", "sparsebench_dask", "numpy", "torch", "torchvision", "timm"}
 """What a plugin imports and does not bring, whatever lies in its folder; the standard library likewise."""
+
+
+CODE = "code-"
+"""What a revision begins with that is a hash of code, so that it is no number."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,16 @@ class Content:
         whole = hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
         return cls(root, hashes, sources, whole)
 
+    @cached_property
+    def revision(self) -> str:
+        """What tells its code from other code, on every Python the same; see `code_of`."""
+        lines = sorted(
+            f"{_name(path, self.root)}\0{code_of(self.sources[path]) if path in self.sources else sha256}\n"
+            for path, sha256 in self.hashes.items()
+        )
+        about = lines[0].partition("\0")[2] if len(lines) == 1 else "".join(lines)
+        return f"{CODE}{hashlib.sha256(about.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+
     def names(self) -> dict[str, Path]:
         """Return the files by their names below the root, with slashes."""
         return {_name(path, self.root): path for path in self.hashes}
@@ -149,11 +165,11 @@ def file_hash(path: Path) -> str:
         return ""
 
 
-def texts_of(path: Path, sha256: str) -> tuple[str, dict[str, str]]:
+def texts_of(path: Path, revision: str) -> tuple[str, dict[str, str]]:
     """Return the name of a plugin file, and what it and the modules that it brings hold, by their names.
 
     Written to those names in another folder they are the same plugin; `__init__.py` of packages that the file lies in
-    are among them. There is nothing where the hash is another one by now, or one of the files is no text.
+    are among them. There is nothing where the revision is another one by now, or one of the files is no text.
     """
     path, content = path.resolve(), Content.of_file(path)
     above = [one / "__init__.py" for one in path.parents if one.is_relative_to(content.root)]
@@ -162,7 +178,96 @@ def texts_of(path: Path, sha256: str) -> tuple[str, dict[str, str]]:
         texts = {name: paths[name].read_bytes().decode() for name in sorted(paths) if name.encode()}
     except (OSError, ValueError):
         texts = {}
-    return (_name(path, content.root), texts) if texts and content.sha256 == sha256 else ("", {})
+    return (_name(path, content.root), texts) if texts and content.revision == revision else ("", {})
+
+
+def file_revision(path: Path) -> str:
+    """Return the revision of a plugin file, with what it imports from beside it, or "" if that cannot be read."""
+    try:
+        return Content.of_file(path).revision if path.is_file() else ""
+    except UserError:
+        return ""
+
+
+def code_of(content: bytes) -> str:
+    """Return a hash of a Python source without its comments, docstrings and layout; of what is no Python its bytes'.
+
+    It is that of a form of its own of the syntax tree, which every Python writes alike: fields by their names, without
+    those that hold nothing, as newer Pythons have more of them; constants by type and in ASCII; of an f-string its
+    pieces joined, as Pythons before 3.12 cut them otherwise.
+    """
+    tree = _parsed(content)
+    if tree is None:
+        return hashlib.sha256(content).hexdigest()
+    said: list[str] = []
+    left: list[Any] = [tree]
+    while left:  # no recursion, which long expressions exhaust
+        thing = left.pop()
+        if isinstance(thing, _End):
+            said.append(thing)
+        elif isinstance(thing, ast.Constant):
+            said.append(f"{type(thing.value).__name__} {_constant(thing.value)}")
+        elif isinstance(thing, ast.AST):
+            said.append(f"({type(thing).__name__}")
+            left.append(_End(")"))
+            for name, value in sorted(_fields(thing), reverse=True, key=lambda field: field[0]):
+                left += [value, _End(f".{name}")]
+        elif isinstance(thing, list):
+            said.append("[")
+            left += [_End("]"), *reversed(thing)]
+        else:  # a name, a level of an import, a conversion, or a hole in a list
+            said.append(_constant(thing))
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()
+
+
+_UNSAID = {"ctx", "type_ignores", "type_comment", "kind"}
+
+
+class _End(str):
+    """A mark of the canonical form, in the midst of what is left to be said."""
+
+
+def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a node that hold something, but for statements that are a text, as docstrings are."""
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(node, ast.JoinedStr):
+            value = _joined(node.values)
+        elif isinstance(value, list):
+            value = [one for one in value if not (isinstance(one, ast.Expr) and _text(one.value) is not None)]
+        elif name == "format_spec" and isinstance(value, ast.JoinedStr) and not _joined(value.values):
+            continue
+        if name not in _UNSAID and value is not None and value != []:
+            yield name, value
+
+
+def _text(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _joined(pieces: Iterable[ast.expr]) -> list[ast.expr]:
+    """Return the pieces of an f-string, texts that follow each other as one, and without empty ones."""
+    joined: list[ast.expr] = []
+    for piece in pieces:
+        if joined and (before := _text(joined[-1])) is not None and (text := _text(piece)) is not None:
+            joined[-1] = ast.Constant(before + text)
+        else:
+            joined.append(piece)
+    return [piece for piece in joined if _text(piece) != ""]
+
+
+def _constant(value: Any) -> str:
+    return hex(value) if type(value) is int else ascii(value)  # digits of a long number Python does not write
+
+
+def _parsed(content: bytes) -> ast.Module | None:
+    """Return the syntax tree of a source, or None of what is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is odd in it Python says when it is run
+            return ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
 def _name(path: Path, root: Path) -> str:
@@ -209,9 +314,7 @@ def _imports(content: bytes, known: Mapping[str, Path]) -> list[str]:
     """Return which of the known modules a source imports; none of what is no Python."""
     if not any(name.encode() in content for name in known):
         return []
-    try:
-        tree = ast.parse(content)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    if (tree := _parsed(content)) is None:
         return []
     names = set()
     for node in ast.walk(tree):

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sparsebench.hooks import PROJECT
 from sparsebench.plugin.content import Content
-from sparsebench.records.files import content_hash
 
 log = logging.getLogger(__name__)
 
@@ -67,19 +66,6 @@ def files_of(entry: metadata.EntryPoint) -> list[Path]:
     if spec.submodule_search_locations is not None:
         return sorted(path for place in spec.submodule_search_locations for path in Path(place).rglob("*.py"))
     return [Path(spec.origin)] if spec.origin and Path(spec.origin).is_file() else []
-
-
-def installed_source(name: str) -> str:
-    """Return the SHA-256 of an installed plugin's source, without importing anything of it; "" if there is none.
-
-    Raises:
-        UserError: its files cannot be read.
-    """
-    content = installed_content(name)
-    if content is not None:
-        return content.sha256
-    path = _source(entries().get(name))
-    return content_hash(path) if path else ""
 
 
 def installed_content(name: str) -> Content | None:

@@ -20,7 +20,7 @@ from pydantic import PydanticUserError
 
 from sparsebench.collector import without_collector
 from sparsebench.contain.rehearse import harm
-from sparsebench.contract import complaint
+from sparsebench.contract import complaint, complaint_on_revision
 from sparsebench.errors import UserError, one_line, unknown
 from sparsebench.hooks import PROJECT, Hooks
 from sparsebench.measure import metrics
@@ -28,6 +28,7 @@ from sparsebench.models.base import Model
 from sparsebench.observer import Observer
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.installed import content_of, distribution, entries, is_shipped, module_of
+from sparsebench.records.cell import Part, said_of
 from sparsebench.records.origin import Origin
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Task
@@ -217,15 +218,8 @@ class Registry:
             raise
         except BaseException as error:  # a stranger's code: whatever it raises is its own
             return one_line(error)
-        source = getattr(module, "__file__", None)
         dist, version = distribution(entry)
-        origin = Origin(
-            plugin=name,
-            distribution=dist,
-            version=version,
-            revision=content.sha256 if content else _sha256(Path(source)) if source else "",
-        )
-        return self._register(module, origin)
+        return self._register(module, Origin(plugin=name, distribution=dist, version=version))
 
     def load_file(self, path: Path) -> list[str]:
         """Load a plugin from a .py file under a private module name; return the names of its strategies.
@@ -240,7 +234,7 @@ class Registry:
         path = path.resolve()
         if path not in self._files:
             content = Content.of_file(path)
-            origin = Origin(plugin=as_utf8(f"file:{path.name}"), revision=content.sha256)
+            origin = Origin(plugin=as_utf8(f"file:{path.name}"), revision=content.revision)
             known, observers = self._size(), set(self._observers)
             failure = self._load_rehearsed(partial(self._load_module, path, content, origin))
             if failure is None and known == self._size():
@@ -319,6 +313,21 @@ class Registry:
         owned = [self._owners[cls] for cls in (self.task(task), self.model(model))]
         return [Owner(registered.origin, registered.file), *owned]
 
+    def part_of(self, thing: Task | Model) -> Part:
+        """Return the part of a cell that names a task or a model, with the revision of the code that brings it."""
+        owner = self._owners.get(type(thing))
+        if owner is None or owner.file is None:
+            return Part.of(thing, said_of(thing.revision))
+        return Part.of(thing, owner.origin.revision)
+
+    def check_revision(self, thing: Task | Model, part: Part) -> None:
+        """Raise UserError if a task or a model that was made from the part of a cell has another revision than that."""
+        if (here := self.part_of(thing).revision) != part.revision:
+            raise UserError(
+                f"'{part.name}' has another revision here than in its cell", got=here or "1",
+                allowed=part.revision or "1", next_step="run it again",
+            )  # fmt: skip
+
     def _free_plugin(self, name: str) -> str:
         """Return the name, marked until no plugin has it."""
         while self.manager.has_plugin(name):
@@ -337,6 +346,8 @@ class Registry:
     def _add_strategy(self, cls: type[Strategy], origin: Origin, file: Path | None) -> None:
         if problem := complaint(cls):
             raise UserError(problem)
+        if file is None:
+            origin = origin.model_copy(update={"revision": str(cls.revision)})
         owner = self.entries.get(cls.name)
         if owner is not None and origin.plugin != cls.name:
             raise _TakenError(f"its strategy '{cls.name}' has the name of installed plugin '{owner.name}'; rename it")
@@ -394,10 +405,8 @@ def _add(cls: Any, base: type, classes: dict[str, Any]) -> None:
     name = getattr(cls, "name", None)
     if not isinstance(name, str):
         raise UserError(f"{cls.__name__} has no name")
+    if base is not Observer and (problem := complaint_on_revision(cls)):
+        raise UserError(problem)
     if classes.get(name, cls) is not cls:
         raise _TakenError(f"there is a {base.__name__.lower()} '{name}' already")
     classes[name] = cls
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

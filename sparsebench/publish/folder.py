@@ -63,7 +63,7 @@ class Manifest(_Model):
 def version_of(suite: Answered, plugin: Origin) -> str:
     """Return the name of one version of a strategy that answers one version of a suite, or has cells of its own."""
     which = suite.sha256[:12] if suite.name == manifests.OWN else suite.version
-    return f"{suite.name}-{which}-{plugin.revision[:12]}"
+    return f"{suite.name}-{which}-{plugin.revision}"
 
 
 def hashes_of(folder: Path) -> dict[str, str]:

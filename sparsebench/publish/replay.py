@@ -25,7 +25,7 @@ from sparsebench.planning.networks import Networks
 from sparsebench.planning.planner import Plan
 from sparsebench.planning.request import Files, How
 from sparsebench.planning.weights import files_of
-from sparsebench.plugin.content import Content, file_hash
+from sparsebench.plugin.content import Content, file_revision
 from sparsebench.plugin.installed import distribution, entries, installed_content
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish import agree
@@ -112,9 +112,8 @@ def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -
     """Raise UserError unless the strategy is here, as it was published; its code is not run."""
     name, origin = manifest.strategy, manifest.plugin
     if plugin is not None:
-        if (sha256 := file_hash(plugin)) != origin.revision:
-            raise UserError(f"the file of '{name}' is not the one that was run", got=sha256[:12],
-                            allowed=origin.revision[:12])  # fmt: skip
+        if (here := file_revision(plugin)) != origin.revision:
+            raise UserError(f"the file of '{name}' is not the one that was run", got=here, allowed=origin.revision)
         return
     known = entries().get(origin.plugin)
     found = distribution(known) if known else ("", "")
@@ -124,7 +123,7 @@ def _check_source(manifest: Manifest, registry: Registry, plugin: Path | None) -
             allowed=f"{origin.distribution} {origin.version}", next_step="install that, and give the command again",
         )  # fmt: skip
     if origin.is_shipped and (here := registry.strategy(name).origin.revision) != origin.revision:
-        raise UserError(f"'{name}' has another revision here", got=here[:12], allowed=origin.revision[:12],
+        raise UserError(f"'{name}' has another revision here", got=here, allowed=origin.revision,
                         next_step="install the sparsebench that was run")  # fmt: skip
 
 

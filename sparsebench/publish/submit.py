@@ -112,17 +112,17 @@ def _strategy(records: Collection[Record], asked: str | None) -> str:
 
 
 def _origin(own: Collection[Record], name: str) -> Origin:
-    """Return where the strategy's records come from."""
-    first, *others = {canonical(one.origin.model_dump(mode="json")): one.origin for one in own}.values()
-    if others:
+    """Return where the strategy's records come from; of several versions of one revision the last by name."""
+    origins = {canonical(one.origin.model_dump(mode="json")): one.origin for one in own}
+    if len(identities := sorted({origin.identity for origin in origins.values()})) > 1:
         raise UserError(
-            f"the records of '{name}' are of several versions of its source",
-            got=few(sorted(one.revision[:12] for one in (first, *others))),
-            next_step="give the command of the run again, which makes those of earlier versions anew",
-        )
-    if not first.revision:
-        raise UserError(f"the records of '{name}' do not say from which source", next_step="run them from a file")
-    return first
+            f"the records of '{name}' are of several revisions", got=few(identities),
+            next_step="give the command of the run again, which makes those of earlier ones anew",
+        )  # fmt: skip
+    origin = origins[max(origins)]
+    if not origin.revision:
+        raise UserError(f"the records of '{name}' do not say of which revision", next_step="run them from a file")
+    return origin
 
 
 def _suite(asked: Collection[Asked], own: Collection[Record], out: Path) -> Asked:

@@ -153,7 +153,7 @@ def _wrong(folder: Path, manifest: Manifest, suite: Asked, verdict: Verdict) -> 
     """Yield what is not whole or not consistent; the verdict then says how many records there are."""
     described = manifests.strategies(folder).get((manifest.strategy, manifest.plugin.revision))
     if described is None:
-        raise Unfit("it does not say what its strategy is, or not from that source")
+        raise Unfit("it does not say what its strategy is, or not of that revision")
     machines = {name.removesuffix(".json") for name in store.beside(folder, environment.FOLDER)} | {""}
     asked, seen, starts, needed = set(suite.settings), set[str](), set[str](), set[str]()
     cells: list[Cell] = []
@@ -181,8 +181,8 @@ def _wrong(folder: Path, manifest: Manifest, suite: Asked, verdict: Verdict) -> 
 def _other_strategy(record: Record, manifest: Manifest, described: Described) -> str:
     """Return how a record is of another strategy than a submission may have, or "" where it is not."""
     name, own = record.cell.strategy.name, record.cell.strategy.name == manifest.strategy
-    if own and (record.origin, record.kind) != (manifest.plugin, described.kind):
-        return "is of another source, or of another kind, than its strategy"
+    if own and (record.origin.identity, record.kind) != (manifest.plugin.identity, described.kind):
+        return "is of another revision, or of another kind, than its strategy"
     if not own and record.kind == "deployable":
         return "is of another strategy than is submitted"
     labelled = record.label == name or record.label.startswith(f"{name}(")

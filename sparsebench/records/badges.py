@@ -20,7 +20,7 @@ BROKEN = frozenset({"failed", "timeout", "crashed"})
 class Badges:
     """The badges of a results folder's strategies.
 
-    A report counts for records of the same source, made by a strategy of the same name and parameters, and only as
+    A report counts for records of the same revision, made by a strategy of the same name and parameters, and only as
     long as sparsebench, whose version the checks are of, is the same.
     """
 
@@ -54,7 +54,7 @@ class Badges:
         if matching:
             checked = ", ".join(sorted({report.versions.get("sparsebench", "?") for report in matching}))
             return CHANGED, plain(f"checked by sparsebench {checked}, this is {version}")
-        return (CHANGED, "another version of its source was checked") if reports else (UNCHECKED, "")
+        return (CHANGED, "another revision was checked") if reports else (UNCHECKED, "")
 
 
 def _badge(report: Report) -> str:

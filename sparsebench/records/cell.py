@@ -35,12 +35,24 @@ Track = Literal["frozen", "tuned", "scratch"]
 
 
 class Part(BaseModel):
-    """A task, model or strategy by name, with its parameters spelled out, but for `added` ones at their defaults."""
+    """A task, model or strategy by name, with its parameters spelled out, but for `added` ones at their defaults.
+
+    Attributes:
+        revision: of a task or model, see `said_of`; of one from a file a hash of its code. That of a strategy is not
+            part of the cell, see `Origin`: its new records take the place of the old ones.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     params: dict[str, JsonValue] = Field(default_factory=dict)
+    revision: str = ""
+
+    @model_serializer(mode="wrap")
+    def _without_first_revision(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the first revision, so that the hashes of cells from before there were any still hold."""
+        fields: dict[str, Any] = dump(self)
+        return fields if self.revision else {key: value for key, value in fields.items() if key != "revision"}
 
     @field_validator("params")
     @classmethod
@@ -56,9 +68,10 @@ class Part(BaseModel):
         return params
 
     @classmethod
-    def of(cls, thing: Any) -> Part:
+    def of(cls, thing: Any, revision: str = "") -> Part:
         """Return the part that names a task, model or strategy object."""
-        return cls(name=thing.name, params=thing.model_dump(mode="json", exclude=unused_parameters(thing)))
+        params = thing.model_dump(mode="json", exclude=unused_parameters(thing))
+        return cls(name=thing.name, params=params, revision=revision)
 
 
 class Cell(BaseModel):
@@ -133,6 +146,11 @@ class Cell(BaseModel):
         for name in ("id", "draw"):
             copy.__dict__.pop(name, None)  # `model_copy` goes on to change what it is the hash of
         return copy
+
+
+def said_of(revision: int) -> str:
+    """Return how the part of a cell says the revision that a task or model declares: the first is not said."""
+    return "" if revision == 1 else str(revision)
 
 
 def digest(value: object) -> str:

@@ -13,8 +13,8 @@ class Origin(BaseModel):
     Attributes:
         plugin: the entry point's name, or the file's.
         distribution, version: the installed package, "" for a file.
-        revision: of the strategy, so that one that chooses otherwise is run again. Until records had it, it was the
-            hash of its source, which stands in its place where they are read.
+        revision: what its class declares where it is installed, as "1"; of a file a hash of its code, which is never a
+            number. Records of earlier versions have a hash of the text of its source there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -23,6 +23,11 @@ class Origin(BaseModel):
     distribution: str = ""
     version: str = ""
     revision: str = Field("", validation_alias=AliasChoices("revision", "sha256"))
+
+    @property
+    def identity(self) -> str:
+        """What tells a strategy from others of its name: the distribution, if any, and the revision."""
+        return f"{self.distribution} {self.revision}".strip()
 
     @property
     def is_shipped(self) -> bool:

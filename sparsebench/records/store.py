@@ -182,10 +182,10 @@ def _sync_folder(path: Path) -> None:
 
 
 class Claim(NamedTuple):
-    """What decides which of several records of a cell counts."""
+    """What decides which of several records of a cell counts; `source` is what `Origin.identity` says."""
 
     cell_id: str
-    revision: str
+    source: str
     ok: bool
     started: str
     checksum: int
@@ -254,7 +254,7 @@ def heads(out: Path) -> dict[str, Head]:
 
 def claim_of(head: Head, checksum: int) -> Claim:
     """Return what decides whether a record counts."""
-    return Claim(head.cell_id, head.origin.revision, head.status == "ok", head.started, checksum)
+    return Claim(head.cell_id, head.origin.identity, head.status == "ok", head.started, checksum)
 
 
 def segments(out: Path) -> list[Path]:
@@ -366,7 +366,10 @@ def counting(whole: pa.Table, choose: Callable[[Iterable[tuple[Claim, int]]], Ma
     if not several.size:
         return whole
     named = table.rows_of(whole.select(table.CLAIM).take(pa.array(several)))
-    claims = (Claim(c["cell_id"], c["revision"], c["status"] == "ok", c["started"], c["checksum"]) for c in named)
+    claims = (
+        Claim(c["cell_id"], f"{c['distribution']} {c['revision']}".strip(), c["status"] == "ok", c["started"],
+              c["checksum"]) for c in named
+    )  # fmt: skip
     keep[list(choose(zip(claims, several.tolist(), strict=True)).values())] = True
     return whole.filter(pa.array(keep))
 

@@ -39,7 +39,7 @@ OUTCOMES = (ITEMS, LABELS, PREDICTIONS)
 """Columns of the test's outcomes: how many there are, then (n,) whole numbers each, as bytes; see `numbers_of`."""
 CHECKSUM = "checksum"
 """The column of the CRC-32 of a record's line, which decides between records that nothing else does."""
-CLAIM = ("cell_id", "revision", "status", "started", CHECKSUM)
+CLAIM = ("cell_id", "distribution", "revision", "status", "started", CHECKSUM)
 """Columns that decide which of several records of a cell counts, see `store.Claim`."""
 TEXTS = (
     "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "track", "network", "setting",

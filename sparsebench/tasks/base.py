@@ -216,6 +216,7 @@ class Task(BaseModel):
         trains: False for one that only tests the weights that a model brings, with 0 training samples.
         metrics: those that it measures besides, see `measure`; boards have a column of each.
         added: parameters that cells of older records do not have; at their defaults they are in no cell.
+        revision: raise it when it draws other data, or trains otherwise: its cells are run again then.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -226,6 +227,7 @@ class Task(BaseModel):
     trains: ClassVar[bool] = True
     metrics: ClassVar[tuple[MetricKind, ...]] = ()
     added: ClassVar[frozenset[str]] = frozenset()
+    revision: ClassVar[int] = 1
 
     def draw(self, n_train: int, repetition: int, locations: Locations) -> Data:
         """Return the data of one repetition; the same for every strategy and model."""

@@ -14,7 +14,7 @@ from sparsebench.contain.messages import dump
 from sparsebench.contain.process import Worker, how_it_left
 from sparsebench.engine.slots import slots
 from sparsebench.errors import UserError
-from sparsebench.plugin.content import file_hash
+from sparsebench.plugin.content import file_revision
 from sparsebench.records.origin import Origin
 from sparsebench.records.report import GROUPS, Group, Outcome, Report, Status
 from sparsebench.spec import parse
@@ -154,8 +154,8 @@ class _Child:
             raise UserError(f"the checks did not start: {message}")
         if self.running == LOADS:
             target = as_utf8(self.request.target)
-            source = file_hash(Path(parse(self.request.target).name))
-            self.reports.append(of_loading(target, Origin(plugin=target, revision=source)))
+            revision = file_revision(Path(parse(self.request.target).name))
+            self.reports.append(of_loading(target, Origin(plugin=target, revision=revision)))
         self._keep(self.running.after(status, message))
         return self.last or self.running == LOADS
 

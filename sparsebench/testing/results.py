@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsebench.errors import UserError
-from sparsebench.plugin.content import file_hash
+from sparsebench.plugin.content import file_revision
 from sparsebench.records import checks, store
 from sparsebench.records.record import Record
 from sparsebench.records.report import Report
@@ -65,8 +65,8 @@ def _recorded_params(target: str, records: Iterable[Record]) -> Given | None:
     if spec.params:
         return None
     if spec.name.endswith(".py"):
-        source = file_hash(Path(spec.name))
-        matching = [record for record in records if record.origin.revision == source != ""]
+        revision = file_revision(Path(spec.name))
+        matching = [record for record in records if record.origin.revision == revision != ""]
     else:
         matching = [record for record in records if record.cell.strategy.name == spec.name]
     return _params(matching) or None

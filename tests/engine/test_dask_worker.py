@@ -91,8 +91,7 @@ def job() -> Job:
     ("changes", "says"),
     [
         ({"version": "99.0"}, "another sparsebench: got .*; allowed: 99.0"),
-        ({"revision": "0" * 64}, "plugin 'dense' of sparsebench .* has another source"),
-        ({"plugin": "none"}, "plugin 'none' of sparsebench .* has another source"),
+        ({"plugin": "none"}, "sparsebench .* has no plugin 'none'"),
         ({"distribution": "no-such-package"}, "no-such-package .* is not installed"),
     ],
 )

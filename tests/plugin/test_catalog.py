@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparsebench.plugin import catalog
+from sparsebench.records.origin import Origin
 
 MODULE = '''
 import sys
@@ -142,22 +143,21 @@ def test_a_list_says_what_a_check_found_of_exports(site: Path) -> None:
     assert row_of(run(site, "list", "--json")[0])["exports"] == "?"
     run(site, "check", "other", "random")
     assert row_of(run(site, "list", "--json")[0])["exports"] == "yes"
-    write(site, "Keeps others.")
-    assert row_of(run(site, "list", "--json")[0])["exports"] == "?"
 
 
-def test_what_a_check_found_is_kept_by_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_check_found_is_kept_by_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARSEBENCH_CACHE", str(tmp_path))
+    first, other = Origin(plugin="p", revision="1"), Origin(plugin="p", revision="2")
     catalog.save("key", {"plugins": []})
-    catalog.note_export("mine", "a" * 64, True)
-    catalog.note_export("other", "a" * 64, False)
+    catalog.note_export("mine", first, True)
+    catalog.note_export("other", first, False)
     assert catalog.load("key") is None  # it would have said "?"
-    assert (catalog.exports("mine", "a" * 64), catalog.exports("other", "a" * 64)) == (True, False)
-    assert catalog.exports("mine", "b" * 64) is None
+    assert (catalog.exports("mine", first), catalog.exports("other", first)) == (True, False)
+    assert catalog.exports("mine", other) is None
     catalog.save("key", {"plugins": []})
-    catalog.note_export("mine", "a" * 64, True)
+    catalog.note_export("mine", first, True)
     assert catalog.load("key") is not None
     next(tmp_path.glob("exports-*")).write_text("{")
-    assert catalog.exports("mine", "a" * 64) is None
-    catalog.note_export("mine", "a" * 64, True)
-    assert catalog.exports("mine", "a" * 64) is True
+    assert catalog.exports("mine", first) is None
+    catalog.note_export("mine", first, True)
+    assert catalog.exports("mine", first) is True

@@ -24,7 +24,7 @@ Tamper = Callable[..., Path]
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("origin", "revision"), "0" * 64, "of another source"),
+        (("origin", "revision"), "0" * 64, "of another revision"),
         (("kind",), "baseline", "of another kind"),
         (("label",), "dense", "has strategy 'norm'"),
         (("cell", "strategy", "name"), "<img src=x>", "incomplete: it lacks 2 of the 4 settings"),

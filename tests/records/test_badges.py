@@ -76,7 +76,7 @@ def test_a_badge_says_how_many_required_checks_failed_and_its_remark_which(
 
 def test_a_report_counts_for_its_source_its_parameters_and_its_version_only() -> None:
     assert badge() == (UNCHECKED, "")
-    assert badge(report(), revision="b") == (CHANGED, "another version of its source was checked")
+    assert badge(report(), revision="b") == (CHANGED, "another revision was checked")
     assert badge(report(params={"power": 2.0})) == (UNCHECKED, "")
     assert badge(report(params={"power": 2.0}), label="mine(power=2.0)") == ("passes", "")
     old = report(version="0.0.9")
