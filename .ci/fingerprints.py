@@ -4,10 +4,11 @@ python .ci/fingerprints.py                # refuses where a choice changed and a
 python .ci/fingerprints.py --unreleased   # writes it all the same: no result of what changed is published
 
 A run of a strategy is [tokens, MACs, choice, numbers]: how many tokens of all images go on at the end, the MACs of the
-strategy's own products, a digest of positions, groups and masks, and the lengths of the logits and of the scores; in
-training also the step size of the network's own weights, the ramp and the loss. The file holds on every processor:
-digests are of integers, and numbers are compared with a tolerance. A row's images come from a draw in which no choice
-is a close one: every weight and pixel may change by 1e-5 of itself, and the row stays the same.
+strategy's own products, a digest of positions, groups and masks, and the lengths of the logits, of the scores and of
+what the weights of merged tokens are off their mean; in training also the step size of the network's own weights, the
+ramp and the loss. The file holds on every processor: digests are of integers, numbers are compared with a tolerance.
+A row's images come from a draw in which no choice is a close one: every weight and pixel may change by 1e-5 of itself,
+and the row stays the same.
 """
 
 import contextlib
@@ -51,7 +52,8 @@ CLOSE = 1e-5
 SHAKES = 8
 """How often that is tried before a row is written."""
 TOLERANCE = 3e-4
-"""The share of itself by which a number may differ from the one in the file."""
+LEAST = 1e-6
+"""The share of itself, and the least amount, by which a number may differ from the one in the file."""
 WRITE = "python .ci/fingerprints.py"
 Rows = dict[str, dict[str, Any]]
 
@@ -139,7 +141,8 @@ def run(
         return ["unsupported"]
     images, last = np.ones(len(items)), acting.steps[-1]
     left, macs = last.tokens_out * images, sum(step.own * images for step in acting.steps)
-    numbers = [length(logits), length(*(d.plan.scores for d in acting.decisions if d.plan.scores is not None))]
+    numbers = [length(logits), length(*parts(acting, "scores"))]
+    numbers += [length(*(part - part.mean() for part in parts(acting, "weight", "fuse")))]
     if done is not None:
         numbers += [strategy.network_rate(0.6 * done), strategy.network_rate(done)]
         numbers += [strategy.ramp(done), length(acting.loss()) if acting.learns else 0.0]
@@ -154,6 +157,11 @@ def train(learned: Mapping[int, torch.nn.Module], shake: int) -> None:
         factor, more = torch.from_numpy(rng.normal(size=(2, weight.numel()))).float()
         weight.data = weight.data * (1 + 0.3 * factor).view(weight.shape) + 0.05 * more.view(weight.shape)
     shaken(weights, "learned", shake)
+
+
+def parts(acting: Pass, *names: str) -> Iterator[Tensor]:
+    """Yield the real tensors of these names in the plans."""
+    yield from (part for d in acting.decisions for name in names if (part := getattr(d.plan, name, None)) is not None)
 
 
 def choices(acting: Pass) -> Iterator[Tensor | str]:
@@ -355,7 +363,9 @@ def text_of(rows: dict[str, Rows]) -> str:
 def same(one: list[Any], other: list[Any]) -> bool:
     """Say whether two runs or results are the same: numbers but for what processors round differently."""
     return len(one) == len(other) and all(
-        math.isclose(a, b, rel_tol=TOLERANCE) if isinstance(a, float) and isinstance(b, float) else a == b
+        math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=LEAST)
+        if isinstance(a, float) and isinstance(b, float)
+        else a == b
         for a, b in zip(one, other, strict=True)
     )
 

@@ -69,14 +69,14 @@ class ToFu(Strategy):
         if view.block < round(self.merge_from * view.depth):
             return Keep(target.masked_fill(leaves, target.shape[1]).argsort(dim=1)[:, :keep], ordered=True)
         lengths = view.tokens.norm(dim=2)
-        none = torch.zeros_like(lengths[:, :keep])
-        longest = none.scatter_reduce(1, target, lengths, "amax")
+        zeros = torch.zeros_like(lengths[:, :keep])
+        longest = zeros.scatter_reduce(1, target, lengths, "amax")
         if self.length == "paper":
             plain = Merge(target, weight=torch.ones_like(lengths))
             divisor = apply(Grouped.of(plain, keep), view.tokens, view.sizes).norm(dim=2)  # that of the sum
         else:
-            members = none.scatter_add(1, target, torch.ones_like(lengths))
-            divisor = members * none.scatter_add(1, target, lengths.masked_fill(leaves, 0.0))
+            members = zeros.scatter_add(1, target, torch.ones_like(lengths))
+            divisor = members * zeros.scatter_add(1, target, lengths.masked_fill(leaves, 0.0))
         return Merge(target, weight=(longest / divisor.clamp(min=1e-12)).gather(1, target))
 
 
