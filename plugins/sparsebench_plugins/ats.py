@@ -1,4 +1,4 @@
-"""Tokens are sampled by what they give the class token, so many as the image needs."""
+"""Tokens are sampled by their contribution to the class token, and each image keeps as many as it needs."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 

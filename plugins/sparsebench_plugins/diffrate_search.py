@@ -115,7 +115,7 @@ class DiffRateSearch(Strategy):
         return self.weight * difference.square()
 
     def _count(self, learned: "Tensor", most: "Tensor | None") -> "tuple[Tensor, Tensor]":
-        """Return (N,) the probability that a rank is kept, and a whole number with the gradient of the mean count."""
+        """Return (N,) the probability that a rank is kept, and the count: whole, with its mean's gradient."""
         import torch
 
         alpha = (self.pace * learned).softmax(dim=0)

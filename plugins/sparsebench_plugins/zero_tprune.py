@@ -1,4 +1,4 @@
-"""Tokens that the attention graph ranks low go, and before them some that others already say."""
+"""Tokens that the attention graph ranks low leave, and before them some that are similar to others."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
