@@ -7,8 +7,6 @@ table = sparsebench.leaderboard(records)
 sparse = sparsebench.apply(model, "tome:per_block=13")      # a timm model of one's own, made sparse
 """
 
-import sys
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from sparsebench.api import apply, leaderboard, load_records, run, show_tokens
     from sparsebench.measure.cost import CostModel
     from sparsebench.models.base import Model, Network
-    from sparsebench.strategy import LossInputs as Lesson  # noqa: F401 - for type checkers
-    from sparsebench.strategy import ModelOutputs as Told  # noqa: F401
     from sparsebench.tasks.base import Data, Recipe, Split, Task
 
 _LATER = {
@@ -35,9 +31,6 @@ _LATER = {
     "load_records": "api", "run": "api", "show_tokens": "api",
 }  # fmt: skip
 """Public names whose modules take long to import, and where they are; a strategy needs none of them."""
-
-_FORMER = {"Lesson": "LossInputs", "Told": "ModelOutputs"}
-"""Public names that are called otherwise now; they go with the next version."""
 
 __all__ = [
     "Convention",
@@ -83,8 +76,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FORMER:
-        return _former(name)
     if name not in _LATER:
         raise AttributeError(f"module 'sparsebench' has no attribute '{name}'")
     return getattr(import_module(f"sparsebench.{_LATER[name]}"), name)
@@ -92,21 +83,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _former(name: str) -> Any:
-    """Return what a former name means; warn once of each.
-
-    Shipped strategies may use them: a change of their files would change the hashes that published records hold.
-    """
-    frame = sys._getframe(2)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("importlib."):
-        frame = frame.f_back
-    if name not in _WARNED and not str(frame.f_globals.get("__name__")).startswith("sparsebench_plugins."):
-        _WARNED.add(name)
-        text = f"sparsebench.{name} is now sparsebench.{_FORMER[name]}; the former name goes with the next version"
-        warnings.warn(text, FutureWarning, stacklevel=3)
-    return globals()[_FORMER[name]]
-
-
-_WARNED: set[str] = set()

@@ -5,7 +5,6 @@ This module imports no torch, so that listing strategies stays fast; a strategy 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -225,11 +224,6 @@ class Strategy(BaseModel):
         fuses = self.fuses or self.disposal == "fuse"
         macs, first = self._all_own_macs, self.first
         return Traits(self.site, self.reads(), self.schedule, self.most, fuses, macs, first=first, rests=self.rests)
-
-    def habits(self) -> Traits:
-        """Return `traits()`; a former name, which goes with the next version."""
-        warnings.warn("Strategy.habits is now Strategy.traits", FutureWarning, stacklevel=2)
-        return self.traits()
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs an image of the products that it makes itself at that place; 0 by default.

@@ -16,6 +16,11 @@ GOOD = str(Path(__file__).resolve().parent / "plugins" / "good.py")
 THEORY, SCRATCH = "theory:steps=40,test=20,tokens=20", "quick-scratch"
 
 
+def test_a_name_that_there_is_not_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Strategies'"):
+        _ = sparsebench.Strategies
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, list[Record]]:
     """Return the folder of a run, what it returned, and the records that it showed; do not write to the folder."""

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 import sparsebench
-from sparsebench import Lesson, Mask, Place, Published, Schedule, Site, Strategy, TokenView
+from sparsebench import LossInputs, Mask, Place, Published, Schedule, Site, Strategy, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class AViT(Strategy):
-    """Lets a token halt when the halting scores it has gathered come to one; how deep it gets hangs on the image.
+    """Lets a token halt when its halting scores add up to one, so that its depth depends on the image.
 
     Yin et al. (2022): after layer l token k has the score h_k^l = sigmoid(gamma X_k^l[0] + beta), made of the first
     channel of its embedding, and 1 after the last layer. It halts at the first l* at which the sum of its scores
@@ -91,22 +91,22 @@ class AViT(Strategy):
 
         x, class_token, memory = view.tokens, view.prefix[:, 0], view.memory
         if not memory:
-            nothing = x.new_zeros(len(x), x.shape[1] + 1)
-            memory |= {"sum": nothing, "cost": nothing, "running": nothing == 0, "scores": {}}
+            zeros = x.new_zeros(len(x), x.shape[1] + 1)
+            memory |= {"sum": zeros, "cost": zeros, "running": zeros == 0, "scores": {}}
             memory |= {"depth": view.depth, "training": view.training}
         if view.block == 0:
             return None
         # One column for each patch of the input and one for the class token, into which padding (-1) is written first.
         columns = view.index % memory["sum"].shape[1]
         h = torch.zeros_like(memory["sum"]).scatter(1, columns, self._scores(x, view.depth))
-        own = self._scores(class_token[:, None], view.depth)
-        self._gather(memory, view.block, torch.cat([h[:, :-1], own], dim=1), class_token)
-        there = view.there & (view.weights > 0)
+        of_class = self._scores(class_token[:, None], view.depth)
+        self._gather(memory, view.block, torch.cat([h[:, :-1], of_class], dim=1), class_token)
+        present = view.there & (view.weights > 0)
         total = memory["sum"].gather(1, columns).detach()
-        stays = memory["running"].gather(1, columns) & there
-        least = total.masked_fill(~there, torch.inf).sort(dim=1, stable=True).indices[:, :1]
-        last = torch.zeros_like(stays).scatter(1, least, True)
-        stays = stays | (last & ~stays.any(dim=1, keepdim=True))
+        stays = memory["running"].gather(1, columns) & present
+        least = total.masked_fill(~present, torch.inf).sort(dim=1, stable=True).indices[:, :1]
+        least_gathered = torch.zeros_like(stays).scatter(1, least, True)
+        stays = stays | (least_gathered & ~stays.any(dim=1, keepdim=True))
         if not view.training:
             return Mask(stays, scores=-total)
         return Mask(stays.to(total.dtype), scores=-total, values=x * stays[:, :, None])
@@ -140,36 +140,36 @@ class AViT(Strategy):
         self._gather(memory, depth, h, prefix[:, 0])
         return torch.cat([memory["read"][:, None], prefix[:, 1:]], dim=1)
 
-    def loss(self, lesson: Lesson) -> "Tensor":
+    def loss(self, inputs: LossInputs) -> "Tensor":
         """Return the weighted sum of the two terms."""
         import torch
 
-        scores = lesson.memory["scores"]
+        scores = inputs.memory["scores"]
         H = torch.stack([h.mean() for h in scores.values()])
         H = (H / H.sum()).clamp(0.01, 0.99)
-        log_prior = -0.5 * (H.new_tensor(list(scores)) - self._target(lesson)).square() - 0.5 * math.log(2 * math.pi)
+        log_prior = -0.5 * (H.new_tensor(list(scores)) - self._target(inputs)).square() - 0.5 * math.log(2 * math.pi)
         divergence = (log_prior.exp() * (log_prior - H.log())).mean()
-        return self.ponder * lesson.memory["cost"].mean() + self.distribution * divergence
+        return self.ponder * inputs.memory["cost"].mean() + self.distribution * divergence
 
     def inactive(self, teacher: bool) -> tuple[str, ...]:
         """Return the terms whose weight is 0."""
         weights = {"ponder": self.ponder, "distribution": self.distribution}
         return tuple(name for name, weight in weights.items() if not weight)
 
-    def _target(self, lesson: Lesson) -> float:
+    def _target(self, inputs: LossInputs) -> float:
         """Return the prior's mean."""
         if self.target == "budget":
-            return self._budgeted(lesson)
-        return 0.75 * lesson.memory["depth"] if self.target is None else self.target
+            return self._budgeted(inputs)
+        return 0.75 * inputs.memory["depth"] if self.target is None else self.target
 
     @staticmethod
-    def _budgeted(lesson: Lesson) -> float:
+    def _budgeted(inputs: LossInputs) -> float:
         """Return how many blocks a token goes through when the budget's counts are kept, mean over the tokens."""
-        share, deep = 1.0, 0.0
-        for block in range(lesson.memory["depth"]):
-            share = lesson.shares.get(block, share)
-            deep += share
-        return deep
+        share, blocks = 1.0, 0.0
+        for block in range(inputs.memory["depth"]):
+            share = inputs.shares.get(block, share)
+            blocks += share
+        return blocks
 
 
 @sparsebench.hookimpl

@@ -1,4 +1,4 @@
-"""Clusters of similar tokens are merged, found from the bottom up."""
+"""Clusters of similar tokens, built from the bottom up, are merged."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 

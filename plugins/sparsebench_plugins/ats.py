@@ -1,4 +1,4 @@
-"""Tokens are sampled by what they give the class token, so many as the image needs."""
+"""Tokens are sampled by their contribution to the class token, and each image keeps as many as it needs."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ATS(Strategy):
-    """Keeps the tokens that evenly spaced points of a cumulative sum of scores fall upon; how many hangs on the image.
+    """Keeps the tokens nearest to evenly spaced points of a cumulative sum of scores, a different number of each image.
 
     Fayyaz et al. (2022): S_j = a_j ||v_j|| / sum_i a_i ||v_i||, a_j the class token's attention, mean over heads, v_j
     the value, all heads concatenated; c_j is the sum of S up to token j, from the smallest S up. Each of M points takes
@@ -57,8 +57,8 @@ class ATS(Strategy):
         """Take the tokens nearest to the points."""
         import torch
 
-        given = (view.attention * view.values.square().sum(dim=(1, 3)).sqrt()).detach()
-        S = given.masked_fill(~view.there, 0.0)
+        contribution = (view.attention * view.values.square().sum(dim=(1, 3)).sqrt()).detach()
+        S = contribution.masked_fill(~view.there, 0.0)
         S = S / S.sum(dim=1, keepdim=True).clamp(min=1e-30)
         place = S if self.ascending else torch.zeros_like(S)
         order = place.masked_fill(~view.there, torch.inf).sort(dim=1, stable=True).indices

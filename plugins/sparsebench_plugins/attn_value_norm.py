@@ -25,8 +25,8 @@ class AttnValueNorm(Strategy):
 
     def scores(self, view: TokenView) -> "Tensor":
         """Return each token's share of the attention times the norm of its value."""
-        given = view.attention * view.values.square().sum(dim=(1, 3)).sqrt()
-        return given / given.sum(dim=1, keepdim=True).clamp(min=1e-30)
+        contribution = view.attention * view.values.square().sum(dim=(1, 3)).sqrt()
+        return contribution / contribution.sum(dim=1, keepdim=True).clamp(min=1e-30)
 
 
 @sparsebench.hookimpl

@@ -87,8 +87,8 @@ class DiffRate(Strategy):
         stay = ranked[:, :keep].sort(dim=1).values
         goes = ranked[:, keep : keep + self._merging(view.block, view.depth, N, keep)]
         unit = F.normalize(view.tokens.detach(), dim=2)
-        one, other = (unit.gather(1, i[:, :, None].expand(-1, -1, unit.shape[2])) for i in (goes, stay))
-        cosine, match = (one @ other.mT).max(dim=2)
+        leaving, staying = (unit.gather(1, i[:, :, None].expand(-1, -1, unit.shape[2])) for i in (goes, stay))
+        cosine, match = (leaving @ staying.mT).max(dim=2)
         target = torch.full_like(ranked, -1).scatter(1, goes, match)
         target = target.scatter(1, stay, torch.arange(keep, device=stay.device).expand_as(stay))
         ones = torch.ones_like(view.sizes)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Lesson, Mask, Merge, Place, Schedule, Site, Strategy, TokenView
+from sparsebench import LossInputs, Mask, Merge, Place, Schedule, Site, Strategy, TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,8 +86,8 @@ class DiffRateSearch(Strategy):
         P_p, p = self._count(view.learned["p"], counts[-1] if counts else None)
         P_m, m = self._count(view.learned["m"], p)
         counts.append(m)
-        there = view.attention.detach().masked_fill(view.weights.detach() < 0.5, -1.0)
-        ranked = there.argsort(dim=1, descending=True, stable=True)
+        attention = view.attention.detach().masked_fill(view.weights.detach() < 0.5, -1.0)
+        ranked = attention.argsort(dim=1, descending=True, stable=True)
         rank = ranked.argsort(dim=1)
         stay = ranked[:, : int(m)].sort(dim=1).values
         unit = F.normalize(view.tokens.detach(), dim=2)
@@ -101,21 +101,21 @@ class DiffRateSearch(Strategy):
             member = (target >= 0).to(sizes.dtype)
             count = torch.zeros_like(sizes[:, : int(m)]).scatter_add(1, match, member).gather(1, match)
             return Merge(target, scores=view.attention, weight=1 / count, sizes=sizes)
-        not_dropped, stays = _straight(rank, p, P_p), _straight(rank, m, P_m)
+        not_dropped, stays = _straight_through(rank, p, P_p), _straight_through(rank, m, P_m)
         joins = (view.weights * not_dropped * (1 - stays)).scatter(1, stay, 1.0)
         groups = (F.one_hot(match, stay.shape[1]) * joins[:, :, None]).mT  # (B, m, N)
         mean = groups @ view.tokens / groups.sum(dim=2, keepdim=True)
         values = view.tokens.scatter(1, stay[:, :, None].expand_as(mean), mean.to(view.tokens.dtype))
-        grown = view.sizes.scatter(1, stay, (groups @ sizes[:, :, None])[:, :, 0])
-        return Mask(not_dropped * stays, view.attention.detach(), values, grown)
+        new_sizes = view.sizes.scatter(1, stay, (groups @ sizes[:, :, None])[:, :, 0])
+        return Mask(not_dropped * stays, view.attention.detach(), values, new_sizes)
 
-    def loss(self, lesson: Lesson) -> "Tensor":
+    def loss(self, inputs: LossInputs) -> "Tensor":
         """Return the weighted squared difference of the MACs."""
-        off: Tensor = lesson.spent(lesson.memory["counts"]) - lesson.macs
-        return self.weight * off.square()
+        difference: Tensor = inputs.spent(inputs.memory["counts"]) - inputs.macs
+        return self.weight * difference.square()
 
     def _count(self, learned: "Tensor", most: "Tensor | None") -> "tuple[Tensor, Tensor]":
-        """Return (N,) the probability that a rank is kept, and a whole number with the gradient of the mean count."""
+        """Return (N,) the probability that a rank is kept, and the count: whole, with its mean's gradient."""
         import torch
 
         alpha = (self.pace * learned).softmax(dim=0)
@@ -125,7 +125,7 @@ class DiffRateSearch(Strategy):
         return alpha.flip(0).cumsum(0).flip(0), count if most is None else torch.minimum(count, most)
 
 
-def _straight(rank: "Tensor", count: "Tensor", P: "Tensor") -> "Tensor":
+def _straight_through(rank: "Tensor", count: "Tensor", P: "Tensor") -> "Tensor":
     """Return 1 for ranks below the count and 0 for others, with the gradient of P."""
     soft = P[rank]
     return (rank < count.detach()).to(soft.dtype) + (soft - soft.detach())

@@ -44,13 +44,13 @@ class Downsample(Strategy):
             raise UnsupportedError("'downsample' averages neighbours, and the tokens of this model have no places")
         rows, columns = view.grid
         bands = min(keep, max(1, round((keep * rows / columns) ** 0.5)))
-        until = [band * keep // bands for band in range(bands + 1)]
-        edges = torch.tensor(until, dtype=torch.float64)
+        ends = [band * keep // bands for band in range(bands + 1)]
+        edges = torch.tensor(ends, dtype=torch.float64)
         weights = []
-        for high, (start, end) in zip(_cover(edges * rows / keep, rows), pairwise(until), strict=True):
+        for height, (start, end) in zip(_cover(edges * rows / keep, rows), pairwise(ends), strict=True):
             cells = end - start
-            wide = _cover(torch.arange(cells + 1, dtype=torch.float64) * columns / cells, columns)
-            weights.append((high[:, None] * wide[:, None, :]).flatten(1))
+            width = _cover(torch.arange(cells + 1, dtype=torch.float64) * columns / cells, columns)
+            weights.append((height[:, None] * width[:, None, :]).flatten(1))
         weight = torch.cat(weights)
         weight = (weight / weight.sum(dim=1, keepdim=True)).to(view.tokens)
         return Mix(weight.expand(len(view.tokens), -1, -1))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 import sparsebench
-from sparsebench import Disposal, Lesson, Mask, Place, Plan, Published, Site, Strategy, TokenView
+from sparsebench import Disposal, LossInputs, Mask, Place, Plan, Published, Site, Strategy, TokenView
 from sparsebench.disposal import dispose, squeeze
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ class DynamicViT(Strategy):
         from torch import nn
 
         C = place.width
-        own = nn.Sequential(nn.LayerNorm(C), nn.Linear(C, C), nn.GELU())
-        both = nn.Sequential(
+        embedding = nn.Sequential(nn.LayerNorm(C), nn.Linear(C, C), nn.GELU())
+        classifier = nn.Sequential(
             nn.Linear(2 * (C // 2), C // 2), nn.GELU(), nn.Linear(C // 2, C // 4), nn.GELU(), nn.Linear(C // 4, 2)
         )
-        return nn.ModuleDict({"own": own, "both": both})
+        return nn.ModuleDict({"own": embedding, "both": classifier})
 
     def own_macs(self, place: Place) -> float:
         """Return the MACs of the predictor."""
@@ -82,8 +82,8 @@ class DynamicViT(Strategy):
         half, D = x.shape[2] // 2, before[:, :, None]
         z = view.learned["own"](x)
         common = (D * z[:, :, half : 2 * half]).sum(dim=1, keepdim=True) / D.sum(dim=1, keepdim=True).clamp(min=1e-6)
-        both = torch.cat([z[:, :, :half], common.expand(-1, z.shape[1], -1)], dim=2)
-        log_p = F.log_softmax(view.learned["both"](both), dim=2)
+        features = torch.cat([z[:, :, :half], common.expand(-1, z.shape[1], -1)], dim=2)
+        log_p = F.log_softmax(view.learned["both"](features), dim=2)
         if not view.training:
             return dispose(self.disposal, log_p[:, :, 0], keep, view)
         noise = torch.stack([view.random(0), view.random(1)], dim=2).clamp(1e-7, 1 - 1e-7)
@@ -103,22 +103,22 @@ class DynamicViT(Strategy):
         weights = {"share": self.share, "kl": self.kl, "distillation": self.distillation}
         return tuple(name for name, weight in weights.items() if not (weight and (teacher or name == "share")))
 
-    def loss(self, lesson: Lesson) -> "Tensor":
+    def loss(self, inputs: LossInputs) -> "Tensor":
         """Return the weighted sum of the three terms."""
         import torch
         import torch.nn.functional as F
 
-        drawn = lesson.memory["kept"]
-        off = torch.stack([(D.mean(dim=1) - lesson.shares[block]).square().mean() for block, D in drawn.items()])
-        loss = self.share * off.mean()
-        if lesson.teacher is None:
+        drawn = inputs.memory["kept"]
+        errors = torch.stack([(D.mean(dim=1) - inputs.shares[block]).square().mean() for block, D in drawn.items()])
+        loss = self.share * errors.mean()
+        if inputs.teacher is None:
             return loss
-        student, teacher = (F.log_softmax(told.logits, dim=1) for told in (lesson.student, lesson.teacher))
+        student, teacher = (F.log_softmax(outputs.logits, dim=1) for outputs in (inputs.student, inputs.teacher))
         first, second = (teacher, student) if self.divergence == "released" else (student, teacher)
         divergence = F.kl_div(second, first, reduction="batchmean", log_target=True)
-        kept = lesson.weights.detach()
-        away = (lesson.student.tokens - lesson.teacher.tokens).square().mean(dim=2)
-        tokens = (kept * away).sum() / kept.sum().clamp(min=1e-6)
+        kept = inputs.weights.detach()
+        distances = (inputs.student.tokens - inputs.teacher.tokens).square().mean(dim=2)
+        tokens = (kept * distances).sum() / kept.sum().clamp(min=1e-6)
         return loss + self.kl * divergence + self.distillation * tokens
 
 

@@ -10,7 +10,7 @@ from sparsebench import Convention, How, Keep, Published, Site, Strategy, TokenV
 
 
 class EViT(Strategy):
-    """Keeps the tokens with the largest class attention and fuses the others, weighted by theirs.
+    """Keeps the tokens with the largest class attention and fuses the others, weighted by their attention.
 
     Liang et al. (2022): between attention and MLP, a_i the attention from the class token to token i, mean over heads;
     K - 1 tokens with the largest a_i stay and the others become sum a_i x_i, the last of the K. The next stage treats

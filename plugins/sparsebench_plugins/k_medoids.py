@@ -52,9 +52,9 @@ class KMedoids(Strategy):
         attended = self.weights == "attention"
         w = view.received_attention.detach() if attended else torch.ones_like(d[:, 0])
         medoids = Keep.top(w if attended else view.random(), keep).index
-        own = torch.arange(keep, device=x.device).expand_as(medoids)
+        place = torch.arange(keep, device=x.device).expand_as(medoids)
         for _ in range(self.iterations):
-            cluster = d.gather(2, medoids[:, None].expand(-1, d.shape[1], -1)).argmin(dim=2).scatter(1, medoids, own)
+            cluster = d.gather(2, medoids[:, None].expand(-1, d.shape[1], -1)).argmin(dim=2).scatter(1, medoids, place)
             together = cluster[:, :, None] == cluster[:, None]
             order = (d * together * w[:, None]).sum(dim=2).argsort(dim=1, stable=True)
             rank = order.argsort(dim=1)

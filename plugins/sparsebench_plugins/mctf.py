@@ -74,15 +74,15 @@ class MCTF(Strategy):
         unit = F.normalize(x, dim=2)
         alike = ((unit[:, A] @ unit[:, B].mT + 1) / 2).clamp(min=1e-12)
         # The largest values that i and s are divided by are left out, as they change no order.
-        own = -(sizes.log() / self.tau_size + received.log() / self.tau_information)
-        weight = alike.log() / self.tau_similarity + own[:, A, None] + own[:, None, B]
+        rarity = -(sizes.log() / self.tau_size + received.log() / self.tau_information)
+        weight = alike.log() / self.tau_similarity + rarity[:, A, None] + rarity[:, None, B]
         place = torch.arange(N, device=x.device).repeat(len(x), 1)
         source, match = _pairs(weight, r // 2)
         host = place.scatter(1, place[:, A].gather(1, source), place[:, B].gather(1, match))
         gone = torch.zeros_like(place[:, A]).scatter(1, source, 1).bool()
         source, match = _pairs(weight.masked_fill(gone[:, :, None], float("-inf")).mT, r - r // 2)
-        then = place.scatter(1, place[:, B].gather(1, source), place[:, A].gather(1, match))
-        target, share = Merge.into(then.gather(1, host)).target, received * sizes
+        next_host = place.scatter(1, place[:, B].gather(1, source), place[:, A].gather(1, match))
+        target, share = Merge.into(next_host.gather(1, host)).target, received * sizes
         total = sizes_after(Grouped.of(Merge(target, sizes=share), keep), sizes)
         return Merge(target, weight=share / total.gather(1, target))
 

@@ -48,8 +48,8 @@ class Noise(Strategy):
         if P is None or min(P.shape[3:]) < 3:
             raise UnsupportedError("noise: these tokens are not made of three pixels a side or more")
         second = P[..., :-2, :] - 2 * P[..., 1:-1, :] + P[..., 2:, :]
-        both = second[..., :-2] - 2 * second[..., 1:-1] + second[..., 2:]
-        sigma = ((3.141592653589793 / 2) ** 0.5 / 6) * both.abs().mean(dim=(2, 3, 4))
+        response = second[..., :-2] - 2 * second[..., 1:-1] + second[..., 2:]
+        sigma = ((3.141592653589793 / 2) ** 0.5 / 6) * response.abs().mean(dim=(2, 3, 4))
         if self.by == "sigma":
             return -sigma
         return -sigma.square() / P.var(dim=(3, 4), correction=0).mean(dim=2).clamp(min=ROUNDING)

@@ -1,4 +1,4 @@
-"""The tokens stay whose change changes most what the network says."""
+"""The tokens stay to whose change the network's output is most sensitive."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Perturbation(Strategy):
-    """Keeps the tokens to which the network's answer is most sensitive, before the first block.
+    """Keeps the tokens to which the network's output is most sensitive, before the first block.
 
     s_j = E ||f(x + e_j) - f(x)||, f the logits with all tokens kept, e_j Gaussian noise on token j alone; estimated
     from `draws` of it. No canonical paper, and no method to be used: it shows how far one can come by asking the

@@ -61,9 +61,9 @@ class PiToMe(Strategy):
         A, B = ranked[:, ::2], ranked[:, 1::2]
         rows = similarity.gather(1, A[:, :, None].expand(-1, -1, N))
         closest, match = rows.gather(2, B[:, None].expand(-1, A.shape[1], -1)).max(dim=2)
-        goes = closest.argsort(dim=1, descending=True, stable=True)[:, :r]
+        leaving = closest.argsort(dim=1, descending=True, stable=True)[:, :r]
         host = torch.arange(N, device=A.device).repeat(len(A), 1)
-        return Merge.into(host.scatter(1, A.gather(1, goes), B.gather(1, match.gather(1, goes))), scores=-energy)
+        return Merge.into(host.scatter(1, A.gather(1, leaving), B.gather(1, match.gather(1, leaving))), scores=-energy)
 
 
 @sparsebench.hookimpl

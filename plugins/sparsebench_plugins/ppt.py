@@ -54,8 +54,8 @@ class PPT(Strategy):
 
         from sparsebench.matching import bipartite
 
-        given = view.attention * view.values.square().sum(dim=(1, 3)).sqrt()
-        scores = given / given.sum(dim=1, keepdim=True).clamp(min=1e-30)
+        contribution = view.attention * view.values.square().sum(dim=(1, 3)).sqrt()
+        scores = contribution / contribution.sum(dim=1, keepdim=True).clamp(min=1e-30)
         patches = view.memory.setdefault("patches", scores.shape[1])
         drops = scores.var(dim=1, correction=0, keepdim=True) * patches**2 > self.threshold
         rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)

@@ -1,4 +1,4 @@
-"""The most attended tokens take in what is like them."""
+"""The most attended tokens stay, each averaged with the tokens most similar to it."""
 
 from typing import ClassVar
 

@@ -10,7 +10,7 @@ from sparsebench import How, Keep, Merge, Place, Plan, Published, Schedule, Site
 
 
 class ToFu(Strategy):
-    """Drops similar tokens where a network is least linear, and merges them where it is more so (Kim et al.).
+    """Drops similar tokens where a network is least linear, and merges them where it is more linear (Kim et al.).
 
     The pairs are those of ToMe (Bolya et al. 2023, Section 3): of the whole sequence, class and register tokens first,
     A has the even places and B the odd; each patch of A is paired with the patch of B whose key is most similar
@@ -69,14 +69,14 @@ class ToFu(Strategy):
         if view.block < round(self.merge_from * view.depth):
             return Keep(target.masked_fill(leaves, target.shape[1]).argsort(dim=1)[:, :keep], ordered=True)
         lengths = view.tokens.norm(dim=2)
-        none = torch.zeros_like(lengths[:, :keep])
-        longest = none.scatter_reduce(1, target, lengths, "amax")
+        zeros = torch.zeros_like(lengths[:, :keep])
+        longest = zeros.scatter_reduce(1, target, lengths, "amax")
         if self.length == "paper":
             plain = Merge(target, weight=torch.ones_like(lengths))
             divisor = apply(Grouped.of(plain, keep), view.tokens, view.sizes).norm(dim=2)  # that of the sum
         else:
-            members = none.scatter_add(1, target, torch.ones_like(lengths))
-            divisor = members * none.scatter_add(1, target, lengths.masked_fill(leaves, 0.0))
+            members = zeros.scatter_add(1, target, torch.ones_like(lengths))
+            divisor = members * zeros.scatter_add(1, target, lengths.masked_fill(leaves, 0.0))
         return Merge(target, weight=(longest / divisor.clamp(min=1e-12)).gather(1, target))
 
 

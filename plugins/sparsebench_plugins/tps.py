@@ -1,4 +1,4 @@
-"""The most attended tokens stay, and each of the others is squeezed into the one that it is most like."""
+"""The most attended tokens stay, and each of the others is added to the most similar of them."""
 
 from typing import TYPE_CHECKING, ClassVar
 

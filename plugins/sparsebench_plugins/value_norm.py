@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class ValueNorm(Strategy):
-    """Keeps the tokens with the longest value vectors ||v_j||_2, all heads concatenated: what they have to give.
+    """Keeps the tokens with the longest value vectors ||v_j||_2, all heads concatenated.
 
     The part of the score of ATS (Fayyaz et al. 2022) that needs no attention map. Which end is kept is a parameter, as
     some networks gather tokens of great length that say nothing of their place (Darcet et al. 2024).

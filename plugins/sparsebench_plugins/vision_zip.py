@@ -60,11 +60,11 @@ class VisionZip(Strategy):
             return Merge(torch.where(stays, stays.cumsum(dim=1) - 1, -1), scores=view.attention)
         is_target = torch.zeros(others.shape[1], dtype=torch.bool, device=order.device)
         is_target[torch.arange(targets, device=order.device) * (others.shape[1] // targets)] = True
-        to, rest = others[:, is_target], others[:, ~is_target]
+        target, rest = others[:, is_target], others[:, ~is_target]
         metric = F.normalize(view.keys.mean(dim=1), dim=2)
         rows = torch.arange(len(order), device=order.device)[:, None]
-        match = (metric[rows, rest] @ metric[rows, to].mT).argmax(dim=2)
-        return Merge.into(host.scatter(1, rest, to.gather(1, match)), scores=view.attention)
+        match = (metric[rows, rest] @ metric[rows, target].mT).argmax(dim=2)
+        return Merge.into(host.scatter(1, rest, target.gather(1, match)), scores=view.attention)
 
 
 @sparsebench.hookimpl

@@ -1,4 +1,4 @@
-"""Tokens that the attention graph ranks low go, and before them some that others already say."""
+"""Tokens that the attention graph ranks low leave, and before them some that are similar to others."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -68,8 +68,8 @@ class ZeroTPrune(Strategy):
         unit = keys / keys.norm(dim=2, keepdim=True).clamp(min=1e-12)
         A, B = (unit.gather(1, group[:, :, None].expand(-1, -1, unit.shape[2])) for group in (first, second))
         closest = (B @ A.transpose(1, 2)).amax(dim=2)
-        go = Keep.top(closest, min(round(self.similar * (N - keep)), N // 2)).index
-        return Keep(Keep.top(s.scatter(1, second.gather(1, go), -1.0), keep).index, scores=s)
+        leaving = Keep.top(closest, min(round(self.similar * (N - keep)), N // 2)).index
+        return Keep(Keep.top(s.scatter(1, second.gather(1, leaving), -1.0), keep).index, scores=s)
 
     def rank(self, view: TokenView) -> "Tensor":
         """Return (B, N), the patches' importance by the I-stage."""

@@ -1,0 +1,97 @@
+"""What shipped strategies choose changes with their revision alone; so do the helpers that they share."""
+
+import copy
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from sparsebench_plugins.tome import ToMe
+
+from sparsebench import matching, selection
+from sparsebench.plans import Merge
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("fingerprints", ROOT / ".ci" / "fingerprints.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+FINGERPRINTS = load()
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return FINGERPRINTS.read()
+
+
+@pytest.fixture(scope="module")
+def now(kept):
+    return FINGERPRINTS.rows_now({name: row["draw"] for name, row in kept["strategies"].items()})
+
+
+def test_what_strategies_and_helpers_choose_is_what_the_file_says(kept, now):
+    wrong = FINGERPRINTS.stale(kept, now) | FINGERPRINTS.unraised(kept, now)
+    assert not wrong, "\n".join(wrong.values())
+
+
+def test_every_shared_way_to_choose_has_a_fingerprint():
+    shared = [
+        f"{module.__name__.removeprefix('sparsebench.')}.{name}"
+        for module in (matching, selection)
+        for name, value in inspect.getmembers(module, inspect.isfunction)
+        if value.__module__ == module.__name__ and not name.startswith("_")
+    ]
+    assert shared and set(shared) <= FINGERPRINTS.HELPERS.keys()
+
+
+def test_each_choice_of_a_row_is_made_with_a_margin(kept):
+    """Of a merging strategy, an adaptive one, and one that reads all of the attention."""
+    for name in ("tome", "ats", "zero_tprune"):
+        row = kept["strategies"][name]
+        shaken = FINGERPRINTS.fingerprint(FINGERPRINTS.shipped()[name], row["draw"], shake=1)
+        assert shaken != row["runs"]  # something did change
+        assert not FINGERPRINTS.changed_runs(row, {"runs": shaken}), name
+
+
+def test_a_strategy_that_chooses_otherwise_is_named_until_its_revision_is_raised(kept, now, monkeypatch):
+    def plan(self, view, keep):
+        target, leaves = matching.bipartite(view.keys, keep, view.prefix_count)
+        return Merge(target, weight=torch.where(leaves, 0.0, 1.0))  # what is merged adds nothing
+
+    monkeypatch.setattr(ToMe, "plan", plan)
+    changed = copy.deepcopy(now)
+    changed["strategies"]["tome"]["runs"] = FINGERPRINTS.fingerprint(ToMe, kept["strategies"]["tome"]["draw"])
+    wrong = FINGERPRINTS.unraised(kept, changed)
+    assert wrong.keys() == {"tome"}
+    assert "'tome'" in wrong["tome"] and "revision" in wrong["tome"] and ".ci/fingerprints.py" in wrong["tome"]
+    changed["strategies"]["tome"]["revision"] += 1
+    assert not FINGERPRINTS.unraised(kept, changed)
+    assert FINGERPRINTS.stale(kept, changed).keys() == {"tome"}
+    assert not FINGERPRINTS.stale(changed, changed)
+
+
+def test_a_revision_that_is_raised_alone_has_to_be_in_the_file(kept, now):
+    raised = copy.deepcopy(now)
+    raised["strategies"]["evit"]["revision"] += 1
+    assert not FINGERPRINTS.unraised(kept, raised)
+    assert FINGERPRINTS.stale(kept, raised).keys() == {"evit"}
+
+
+def test_a_tie_that_is_broken_otherwise_names_the_strategies_that_share_the_helper(kept, now, monkeypatch):
+    def argsort(values, dim, descending=False, stable=False):
+        """Sort as before, with the last of equals first."""
+        return values.shape[dim] - 1 - before(values.flip(dim), dim=dim, descending=descending, stable=stable)
+
+    before = torch.Tensor.argsort
+    monkeypatch.setattr(torch.Tensor, "argsort", argsort)
+    changed = copy.deepcopy(now)
+    changed["helpers"]["matching.bipartite"]["result"] = FINGERPRINTS.result_of("matching.bipartite")
+    wrong = FINGERPRINTS.unraised(kept, changed)
+    assert wrong.keys() == {"matching.bipartite"}
+    assert all(name in wrong["matching.bipartite"] for name in ("ppt", "tofu", "tome", "vid_tldr"))
