@@ -18,7 +18,7 @@ def newest_folder(here: Path) -> Path:
         UserError: there is none.
     """
     folders: dict[Path, float] = {}
-    for path in sorted(here.glob("*/records/*.jsonl")):
+    for path in sorted((*here.glob("*/records/*.jsonl"), *here.glob("*/records/*.parquet"))):
         folder = path.parents[1]
         folders[folder] = max(folders.get(folder, 0.0), path.stat().st_mtime)
     if not folders:
