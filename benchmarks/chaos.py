@@ -29,7 +29,7 @@ from typing import Any
 
 from sparsebench.contain.keeper import descendants
 from sparsebench.records import store
-from sparsebench.records.record import Record
+from sparsebench.records.record import Head, Record
 
 SUITE = """
 name = "chaos"
@@ -163,7 +163,7 @@ def _is_worker(pid: int) -> bool:
 
 
 def _lines(out: Path) -> int:
-    return sum(path.read_bytes().count(b"\n") for path in store.segments(out))
+    return sum(1 for _ in store.scan_all(out, Head))
 
 
 def board(out: Path) -> str:
@@ -187,21 +187,13 @@ def heal(folder: Path, cells: int, kills: int, seed: int) -> tuple[int, list[str
 
 
 def differences(out: Path, undisturbed: Path) -> list[str]:
-    """Return what the records of two folders do not have in common, in words; also what is torn or there twice."""
-    found, torn = Counter[str](), 0
-    for path in store.segments(out):
-        for line in path.read_bytes().splitlines():
-            try:
-                record = store.parse(line)
-            except ValueError:
-                torn += not path.read_bytes().endswith(line)  # a last line may be torn: it was not acknowledged
-                continue
-            found[record.cell_id] += record.status == "ok"
+    """Return what the records of two folders do not have in common, in words; also what is twice, or not sealed."""
+    found = Counter(stored.item.cell_id for stored in store.scan_all(out, Head) if stored.item.status == "ok")
     twice = sum(number > 1 for number in found.values())
     have, want = (_compared(store.read(folder)) for folder in (out, undisturbed))
     other = sum(have[cell] != want[cell] for cell in want.keys() & have.keys())
     lost, added = len(want.keys() - have.keys()), len(have.keys() - want.keys())
-    said = {"lost": lost, "added": added, "torn": torn, "ok twice": twice, "other": other}
+    said = {"lost": lost, "added": added, "not sealed": len(store.segments(out)), "ok twice": twice, "other": other}
     return [f"{number} {what}" for what, number in said.items() if number]
 
 

@@ -34,7 +34,7 @@ def read(out: Path, metrics: Container[str] | None = None) -> pd.DataFrame:
             return name not in (*table.PARTS, table.RANKS, "memory", table.CHECKSUM)
         return metrics is None or name in metrics or name in declared
 
-    rows = store.rows(out, wanted).drop_columns([table.CHECKSUM])
+    rows = store.rows(out, wanted).drop_columns([table.CHECKSUM]).sort_by("cell_id")
     kept = {pa.string(), pa.binary()}
     records = rows.to_pandas(types_mapper=lambda kind: pd.ArrowDtype(kind) if kind in kept else None)
     records = describe(records, out)

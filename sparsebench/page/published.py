@@ -16,6 +16,8 @@ from sparsebench.records.files import content_or_none, write_whole
 REDUCED, ALIKE = 8, 0.95
 """Pictures are made so many times smaller to be compared; they show the same from this correlation of greys on."""
 NAME = "leaderboard.csv"
+KEPT = ("leaderboard.md", NAME, "leaderboard.png")
+"""What lies beside the records of a published board; the page and the numbers as JSON are made of these when wanted."""
 
 
 def boards(folder: Path) -> list[Path]:
@@ -35,8 +37,13 @@ def boards(folder: Path) -> list[Path]:
 
 def differing(folder: Path) -> list[str]:
     """Return the names of a board's files that are not what its records give."""
-    made = files(gather(folder))
+    made = _made(folder)
     return [name for name, content in made.items() if not _is(content_or_none(folder / name), content)]
+
+
+def _made(folder: Path) -> dict[str, bytes]:
+    made = files(gather(folder))
+    return {name: made[name] for name in KEPT}
 
 
 def _is(content: bytes | None, made: bytes) -> bool:
@@ -55,7 +62,7 @@ def _is(content: bytes | None, made: bytes) -> bool:
 
 def update(folder: Path) -> list[str]:
     """Write a board's files anew where they are not what its records give, and return their names."""
-    made = files(gather(folder))
+    made = _made(folder)
     changed = [name for name, content in made.items() if content_or_none(folder / name) != content]
     for name in changed:
         write_whole(folder / name, made[name])

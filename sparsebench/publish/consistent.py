@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -133,9 +134,11 @@ def _difference(name: str, reported: Metric | None, made: Score | None) -> Itera
     if reported is None or made is None:
         yield f"{plain(name, 60)} is {'missing' if reported is None else 'there, and does not follow from outcomes'}"
         return
+    pairs = [(reported.value, made.value)]
+    if reported.method:  # the first records had no intervals
+        pairs += [(reported.low, made.low), (reported.high, made.high)]
     same = (reported.unit, reported.n) == (made.unit, made.n) and all(
-        a is b if a is None or b is None else math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-        for a, b in ((reported.value, made.value), (reported.low, made.low), (reported.high, made.high))
+        a is b if a is None or b is None else math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE) for a, b in pairs
     )
     if not same:
         yield f"{plain(name, 60)} is {_text(reported)}, and the rest of the record comes to {_text(made)}"
@@ -148,10 +151,12 @@ def _text(one: Metric | Score) -> str:
 
 @lru_cache(maxsize=256)
 def _task(part: str) -> Task | None:
-    """Return the task of a cell's part in canonical JSON, or None where it does not come with sparsebench."""
+    """Return the task of a cell's part in canonical JSON, or None where it does not come with this sparsebench."""
     named = Part.model_validate_json(part)
     cls = {cls.name: cls for cls in TASKS}.get(named.name)
-    return None if cls is None else fill(cls, named.params, f"task '{named.name}'")
+    with suppress(UserError):  # it has parameters of an earlier version
+        return None if cls is None else fill(cls, named.params, f"task '{named.name}'")
+    return None
 
 
 @lru_cache(maxsize=256)

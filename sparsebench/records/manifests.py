@@ -31,7 +31,7 @@ from pydantic import (
 
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind, check
-from sparsebench.records import files, store
+from sparsebench.records import files
 from sparsebench.records.cell import Cell, digest
 from sparsebench.strategy import Kind, Site, Strategy
 from sparsebench.text import plain
@@ -195,6 +195,8 @@ def left_out(out: Path) -> list[LeftOut]:
 
 def metrics(out: Path) -> tuple[MetricKind, ...]:
     """Return what a run's folder says of the metrics that its tasks declare, by name."""
+    from sparsebench.records import store
+
     kinds = {}
     for name, content in store.beside(out, METRICS).items():
         try:
@@ -208,6 +210,8 @@ def metrics(out: Path) -> tuple[MetricKind, ...]:
 
 
 def _read(out: Path, folder: str, kind: type[T]) -> Iterator[T]:
+    from sparsebench.records import store  # numpy comes with it, which a list of strategies need not
+
     for name, content in store.beside(out, folder).items():
         try:
             yield kind.model_validate_json(content)

@@ -472,7 +472,7 @@ def _names_its_cell(line: bytes, cell_id: str) -> bool:
 
 
 def keep(folder: Path, value: object) -> None:
-    """Write a value to the file of a folder that is named after it, unless it is there."""
+    """Write a value to the file of a folder that is named after it, unless it is there or in a sealed file."""
     path = folder / f"{digest(value)}.json"
-    if not path.exists():
+    if not path.exists() and path.name not in beside(folder.parent, folder.name):
         files.write_whole(path, canonical(value).encode())

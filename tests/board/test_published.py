@@ -59,7 +59,7 @@ def test_a_board_that_is_what_its_records_give_passes_and_is_not_written_again(b
     assert code == 0 and "one: as it must be" in said
 
 
-@pytest.mark.parametrize("name", ["leaderboard.md", "leaderboard.csv", "leaderboard.json", "leaderboard.html"])
+@pytest.mark.parametrize("name", ["leaderboard.md", "leaderboard.csv"])
 def test_a_file_that_was_changed_or_is_missing_is_named_and_mended(board: Path, name: str) -> None:
     content = (board / name).read_bytes()
     (board / name).write_bytes(content.replace(b"0", b"1", 1))
@@ -118,7 +118,7 @@ def test_a_folder_without_boards_is_the_users_mistake(tmp_path: Path) -> None:
 def test_update_makes_a_board_where_there_was_none(tmp_path: Path) -> None:
     write_records(tmp_path)
     code, said = call(tmp_path, "--update")
-    assert code == 0 and "leaderboard.html" in said and (tmp_path / "leaderboard.csv").exists()
+    assert code == 0 and "leaderboard.png" in said and (tmp_path / "leaderboard.csv").exists()
 
 
 def test_bibtex_of_what_is_in_a_board(board: Path) -> None:

@@ -366,7 +366,7 @@ def test_a_plugin_file_that_changed_since_the_run_began_is_not_run(samples: Path
     (job,) = job_of(str(path), THEORY, n_train=8)
     path.write_text(path.read_text().replace("norm(dim=-1)", "sum(dim=-1)"))
     (record,) = engine.inline([job], Registry(), tmp_path, "cpu", {})
-    assert record.status == "failed" and "changed" in reason(record)
+    assert record.status == "failed" and "another revision" in reason(record)
 
 
 def test_pictures_that_are_not_on_this_machine_are_the_reason(job_of: Any, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from flats import without_losses
 
 from sparsebench.cli import main
 from sparsebench.cli import reproduce as command
@@ -132,7 +133,7 @@ def test_a_folder_that_cannot_be_written_leaves_with_2_before_anything_runs(tmp_
 
 
 def test_what_is_complete_is_drawn_again_and_its_verdicts_printed(tmp_path: Path) -> None:
-    records = {path: path.read_bytes() for path in (fill(tmp_path) / "records").iterdir()}
+    records = without_losses(store.read(fill(tmp_path)))
     result = call(*FIGURE, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
@@ -140,7 +141,7 @@ def test_what_is_complete_is_drawn_again_and_its_verdicts_printed(tmp_path: Path
     assert {line.split()[0] for line in lines[2:]} == {"rank", "neurons"}  # of the same trials
     assert "all 4 cells are in the store" in result.stderr and f"written: {tmp_path}/verdicts.md" in result.stderr
     assert (tmp_path / "fig4.png").read_bytes().startswith(b"\x89PNG")
-    assert {path: path.read_bytes() for path in (tmp_path / "records").iterdir()} == records
+    assert store.read(tmp_path) == records
 
 
 def test_the_folder_is_named_after_the_preset_unless_it_is_given(

@@ -1,6 +1,7 @@
 """What runs again: the cells of what has another revision, and no others."""
 
 import importlib
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -184,9 +185,12 @@ def test_the_revision_of_a_task_is_part_of_its_cells(
 def test_records_of_earlier_versions_say_so(mine: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(out, str(mine))
-    for segment in store.segments(out):
-        text = re.sub(r'"revision":"[^"]+"', f'"sha256":"{"ab" * 32}"', segment.read_text())
-        segment.write_text(re.sub(r'"schema_version":\d+', '"schema_version":3', text))
+    lines = [json.dumps(record.model_dump(mode="json")) for record in store.read(out).values()]
+    for path in store.sealed(out):
+        path.unlink()
+    text = re.sub(r'"revision": "[^"]+"', f'"sha256": "{"ab" * 32}"', "\n".join([*lines, ""]))
+    text = re.sub(r'"schema_version": \d+', '"schema_version": 3', text)
+    (out / "records" / "old.jsonl").write_text(text)
     total = len(store.read(out))
     assert {one.origin.revision for one in store.read(out).values()} == {"ab" * 32}
     said = run(out, str(mine))

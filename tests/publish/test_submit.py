@@ -48,7 +48,7 @@ def test_it_has_the_strategy_and_the_baselines_and_what_they_start_from(out: Pat
     assert manifests.strategies(sound).keys() == manifests.strategies(out).keys()
     manifest = json.loads((sound / MANIFEST).read_bytes())
     assert manifest["plugin"]["plugin"] == "file:good.py" and manifest["suite"]["version"] == 3
-    assert sound.name == f"tiny-3-{manifest['plugin']['revision'][:12]}" and sound.parent.name == "norm"
+    assert sound.name == f"tiny-3-{manifest['plugin']['revision']}" and sound.parent.name == "norm"
     files = {path.relative_to(sound).as_posix() for path in sound.rglob("*") if path.is_file()}
     assert set(manifest["files"]) | {MANIFEST} == files
     assert manifest["file"] == "good.py" and (sound / "plugin" / "good.py").read_bytes() == PLUGIN.read_bytes()
@@ -121,7 +121,7 @@ def test_records_of_several_sources_are_refused(out: Path, tmp_path: Path) -> No
     again, one = edited(out, tmp_path), one_of(out)
     newer = {"origin": one.origin.model_copy(update={"revision": "f" * 64}), "started": datetime.now(UTC).isoformat()}
     append(again, one.model_copy(update=newer))
-    with pytest.raises(UserError, match="several versions of its source"):
+    with pytest.raises(UserError, match="of several revisions"):
         submit(again, tmp_path / "to")
 
 

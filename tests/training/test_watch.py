@@ -161,8 +161,9 @@ def record_of(tmp_path: Path, plugin="dense", model="shallow", files=(), n_train
     for file in files:
         registry.load_file(Path(file))
     found = registry.strategy(plugin)
+    of_model = registry.part_of(registry.model(model)()) if files else Part(name=model, params={"m": 64})
     cell = Cell(
-        task=Part.of(TASK.model_copy(update=task)), model=Part(name=model, params={} if files else {"m": 64}),
+        task=Part.of(TASK.model_copy(update=task)), model=of_model,
         strategy=Part.of(found.cls()), budget=FULL if plugin == "dense" else Budget(keep_rate=0.5), n_train=n_train,
         repetition=0,
     )  # fmt: skip
