@@ -13,7 +13,6 @@ from sparsebench.cli import folder as folders
 from sparsebench.cli.guide import Guided
 from sparsebench.cli.width import notes, show, table
 from sparsebench.errors import UserError
-from sparsebench.publish.folder import MANIFEST
 
 HTML, BIBTEX = "html", "bibtex"
 SHOWN = 5
@@ -81,6 +80,7 @@ def _compare_or_write(folder: Path, write: bool) -> int:
     from sparsebench.board import documents
     from sparsebench.page import published
     from sparsebench.publish.consistent import contradictions
+    from sparsebench.publish.folder import MANIFEST
 
     if write and (folder / MANIFEST).is_file():
         raise UserError(

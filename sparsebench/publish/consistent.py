@@ -80,6 +80,8 @@ def differences(record: Record) -> Iterator[str]:
             told.discard("success")  # its criterion is not known
         if record.outcomes and not record.outcomes.rank:
             told.discard(TOP_5)
+        if not any(name.startswith(TRAINED) for name in record.metrics):
+            told.discard("average_train")
         for name in sorted(told):
             yield from _difference(name, record.metrics.get(name), made.get(name))
         if task is not None:
