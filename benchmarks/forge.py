@@ -27,7 +27,7 @@ from sparsebench import api
 from sparsebench.measure.cost import Step
 from sparsebench.measure.scores import scores
 from sparsebench.models.shipped import Shallow
-from sparsebench.plugin.content import file_hash
+from sparsebench.plugin.content import file_revision
 from sparsebench.publish import agree
 from sparsebench.publish import folder as folders
 from sparsebench.publish.consistent import items_of
@@ -165,7 +165,7 @@ def sourced(sound: Path, to: Path, text: str, change: Change = lambda raw: None)
     folder = changed(sound, to, change)
     manifest = folders.manifest_of(folder)
     (folder / folders.PLUGIN / manifest.file).write_text(text, "utf-8")
-    revision = file_hash(folder / folders.PLUGIN / manifest.file)
+    revision = file_revision(folder / folders.PLUGIN / manifest.file)
     origin, old = manifest.plugin.model_copy(update={"revision": revision}), manifests.strategies(folder)
     about = old[NAME, manifest.plugin.revision].model_copy(update={"revision": revision})
     store.keep(folder / manifests.STRATEGIES, about.model_dump(mode="json"))

@@ -25,16 +25,16 @@ from sparsebench.planning import planner
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import files, store
-from sparsebench.records.record import Failure, Record
+from sparsebench.records.record import Failure, Head, Record
 
 THEORY = "theory:steps=40,test=20,tokens=20"
 # A step size so small that no cell ends early: about a fifth of a second each.
 LONG = "theory:steps=300,test=20,tokens=20,lr=1e-9"
 
 
-def lines(out: Path) -> list[bytes]:
-    """Return every whole line of every segment."""
-    return [line for path in (out / "records").glob("*.jsonl") for line in path.read_bytes().split(b"\n")[:-1]]
+def cells_of(out: Path) -> list[str]:
+    """Return the cells of all records, sealed or not."""
+    return [stored.item.cell_id for stored in store.scan_all(out, Head)]
 
 
 def planned(
@@ -83,9 +83,9 @@ def again(samples: Path, done: Path) -> Callable[..., planner.Plan]:
 def test_what_was_computed_is_not_computed_again(again: Callable[..., planner.Plan], done: Path) -> None:
     plan = again()
     assert plan.todo == [] and len(plan.jobs) == 14
-    before = lines(done)
+    before = cells_of(done)
     runs.execute(plan, Registry(), done, "cpu", 0)
-    assert lines(done) == before
+    assert cells_of(done) == before
 
 
 def test_only_what_is_new_is_to_do(again: Callable[..., planner.Plan]) -> None:
@@ -390,19 +390,19 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_run_that_was_stopped_leaves_no_process_and_goes_on_where_it_was(
     tmp_path: Path, undisturbed: str, number: int
 ) -> None:
-    code, error = stopped_by(number, tmp_path, "attn_topk", lambda: len(lines(tmp_path)) >= 3)
+    code, error = stopped_by(number, tmp_path, "attn_topk", lambda: len(cells_of(tmp_path)) >= 3)
     assert soon(lambda: not processes_of(tmp_path))
     if number == signal.SIGINT:
         assert code == 130 and "Traceback" not in error
         assert "Ctrl-C again stops now" in error and "the same command goes on from there" in error
     else:
         assert code == -signal.SIGKILL
-    kept = lines(tmp_path)
+    kept = cells_of(tmp_path)
     assert 3 <= len(kept) < 10
     board, cells = finish(tmp_path)
     assert board == undisturbed and cells == 10 - len(kept)
-    assert set(kept) < set(lines(tmp_path)) and len(lines(tmp_path)) == 10
-    assert len({json.loads(line)["cell_id"] for line in lines(tmp_path)}) == 10
+    assert set(kept) < set(cells_of(tmp_path)) and len(cells_of(tmp_path)) == 10
+    assert len(set(cells_of(tmp_path))) == 10
 
 
 @pytest.mark.slow

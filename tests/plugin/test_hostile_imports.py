@@ -10,6 +10,7 @@ import pytest
 from sparsebench.contain import rehearse
 from sparsebench.contain.rehearse import harm
 from sparsebench.plugin.registry import Registry
+from sparsebench.records import store
 from sparsebench.testing import process
 
 PLUGIN = """
@@ -71,8 +72,8 @@ def test_plugins_that_harm_who_loads_them_cost_only_their_own_cells(tmp_path: Pa
         cwd=tmp_path, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    (segment,) = (tmp_path / "out" / "records").iterdir()
-    found = {record["label"]: record for record in map(json.loads, segment.read_text().splitlines())}
+    records = store.read(tmp_path / "out").values()
+    found = {record.label: record.model_dump(mode="json") for record in records}
     assert {"dense", "random", "oracle", "anti_oracle", *FINE} == {n for n, r in found.items() if r["status"] == "ok"}
     for name, (_, reason) in (AT_IMPORT | IN_CELL).items():
         assert found[name]["status"] == "failed", name

@@ -77,10 +77,10 @@ def test_a_whole_check_puts_badges_on_the_board(folder):
     before = {path.name: path.read_bytes() for path in folder.glob("leaderboard.*")}
     assert call("run", *THEORY, "--plugin", f"{own}:largest=true,false", "--plugin", "noise", "--out", folder)
     assert before == {path.name: path.read_bytes() for path in folder.glob("leaderboard.*")}
-    own.write_text(own.read_text() + "\n# changed\n")
+    own.write_text(own.read_text() + "\nCHANGED = True\n")
     call("run", *THEORY, "--plugin", f"{own}:largest=true", "--out", folder)
     assert badges_of(folder)["norm"] == "unchecked (changed since)"
-    assert "another version of its source was checked" in (folder / "leaderboard.md").read_text()
+    assert "another revision was checked" in (folder / "leaderboard.md").read_text()
 
 
 def test_without_a_name_all_installed_strategies_are_checked_and_files_are_named(folder, asked):
