@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
@@ -82,13 +82,6 @@ def content_of(entry: metadata.EntryPoint) -> Content | None:
     """
     path = None if is_shipped(entry) else _source(entry)
     return Content.of_entry(entry, path) if path else None
-
-
-@cache
-def shipped_source(name: str) -> Path | None:
-    """Return where the source of a strategy lies that comes with sparsebench, or None if none of that name does."""
-    entry = entries().get(name)
-    return _source(entry) if entry is not None and is_shipped(entry) else None
 
 
 def _source(entry: metadata.EntryPoint | None) -> Path | None:

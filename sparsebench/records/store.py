@@ -292,7 +292,7 @@ def _leaving_out(path: Path) -> Iterator[None]:
             files.leave_out(path, error)
 
 
-def scan(path: Path, kind: type[T], warn: Callable[[str], None] = log.warning) -> Iterator[table.Stored[T]]:
+def scan(path: Path, kind: type[T]) -> Iterator[table.Stored[T]]:
     """Yield what the lines of a segment hold; those that cannot be read are left out with a warning.
 
     Raises:
@@ -305,7 +305,7 @@ def scan(path: Path, kind: type[T], warn: Callable[[str], None] = log.warning) -
             number += 1
             if not line.endswith(b"\n"):
                 why = "too long" if len(line) > files.LINE_BYTES else "torn (a run was stopped while writing it)"
-                warn(f"{name}: line {number} is {why} and is left out, with what comes after it")
+                log.warning(f"{name}: line {number} is {why} and is left out, with what comes after it")
                 break
             try:
                 yield table.Stored(parse(line, kind), zlib.crc32(line))
@@ -314,9 +314,9 @@ def scan(path: Path, kind: type[T], warn: Callable[[str], None] = log.warning) -
             except ValueError as error:
                 unread += 1
                 if unread <= SHOWN:
-                    warn(f"{name} line {number} is left out: {error}")
+                    log.warning(f"{name} line {number} is left out: {error}")
     if unread > SHOWN:
-        warn(f"{name}: {unread - SHOWN} more lines are left out")
+        log.warning(f"{name}: {unread - SHOWN} more lines are left out")
 
 
 def rows(out: Path, columns: Callable[[str], bool] = lambda name: True, *, newest: bool = True) -> pa.Table:

@@ -28,6 +28,15 @@ def rows_in(out: Path) -> list[Flat]:
     return list(table.rows_of(store.rows(out).sort_by("cell_id")))
 
 
+def filled(out: Path, *records: Record) -> Path:
+    """Append records to a segment of a folder, and return that."""
+    writer = store.Writer(out)
+    for record in records:
+        writer.append(record)
+    writer.close()
+    return out
+
+
 def copy_without(out: Path, to: Path, cells: Sequence[str]) -> Path:
     """Write a folder to another one without the records of some cells, and return that."""
     rows = store.rows(out)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flats import without_losses
+from flats import filled, without_losses
 
 from sparsebench.errors import UserError
 from sparsebench.records import files, store
@@ -14,14 +14,6 @@ from sparsebench.records.record import SCHEMA, Record
 
 Make = Callable[..., Record]
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
-
-
-def filled(out: Path, *written: Record) -> Path:
-    writer = store.Writer(out)
-    for record in written:
-        writer.append(record)
-    writer.close()
-    return out
 
 
 def content(out: Path) -> dict[str, bytes]:

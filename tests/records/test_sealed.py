@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from flats import rows_in, without_losses
+from flats import filled, rows_in, without_losses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,14 +30,6 @@ from sparsebench.records.record import Head, Metric, Outcomes, Past, Record, Tok
 Make = Callable[..., Record]
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "store"
-
-
-def filled(out: Path, *records: Record) -> Path:
-    writer = store.Writer(out)
-    for record in records:
-        writer.append(record)
-    writer.close()
-    return out
 
 
 @pytest.fixture
