@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from sparsebench.contain.keeper import descendants
-from sparsebench.records import store
-from sparsebench.records.record import Head, Record
+from sparsebench.records import store, table
+from sparsebench.records.record import Record
 
 SUITE = """
 name = "chaos"
@@ -163,7 +163,7 @@ def _is_worker(pid: int) -> bool:
 
 
 def _lines(out: Path) -> int:
-    return sum(1 for _ in store.scan_all(out, Head))
+    return len(store.rows(out, counted=False))
 
 
 def board(out: Path) -> str:
@@ -188,7 +188,7 @@ def heal(folder: Path, cells: int, kills: int, seed: int) -> tuple[int, list[str
 
 def differences(out: Path, undisturbed: Path) -> list[str]:
     """Return what the records of two folders do not have in common, in words; also what is twice, or not sealed."""
-    found = Counter(stored.item.cell_id for stored in store.scan_all(out, Head) if stored.item.status == "ok")
+    found = Counter(row["cell_id"] for row in table.rows_of(store.rows(out, counted=False)) if row["status"] == "ok")
     twice = sum(number > 1 for number in found.values())
     have, want = (_compared(store.read(folder)) for folder in (out, undisturbed))
     other = sum(have[cell] != want[cell] for cell in want.keys() & have.keys())

@@ -28,8 +28,8 @@ from sparsebench.errors import UserError
 from sparsebench.planning.job import Job
 from sparsebench.plugin.content import file_hash
 from sparsebench.plugin.installed import entries
-from sparsebench.records import environment, files, place
-from sparsebench.records.origin import Origin
+from sparsebench.records import environment, files
+from sparsebench.records.cell import Origin
 from sparsebench.records.record import Record
 from sparsebench.version import __version__
 
@@ -159,7 +159,7 @@ class _Place:
             if not path.exists():
                 raise UserError(f"the images '{name}' are not on this machine", got=str(path))
         self.out = setting.out if self.shared else folder / sent.proof
-        self.setting = setting.model_copy(update={"out": self.out, "home": place.identity(self.out)})
+        self.setting = setting.model_copy(update={"out": self.out})
         self.files = {path: _at_hand(Path(path), source, folder) for path, source in sent.files.items()}
         self.free = slots(setting.device, threads if setting.device == "cpu" else gpus, gpus)
         self.idle: list[_Idle] = []

@@ -31,7 +31,7 @@ from sparsebench.board.entries import (
 from sparsebench.board.missing import Missing, missing_of
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.records.badges import CHECKS, SEVERAL, UNCHECKED
+from sparsebench.records.checks import CHECKS, SEVERAL, UNCHECKED
 from sparsebench.sources.labels import described
 from sparsebench.stats import paired
 from sparsebench.stats.intervals import Interval, mean_interval, n50_ratio, sample_complexity

@@ -15,8 +15,8 @@ import pandas as pd
 from sparsebench.measure.metrics import GROUP as OF_GROUPS
 from sparsebench.measure.metrics import METRICS as KINDS
 from sparsebench.measure.metrics import MetricKind
-from sparsebench.records.badges import CHECKS, UNCHECKED
 from sparsebench.records.cell import canonical
+from sparsebench.records.checks import CHECKS, UNCHECKED
 from sparsebench.records.table import FOREGROUNDS, GROUPS, OUTCOMES, PREDICTIONS, numbers_of
 from sparsebench.spec import label
 from sparsebench.stats.intervals import Successes

@@ -13,7 +13,7 @@ from sparsebench.board import missing
 from sparsebench.board.build import Flats, Ranking
 from sparsebench.board.entries import DENSE, NETWORK, PRETRAINING, Setting, add_titles, frame_of, settings_of
 from sparsebench.records import environment, manifests
-from sparsebench.records.badges import REMARK
+from sparsebench.records.checks import REMARK
 from sparsebench.records.table import OUTCOMES, numbers_of
 from sparsebench.sources.labels import MOST_CLASSES, described
 from sparsebench.stats import paired

@@ -11,7 +11,7 @@ import pandas as pd
 from sparsebench.board.entries import BADGE, DECLARED, HOW, TRAINED
 from sparsebench.publish.folder import MANIFEST
 from sparsebench.records import checks, manifests, store, table
-from sparsebench.records.badges import CHECKS, REMARK, UNCHECKED, Badges
+from sparsebench.records.checks import CHECKS, REMARK, UNCHECKED, Badges
 from sparsebench.text import plain
 
 

@@ -15,7 +15,7 @@ from sparsebench.measure.scores import Items, Score, scores, share
 from sparsebench.measure.spuriosity import token_spuriosity
 from sparsebench.models.actor import Actor
 from sparsebench.models.base import Network, Watchable
-from sparsebench.records.record import Metric, Outcomes, TokenStep, pack, pack_foregrounds, pack_reals
+from sparsebench.records.record import Metric, Outcomes, TokenStep, pack, pack_foregrounds
 from sparsebench.tasks.base import Data, Mask, Split, Task, relevant
 from sparsebench.tasks.pictures import PictureTask
 from sparsebench.training import canary
@@ -153,7 +153,7 @@ def _add_outcomes(result: Result, task: Task, data: Data, evaluation: Evaluation
     _add_declared(result, task, items, test)
     result.outcomes = Outcomes(
         n=len(test.labels), predicted=pack(items.predicted), label=pack(items.labels), group=pack(items.groups),
-        rank=pack(items.ranks), loss=pack_reals(items.losses), foreground=pack_foregrounds(items.foregrounds),
+        rank=pack(items.ranks), foreground=pack_foregrounds(items.foregrounds),
     )  # fmt: skip
 
 

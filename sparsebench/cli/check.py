@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sparsebench.cli.guide import Guided
-from sparsebench.records.report import HARMLESS
+from sparsebench.records.checks import HARMLESS
 
 SIGNS = {"passed": "ok", "failed": "FAILED", "timeout": "TIMEOUT", "crashed": "CRASHED"}
 

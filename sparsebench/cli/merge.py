@@ -23,9 +23,9 @@ def merge(folders: tuple[Path, ...], out: Path) -> None:
     Of a cell that several have, the newest success counts. Exits with 1 if a record contradicts itself, see verify.
     """
     from sparsebench.publish.consistent import contradictions
-    from sparsebench.records.merge import merge as merged
+    from sparsebench.records import store
 
-    click.echo(f"written: {out}, {merged(folders, out)} records", err=True)
+    click.echo(f"written: {out}, {store.merge(folders, out)} records", err=True)
     wrong = list(islice(contradictions(out), SHOWN))
     for text in wrong:
         click.echo(f"{out}: {text}", err=True)

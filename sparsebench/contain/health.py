@@ -11,8 +11,8 @@ import torch
 
 from sparsebench.contain.keeper import descendants
 from sparsebench.contain.memory import held_bytes, held_over
+from sparsebench.contain.messages import identity
 from sparsebench.contain.process_state import FUNCTIONS, changes, values
-from sparsebench.records.place import identity
 from sparsebench.text import few
 
 GROWTH = 2**30

@@ -8,11 +8,18 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from sparsebench.records.place import identity
-
 M = TypeVar("M", bound=BaseModel)
 LINE_IS_CUT = 78
 """Exit code of a worker that finds the descriptor of its answers closed or replaced."""
+
+
+def identity(descriptor: int) -> tuple[int, int] | None:
+    """Return which file a descriptor leads to, as its device and its number there; None if to none."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def dump(message: BaseModel) -> str:

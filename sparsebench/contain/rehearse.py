@@ -11,8 +11,8 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 
+from sparsebench.contain.messages import identity
 from sparsebench.contain.process import how_it_left
-from sparsebench.records.place import identity
 
 PATIENCE = 300.0
 """Seconds that a call may take: importing libraries from a slow disk takes some."""

@@ -14,7 +14,6 @@ from sparsebench.engine.slots import first_of
 from sparsebench.engine.stop import Stop
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.place import hold
 from sparsebench.records.record import Record
 from sparsebench.tasks.base import Locations
 
@@ -40,9 +39,9 @@ class InProcess:
 
         device, exclusive = first_of(setting.device), setting.limits.exclusive
         queue = Queue(jobs, most_together(device), self.seconds)
-        with one_thread(), hold(setting.out, setting.home) as out:
+        with one_thread():
             context = Context(
-                out, device, setting.locations, setting.checkpoint, exclusive=exclusive,
+                setting.out, device, setting.locations, setting.checkpoint, exclusive=exclusive,
                 on_share=lambda cell_id, share: on_begin([cell_id], share),
             )  # fmt: skip
             while not stop.asked and (batch := queue.take("here", wait=False)):

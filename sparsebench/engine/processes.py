@@ -25,7 +25,6 @@ from sparsebench.engine.slots import Slot, slots
 from sparsebench.engine.stop import Stop
 from sparsebench.errors import UserError
 from sparsebench.planning.job import Job
-from sparsebench.records import place
 from sparsebench.records.record import Failure, Record, Status
 from sparsebench.tasks.base import Locations
 
@@ -280,7 +279,6 @@ class Supervisor:
             with self.lock:
                 if self.stopped:
                     return None
-                place.check(self.setting.out, self.setting.home)
                 self.workers[strangers] = worker = Worker(
                     _command(self.setting, strangers), self.slot.environment, self.log
                 )

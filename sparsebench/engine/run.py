@@ -22,7 +22,7 @@ from sparsebench.planning.planner import Plan, keep_files, keep_metrics, keep_st
 from sparsebench.planning.request import Files, How, Request
 from sparsebench.planning.shard import Shard
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import environment, place, store
+from sparsebench.records import environment, store
 from sparsebench.records.record import Failure, Head, Record
 
 CUT_SHORT = ("crashed", "timeout", "oom")
@@ -189,8 +189,8 @@ def collect(
     writer = store.Writer(out)
     store.keep(out / environment.FOLDER, environment.describe())
     stop, first_weights = Stop(callbacks.on_stop), FirstWeights(plan, setting.locations)
-    beat, home = underway.Beat(out, plan.todo, workers, plan.expected), place.identity(out)
-    records = engine.records(plan.todo, setting.model_copy(update={"home": home}), stop, beat.begin)
+    beat = underway.Beat(out, plan.todo, workers, plan.expected)
+    records = engine.records(plan.todo, setting, stop, beat.begin)
     try:
         with stop.on_interrupt(), beat, _closing(records):
             for record in records:
@@ -204,7 +204,6 @@ def collect(
                 callbacks.on_record(record)
     finally:
         writer.close()
-    place.check(out, home)
     store.seal(out)
     if stop.asked:
         raise KeyboardInterrupt

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict
 from sparsebench.engine.limits import CHECKPOINT, Limits
 from sparsebench.engine.stop import Stop
 from sparsebench.planning.job import Job
-from sparsebench.records.place import Identity
 from sparsebench.records.record import Record
 
 
@@ -39,7 +38,6 @@ class Setting(BaseModel):
         locations: where the image sets lie, and by their cells trained weights that are not in the run's folder.
         checkpoint: seconds between checkpoints of a cell, 0 for none.
         limits: what a cell may take.
-        home: which folder `out` is, where nothing is to be written to another that has taken its name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
@@ -49,7 +47,6 @@ class Setting(BaseModel):
     locations: dict[str, Path] = {}
     checkpoint: float = CHECKPOINT
     limits: Limits = Limits()
-    home: Identity | None = None
 
 
 class Engine(Protocol):

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from sparsebench.engine.setting import Setting
 from sparsebench.planning.job import Job
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import environment
-from sparsebench.records.place import hold
 
 if TYPE_CHECKING:
     from sparsebench.contain.health import Health
@@ -68,9 +67,9 @@ def main(setting: Setting, *, strangers: bool) -> None:
         from sparsebench.contain.health import Health, device_is_lost
         from sparsebench.contain.memory import forget_peak, peak
 
-    registry, stack = Registry(rehearses=False), ExitStack()
+    registry = Registry(rehearses=False)
     context = Context(
-        stack.enter_context(hold(setting.out, setting.home)), setting.device, setting.locations, setting.checkpoint,
+        setting.out, setting.device, setting.locations, setting.checkpoint,
         alone=True, exclusive=setting.limits.exclusive,
         on_share=lambda cell_id, share: line.say(Message(at=(cell_id,), share=share)),
     )  # fmt: skip

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from sparsebench.planning.job import Job
-from sparsebench.records.cell import Cell, digest
-from sparsebench.records.record import Past, Record, Setting
+from sparsebench.records.record import Head, Record
+from sparsebench.records.table import setting_of
 
 TESTED = "tested_weights"
 """The note of a record whose cell trained nothing, as it tested a network that was trained for several."""
@@ -20,7 +20,7 @@ class Like(NamedTuple):
     """What cells that take as long have in common.
 
     Attributes:
-        kind: digest of the task and the model with all their parameters, and of what is trained.
+        kind: the task and the model with all their parameters, and what is trained.
         n_train: training samples; 0 of a cell that tests a trained network, which takes as long after any training.
         prior: seconds, where nothing is known of the kind; None if there is no prior.
     """
@@ -42,7 +42,7 @@ class Expected:
         prior: the seconds of a cell of whose kind nothing is known, if anything says so.
     """
 
-    def __init__(self, records: Iterable[Past] = (), prior: Callable[[Job], float] | None = None):
+    def __init__(self, records: Iterable[Head] = (), prior: Callable[[Job], float] | None = None):
         self._prior = prior
         self._seconds: defaultdict[str, dict[int, list[float]]] = defaultdict(dict)
         self._memory: defaultdict[str, int] = defaultdict(int)
@@ -50,10 +50,14 @@ class Expected:
         for record in records:
             self.add(record)
 
-    def add(self, record: Past | Record) -> None:
+    def add(self, record: Head | Record) -> None:
         """Take note of a record."""
         if record.status == "ok" and record.seconds > 0:
-            kind, n_train = _like(record.cell, TESTED in record.notes)
+            if isinstance(record, Record):
+                setting, size = setting_of(record.cell), record.cell.n_train
+            else:
+                setting, size = record.setting, record.n_train
+            kind, n_train = _like(setting, size, TESTED in record.notes)
             self._memory[kind] = max(self._memory[kind], record.memory)
             insort(self._seconds[kind].setdefault(n_train, []), record.seconds)
 
@@ -61,7 +65,7 @@ class Expected:
         """Return what the job has in common with those that take as long."""
         if job.cell.id not in self._likes:
             prior = None if self._prior is None else self._prior(job)
-            self._likes[job.cell.id] = Like(*_like(job.cell, bool(job.network)), prior)
+            self._likes[job.cell.id] = Like(*_like(setting_of(job.cell), job.cell.n_train, bool(job.network)), prior)
         return self._likes[job.cell.id]
 
     def seconds_of(self, like: Like) -> float | None:
@@ -96,11 +100,9 @@ class Expected:
         return sorted(jobs, key=lambda job: places[job.cell.id])
 
 
-def _like(cell: Cell | Setting, tests_network: bool) -> tuple[str, int]:
+def _like(setting: str, n_train: int, tests_network: bool) -> tuple[str, int]:
     """Return the kind of a cell and how many training samples it takes time for."""
-    task, model = cell.task.model_dump(mode="json"), cell.model.model_dump(mode="json")
-    kind = digest([task, model, cell.where == "test", tests_network])
-    return kind, 0 if tests_network else cell.n_train
+    return f"{setting} {tests_network}", 0 if tests_network else n_train
 
 
 def _median(ordered: Sequence[float]) -> float:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from sparsebench import sources
 from sparsebench.errors import UserError
@@ -25,13 +25,10 @@ from sparsebench.planning.weights import file_names
 from sparsebench.plugin.content import CODE, texts_of
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
-from sparsebench.records.cell import Part, canonical
+from sparsebench.records.cell import canonical
 from sparsebench.records.manifests import OWN, Asked, Described, Given, LeftOut, how_of, setting_of
-from sparsebench.records.record import ANSWERS, Head, Past
+from sparsebench.records.record import ANSWERS, Head
 from sparsebench.text import few, plain
-
-HISTORY = 10_000
-"""Records that are looked at to tell how long cells will take: a large store is not read twice for that."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +94,11 @@ def plan(
     needed = needed_by(again, whole, lambda first: not networks.has(first))
     ids = {job.cell.id for job in jobs} | needed
     todo = [job for job in whole if job.cell.id in again | needed]
-    history = [stored.item for stored in islice(store.scan_all(out, Past), HISTORY if todo else 0)]
-    expected = Expected(history, prior)
+    expected = Expected(known.values(), prior)
     jobs = [job for job in whole if job.cell.id in ids]
     places = places_of(files, todo, locations) | networks.places({job.after for job in todo} - {""})
     ordered = expected.longest_first(todo)
-    why = changed(todo, known, history)
+    why = changed(todo, known)
     return Plan(
         jobs, ordered, places, whole, known, expected, request, rerun == "always", strays_of(files), why
     )  # fmt: skip
@@ -141,12 +137,12 @@ def _is_missing(job: Job, known: Mapping[str, Head], rerun: Rerun) -> bool:
     return rerun == "failed" and record.status not in ANSWERS
 
 
-def changed(todo: Iterable[Job], known: Mapping[str, Head], history: Iterable[Past]) -> tuple[str, ...]:
+def changed(todo: Iterable[Job], known: Mapping[str, Head]) -> tuple[str, ...]:
     """Return which strategies, tasks and models have another revision than records of theirs, and of how many cells."""
     before: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for past in history:
-        for kind, part in (("task", past.cell.task), ("model", past.cell.model)):
-            before[kind, _unrevised(part)].add(part.revision)
+    for setting in {head.setting for head in known.values()} if todo else ():
+        for kind, raw in zip(("task", "model"), json.loads(setting), strict=False):
+            before[kind, _unrevised(raw)].add(raw.get("revision", ""))
     found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for job in todo:
         if (head := known.get(job.cell.id)) is not None:
@@ -155,7 +151,7 @@ def changed(todo: Iterable[Job], known: Mapping[str, Head], history: Iterable[Pa
                 found["strategy", why][job.cell.strategy.name] += 1
             continue
         for kind, part in (("task", job.cell.task), ("model", job.cell.model)):
-            if (earlier := before.get((kind, _unrevised(part)))) and part.revision not in earlier:
+            if (earlier := before.get((kind, _unrevised(part.model_dump())))) and part.revision not in earlier:
                 found[kind, _why(max(earlier) or "1", part.revision or "1")][part.name] += 1
     return tuple(
         f"{n} {'cell runs' if n == 1 else 'cells run'} again: {_named(kind, sorted(names))} another revision ({why}) "
@@ -170,8 +166,8 @@ def _named(kind: str, names: Sequence[str]) -> str:
     return f"{kind} '{plain(names[0])}' has" if len(names) == 1 else f"{several} {few(names, width=60)} have"
 
 
-def _unrevised(part: Part) -> str:
-    return canonical([part.name, part.params])
+def _unrevised(part: Mapping[str, Any]) -> str:
+    return canonical([part["name"], part["params"]])
 
 
 def _why(before: str, now: str) -> str:

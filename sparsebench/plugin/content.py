@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import errno
 import hashlib
 import os
 import sys
@@ -25,7 +26,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from sparsebench.errors import UserError
-from sparsebench.records.files import content_hash, open_file
+from sparsebench.records.files import content_hash
 
 MOST_BYTES, MOST_FILES = 2**31, 10_000
 """Of a plugin."""
@@ -277,7 +278,9 @@ def _name(path: Path, root: Path) -> str:
 @contextmanager
 def _open(path: Path) -> Iterator[BufferedReader]:
     try:
-        with open_file(path.resolve(), MOST_BYTES) as file:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no plain file")
+        with path.open("rb") as file:
             yield file
     except OSError as error:
         raise UserError(f"plugin file {path} cannot be read: {error.strerror}") from error

@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sparsebench.records import files, manifests, table
-from sparsebench.records.origin import Origin
+from sparsebench.records.cell import Origin
 from sparsebench.records.record import Record
 from sparsebench.text import plain
 
@@ -80,7 +80,7 @@ def manifest_of(folder: Path) -> Manifest:
         Unfit, OSError: they are not.
     """
     try:
-        manifest = Manifest.model_validate_json(files.content_of(folder / MANIFEST), strict=True)
+        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes(), strict=True)
     except FileNotFoundError as error:
         raise Unfit(f"there is no {MANIFEST}") from error
     except ValidationError as error:
@@ -109,4 +109,4 @@ def read_records(folder: Path) -> Iterator[Record]:
         ValueError: one is none, or is not of the cell that it names.
         UserError: the file is damaged.
     """
-    return (stored.item for stored in table.items(folder / RECORDS, Record))
+    return map(table.record_of, table.rows_of(table.read(folder / RECORDS)))

@@ -34,8 +34,8 @@ from sparsebench.publish.folder import Manifest
 from sparsebench.publish.verify import Verdict
 from sparsebench.records import manifests, store
 from sparsebench.records.cell import Cell, canonical
+from sparsebench.records.checks import HARMLESS
 from sparsebench.records.record import Record
-from sparsebench.records.report import HARMLESS
 from sparsebench.spec import fill
 from sparsebench.strategy import Kind
 from sparsebench.testing import process

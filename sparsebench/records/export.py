@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from sparsebench.errors import UserError
 from sparsebench.records import checks, store, table
-from sparsebench.records.badges import Badges
 from sparsebench.records.cell import canonical
+from sparsebench.records.checks import Badges
 from sparsebench.text import cell
 
 

@@ -4,44 +4,18 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from sparsebench.records.cell import Cell, Part, Where, Whole
-from sparsebench.records.origin import Origin
+from sparsebench.records.cell import Cell, Origin, Whole
 from sparsebench.strategy import Kind
 
-Raw = dict[str, Any]
-
-
-def _with_ranks(raw: Raw) -> Raw:
-    """Schema 1 did not say what rank the own class had, nor the loss."""
-    outcomes = raw.get("outcomes")
-    return raw | {"outcomes": outcomes | {"rank": "", "loss": ""}} if isinstance(outcomes, dict) else raw
-
-
-def _with_foregrounds(raw: Raw) -> Raw:
-    """Schema 2 did not say which foreground an item shows."""
-    outcomes = raw.get("outcomes")
-    return raw | {"outcomes": outcomes | {"foreground": ""}} if isinstance(outcomes, dict) else raw
-
-
-def _with_revision(raw: Raw) -> Raw:
-    """Schema 3 told strategies apart by the hashes of their sources."""
-    origin = raw.get("origin")
-    if not isinstance(origin, dict) or "sha256" not in origin:
-        return raw
-    named = {key: value for key, value in origin.items() if key != "sha256"}
-    return raw | {"origin": named | {"revision": origin["sha256"]}}
-
-
-UPGRADES: tuple[Callable[[Raw], Raw], ...] = (_with_ranks, _with_foregrounds, _with_revision)
-"""The function at i makes a raw record of schema i + 1 one of schema i + 2; a field more or less is a schema more."""
-SCHEMA = 1 + len(UPGRADES)
+READS, SCHEMA = (3, 4), 4
+"""Versions of a record that are read, and the one that is written. 3 has a hash of its source as revision."""
 Status = Literal["ok", "failed", "oom", "timeout", "crashed", "unsupported", "skipped"]
 ANSWERS: tuple[Status, ...] = ("ok", "unsupported")
 """Statuses of cells that are not run again unless all are."""
@@ -108,17 +82,17 @@ class Failure(_Model):
 class Outcomes(_Model):
     """What came out for each of n test items, packed; see `measure.scores.Items`.
 
-    Numbers are zlib-compressed 16-bit integers in base 64, losses 32-bit floating-point numbers. `rank` and `loss` are
-    "" in what schema 1 had, `foreground` in what schema 2 had, where items show none, and where a source has more
-    pictures than 16 bits can number.
+    Numbers are zlib-compressed 16-bit integers in base 64. `foreground` is "" where items show none, and where a source
+    has more pictures than 16 bits can number.
     """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")  # earlier versions had losses here
 
     n: int = Field(ge=0, le=MOST_ITEMS)
     predicted: str
     label: str
     group: str
     rank: str
-    loss: str
     foreground: str
 
     def check(self) -> None:
@@ -128,47 +102,30 @@ class Outcomes(_Model):
             _check(text, self.n)
 
 
-class Head(_Model):
-    """What a resumed run must know of a record; the rest of its line is checked to be JSON and is not read.
+class Head(NamedTuple):
+    """What a run must know of a record that is there; the attributes are the record's, see there.
+
+    Attributes:
+        setting: what for the most part decides how long its cell takes, see `table.setting_of`.
+    """
+
+    cell_id: str
+    status: Status
+    notes: Mapping[str, str]
+    origin: Origin
+    started: str
+    setting: str
+    n_train: int
+    seconds: float
+    memory: int
+
+
+class Record(_Model):
+    """What one cell produced.
 
     Attributes:
         notes: facts that are no numbers, such as which attention a strategy was given.
         started: UTC, in ISO 8601. Of two records of a cell the one that came later says so here, whatever the clocks.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-    schema_version: int = SCHEMA
-    cell_id: str
-    status: Status
-    notes: dict[str, str] = Field(default_factory=dict)
-    origin: Origin
-    started: str = ""
-
-
-class Setting(_Model):
-    """What of a cell decides, for the most part, how long it takes."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-    task: Part
-    model: Part
-    n_train: Whole
-    where: Where = "both"
-
-
-class Past(Head):
-    """What is to be known of a record to tell how long others like it will take; see `Record`."""
-
-    cell: Setting
-    seconds: Real = 0.0
-    memory: Whole = 0
-
-
-class Record(Head):
-    """What one cell produced.
-
-    Attributes:
         trajectory: realised token counts, block by block.
         samples: series of numbers by name: raw timings in seconds a batch, what was watched while training, selection
             quality by block; None where there is nothing to measure.
@@ -178,48 +135,38 @@ class Record(Head):
         memory: the most bytes that the worker process had meanwhile, 0 if unknown; of the run too.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
+    schema_version: int = SCHEMA
     cell: Cell
+    cell_id: str
+    status: Status
     metrics: dict[str, Metric] = Field(default_factory=dict, max_length=MOST_METRICS)
     trajectory: tuple[TokenStep, ...] = ()
     samples: dict[str, tuple[float | None, ...]] = Field(default_factory=dict, max_length=MOST_METRICS)
     outcomes: Outcomes | None = None
+    notes: dict[str, str] = Field(default_factory=dict)
     failure: Failure | None = None
+    origin: Origin
     kind: Kind
     label: str
     environment: str = Field("", pattern=r"^[\w-]{0,64}$")
     device: str = ""
+    started: str = ""
     seconds: Real = 0.0
     memory: Whole = 0
 
-
-class NewerSchemaError(ValueError):
-    """A record was written by a later sparsebench than this one."""
-
-
-def upgrade(raw: object) -> Raw:
-    """Return a raw record as one of this schema; it has its own version or is an older one.
-
-    Raises:
-        NewerSchemaError: its schema is newer.
-        ValueError: it has none.
-    """
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
-    if not isinstance(raw, dict) or not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ValueError(f"schema version {version!r}, this sparsebench reads 1 to {SCHEMA}")
-    if version > SCHEMA:
-        raise NewerSchemaError(f"schema version {version}, this sparsebench reads up to {SCHEMA}")
-    for step in UPGRADES[version - 1 :]:
-        raw = step(raw)
-    return raw | {"schema_version": SCHEMA}
+    @field_validator("schema_version")
+    @classmethod
+    def _check_version(cls, version: int) -> int:
+        if version not in READS:
+            raise ValueError(f"version {version}, this sparsebench reads {READS[0]} to {READS[-1]}")
+        return SCHEMA
 
 
 def pack(numbers: np.ndarray) -> str:
     """Return (n,) numbers from 0 to 65535 as a short text; ValueError for any other."""
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < 2**16):
         raise ValueError("outcomes must lie in 0..65535")
-    return _pack(numbers.astype("<u2"))
+    return base64.b64encode(zlib.compress(numbers.astype("<u2").tobytes(), 9)).decode()
 
 
 def pack_foregrounds(numbers: np.ndarray | None) -> str:
@@ -227,38 +174,17 @@ def pack_foregrounds(numbers: np.ndarray | None) -> str:
     return "" if numbers is None or numbers.max(initial=0) >= 2**16 else pack(numbers)
 
 
-def pack_reals(numbers: np.ndarray) -> str:
-    """Return (n,) numbers in single precision as a short text; ValueError for any that is not finite."""
-    if not np.isfinite(numbers).all():
-        raise ValueError("losses must be finite")
-    return _pack(numbers.astype("<f4"))
-
-
-def _pack(numbers: np.ndarray) -> str:
-    return base64.b64encode(zlib.compress(numbers.tobytes(), 9)).decode()
-
-
 def unpack(text: str, n: int) -> np.ndarray:
     """Return the (n,) numbers of a packed text; ValueError if there are more or fewer."""
-    return _unpack(text, n, "<u2").astype(np.int64)
+    return np.frombuffer(_bytes_of(text, n), "<u2").astype(np.int64)
 
 
-def unpack_reals(text: str, n: int) -> np.ndarray:
-    """Return the (n,) numbers in single precision of a packed text; ValueError if there are more or fewer."""
-    return _unpack(text, n, "<f4")
-
-
-def _unpack(text: str, n: int, kind: str) -> np.ndarray:
-    return np.frombuffer(_bytes_of(text, n, np.dtype(kind).itemsize), kind)
-
-
-def _bytes_of(text: str, n: int, each: int = 2) -> bytes:
-    size = n * each
+def _bytes_of(text: str, n: int) -> bytes:
     try:
-        bounded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), size + 1)
+        bounded = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 2 * n + 1)
     except zlib.error as error:
         raise ValueError(f"packed outcomes are corrupt ({error})") from error
-    if len(bounded) != size:
+    if len(bounded) != 2 * n:
         raise ValueError(f"packed outcomes do not hold {n} numbers")
     return bounded
 

@@ -13,27 +13,26 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import logging
 import os
-import re
 import secrets
+import shutil
 import socket
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import count, islice, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparsebench.collector import without_collector
 from sparsebench.errors import UserError
-from sparsebench.records import files, place, table
+from sparsebench.records import files, table
 from sparsebench.records.cell import canonical, digest
-from sparsebench.records.record import SCHEMA, Head, NewerSchemaError, Record, upgrade
+from sparsebench.records.record import SCHEMA, Head, Record
 from sparsebench.text import plain
 
 if TYPE_CHECKING:
@@ -41,14 +40,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T", bound=Head)
-X = TypeVar("X")
+T = TypeVar("T")
 SHOWN = 5
 """Lines of a segment that cannot be read and are named."""
-CELL, CELL_ID = b'{"cell":', b',"cell_id":"'
+LINE_BYTES = 2**22
+"""Of one record."""
 BESIDE = ("environments", "checks", "strategies", "suites", "metrics", "files", "strays", "pictures")
 """Folders whose .json files belong to records and are named after what they say."""
-_NAMED = re.compile(r"[\w-]{1,64}\.json", re.ASCII)
 
 
 def weights_path(out: Path, cell_id: str) -> Path:
@@ -85,8 +83,7 @@ def remove_checkpoint(out: Path, cell_id: str) -> None:
 def check_writable(out: Path) -> None:
     """Raise UserError unless files can be made in the folder; makes it if it is not there."""
     try:
-        for folder, pattern in ((out, "records"), (out / "records", "*.jsonl")):
-            place.check_link(folder, pattern)
+        for folder in (out, out / "records"):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
@@ -97,17 +94,14 @@ def check_writable(out: Path) -> None:
 class Writer:
     """Appends records to a segment of its own, which nobody else ever writes.
 
-    A segment that was removed meanwhile is written again. Nothing is written to what has taken the folder's name.
-
     Raises:
-        UserError: the folder cannot be written or is gone, or the disk is full. What was acknowledged before is whole.
+        UserError: the folder cannot be written or was removed, or the disk is full. What was acknowledged before is
+            whole.
     """
 
     def __init__(self, out: Path):
-        self.folder, self._home = out / "records", place.identity(out)
-        self._records = place.identity(self.folder)
+        self.folder = out / "records"
         self._file: int | None = None
-        self._path = self.folder
 
     def append(self, record: Record) -> None:
         """Write one record; when this returns, the record is on the disk."""
@@ -116,8 +110,6 @@ class Writer:
             if self._file is None:
                 self._file = self._open()
             self._write(self._file, line)
-            if place.identity(self._path) != place.identity(self._file):
-                self._write_again(self._file)
         except OSError as error:
             raise UserError(
                 f"cannot write records to {self.folder}: {error.strerror or error}",
@@ -125,6 +117,8 @@ class Writer:
             ) from error
 
     def _write(self, file: int, line: bytes) -> None:
+        if not os.fstat(file).st_nlink:
+            raise OSError("it was removed while the run was under way, with what had been recorded there")
         good = os.lseek(file, 0, os.SEEK_END)
         try:
             if os.write(file, line) != len(line):
@@ -139,22 +133,12 @@ class Writer:
                 self.close()
             raise
 
-    def _write_again(self, gone: int) -> None:
-        """Write what a segment that has lost its name holds to another one."""
-        log.warning("%s was removed while it was written; its records are written again", self._path.name)
-        self._file = self._open()
-        self._write(self._file, os.pread(gone, os.fstat(gone).st_size, 0))
-        os.close(gone)
-
     def _open(self) -> int:
-        place.check(self.folder.parent, self._home)
-        if self.folder.is_symlink():
-            place.check(self.folder, self._records)
         self.folder.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
         host = "".join(c for c in socket.gethostname() if c.isalnum() or c == "-")[:40]
-        self._path = self.folder / f"{stamp}-{host}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        path = self.folder / f"{stamp}-{host}-{os.getpid()}-{secrets.token_hex(4)}.jsonl"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         with suppress(OSError):  # of file systems without locks
             fcntl.flock(file, fcntl.LOCK_EX)  # while this process lives nobody seals the segment
         for folder in (self.folder, self.folder.parent):
@@ -181,21 +165,6 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-class Claim(NamedTuple):
-    """What decides which of several records of a cell counts; `source` is what `Origin.identity` says."""
-
-    cell_id: str
-    source: str
-    ok: bool
-    started: str
-    checksum: int
-
-    @property
-    def rank(self) -> tuple[bool, Moment, int]:
-        """What the later one of one source has more of."""
-        return self.ok, moment(self.started), self.checksum
-
-
 Moment = tuple[bool, datetime, str]
 AHEAD = timedelta(days=1)
 """How far a machine's clock may be before this one's."""
@@ -211,50 +180,26 @@ def moment(started: str) -> Moment:
     return when <= datetime.now(UTC) + AHEAD, when, started
 
 
-def of_each_source(items: Iterable[tuple[Claim, X]]) -> dict[tuple[str, str], tuple[Claim, X]]:
-    """Return what counts for each cell and source of its strategy: the newest success, or else the newest failure.
-
-    It depends on no order, and may be done in parts: of what is left of two stores as of both at once.
-    """
-    best: dict[tuple[str, str], tuple[Claim, X]] = {}
-    for claim, item in items:
-        known = best.get(claim[:2])
-        if known is None or claim.rank > known[0].rank:
-            best[claim[:2]] = claim, item
-    return best
-
-
-def newest(items: Iterable[tuple[Claim, X]]) -> dict[str, X]:
-    """Return what counts for each cell: of what counts for each source the newest; see `of_each_source`."""
-    best: dict[str, tuple[Claim, X]] = {}
-    for claim, item in of_each_source(items).values():
-        known = best.get(claim.cell_id)
-        if known is None or (moment(claim.started), claim) > (moment(known[0].started), known[0]):
-            best[claim.cell_id] = claim, item
-    return {cell_id: item for cell_id, (_, item) in best.items()}
-
-
 def read(out: Path) -> dict[str, Record]:
-    """Return the newest record of each cell in a run's folder; a failure does not replace a success of the same code.
+    """Return the records of a run's folder that count, by cell; see `counting`. Of one that is not there none.
 
     Lines that cannot be read are left out with a warning: their cells count as not run.
 
     Raises:
         UserError: a record was written by a later sparsebench, or a sealed file is damaged.
     """
-    with without_collector():
-        return newest((claim_of(*stored), stored.item) for stored in scan_all(out, Record))
+    return {record.cell_id: record for record in _each(out, lambda name: True, table.record_of)}
 
 
 def heads(out: Path) -> dict[str, Head]:
-    """Return what a resumed run must know of the same records; several times as fast, and in far less memory."""
+    """Return what a resumed run must know of the same records; many times as fast, and in far less memory."""
+    return {head.cell_id: head for head in _each(out, lambda name: name in table.HEAD, table.head_of)}
+
+
+def _each(out: Path, columns: Callable[[str], bool], make: Callable[[table.Row], T]) -> list[T]:
     with without_collector():
-        return newest((claim_of(*stored), stored.item) for stored in scan_all(out, Head))
-
-
-def claim_of(head: Head, checksum: int) -> Claim:
-    """Return what decides whether a record counts."""
-    return Claim(head.cell_id, head.origin.identity, head.status == "ok", head.started, checksum)
+        whole = _union(out, columns)
+        return [] if whole is None else list(map(make, table.rows_of(counting(whole))))
 
 
 def segments(out: Path) -> list[Path]:
@@ -267,73 +212,29 @@ def sealed(out: Path) -> list[Path]:
     return files.files_in(out / "records", ".parquet")
 
 
-def scan_all(out: Path, kind: type[T]) -> Iterator[table.Stored[T]]:
-    """Yield the records of all files, or what a `Head` or `Past` says of them; see `scan`.
-
-    Segments come first, so that one that is sealed meanwhile is read, if only from its file.
-
-    Raises:
-        UserError: a record was written by a later sparsebench, or a sealed file is damaged.
-    """
-    for path in segments(out):
-        with _leaving_out(path):
-            yield from scan(path, kind)
-    for path in sealed(out):
-        yield from table.items(path, kind)
-
-
-@contextmanager
-def _leaving_out(path: Path) -> Iterator[None]:
-    """Warn of a segment that cannot be read; not of one that was sealed meanwhile."""
-    try:
-        yield
-    except OSError as error:
-        if path.exists():
-            files.leave_out(path, error)
-
-
-def scan(path: Path, kind: type[T]) -> Iterator[table.Stored[T]]:
-    """Yield what the lines of a segment hold; those that cannot be read are left out with a warning.
-
-    Raises:
-        UserError: a record was written by a later sparsebench.
-        OSError: the segment cannot be read.
-    """
-    name, number, unread = plain(path.name), 0, 0
-    with files.open_file(path, files.MOST_BYTES) as file:
-        while line := file.readline(files.LINE_BYTES + 1):
-            number += 1
-            if not line.endswith(b"\n"):
-                why = "too long" if len(line) > files.LINE_BYTES else "torn (a run was stopped while writing it)"
-                log.warning(f"{name}: line {number} is {why} and is left out, with what comes after it")
-                break
-            try:
-                yield table.Stored(parse(line, kind), zlib.crc32(line))
-            except NewerSchemaError as error:
-                raise UserError(f"{path} line {number} has {error}", next_step="upgrade sparsebench") from error
-            except ValueError as error:
-                unread += 1
-                if unread <= SHOWN:
-                    log.warning(f"{name} line {number} is left out: {error}")
-    if unread > SHOWN:
-        log.warning(f"{name}: {unread - SHOWN} more lines are left out")
-
-
-def rows(out: Path, columns: Callable[[str], bool] = lambda name: True, *, newest: bool = True) -> pa.Table:
+def rows(out: Path, columns: Callable[[str], bool] = lambda name: True, *, counted: bool = True) -> pa.Table:
     """Return the records of a run's folder as a table, of the columns that are wanted; see `table`.
 
-    Only those that count, unless all are wanted.
+    Only those that count, see `counting`, unless all are wanted.
 
     Raises:
-        UserError: the folder holds no records, or as `scan_all`.
+        UserError: the folder holds no records, some by a later sparsebench, or a sealed file that is damaged.
     """
     with without_collector():
-        parts = [part for path in segments(out) for part in _parts(path, columns)]
-        parts += [table.read(path, lambda name: name in table.CLAIM or columns(name)) for path in sealed(out)]
-    if not any(map(len, parts)):
-        raise nothing(out)
-    whole = table.join(parts)
-    return counting(whole) if newest else whole
+        whole = _union(out, columns)
+        if whole is None:
+            raise nothing(out)
+        return counting(whole) if counted else whole
+
+
+def _union(out: Path, columns: Callable[[str], bool]) -> pa.Table | None:
+    """Return all records of a folder.
+
+    Segments are read first, so that one that is sealed meanwhile is read, if only from its file.
+    """
+    parts = [part for path in segments(out) for part in _parts(path, columns)]
+    parts += [table.read(path, lambda name: name in table.CLAIM or columns(name)) for path in sealed(out)]
+    return table.join(parts) if any(map(len, parts)) else None
 
 
 def nothing(out: Path) -> UserError:
@@ -343,19 +244,69 @@ def nothing(out: Path) -> UserError:
 
 def _parts(path: Path, columns: Callable[[str], bool] = lambda name: True) -> list[pa.Table]:
     """Return the rows of a segment, part by part, as so many records at once would take much memory."""
-    parts, lines = [], scan(path, Record)
-    with _leaving_out(path):
+    parts, lines = [], scan(path)
+    try:
         while len(part := table.table_of(islice(lines, table.BATCH))):
             parts.append(part.select([name for name in part.column_names if name in table.CLAIM or columns(name)]))
+    except OSError as error:
+        if path.exists():  # else it was sealed meanwhile
+            files.leave_out(path, error)
     return parts
 
 
-def counting(whole: pa.Table, choose: Callable[[Iterable[tuple[Claim, int]]], Mapping[Any, int]] = newest) -> pa.Table:
+def scan(path: Path) -> Iterator[tuple[Record, int]]:
+    """Yield the records of a segment, with the CRC-32 of their lines; what cannot be read is left out with a warning.
+
+    Raises:
+        UserError: a record was written by a later sparsebench.
+        OSError: the segment cannot be read.
+    """
+    name, unread = plain(path.name), 0
+    with path.open("rb") as file:
+        for number in count(1):
+            line = file.readline(LINE_BYTES + 1)
+            if not line.endswith(b"\n"):
+                if line:
+                    why = "too long" if len(line) > LINE_BYTES else "torn (a run was stopped while writing it)"
+                    log.warning(f"{name}: line {number} is {why} and is left out, with what comes after it")
+                break
+            try:
+                yield parse(line), zlib.crc32(line)
+            except ValueError as error:
+                if _is_newer(line):
+                    raise UserError(f"{path} line {number}: {error}", next_step="upgrade sparsebench") from error
+                unread += 1
+                if unread <= SHOWN:
+                    log.warning(f"{name} line {number} is left out: {error}")
+    if unread > SHOWN:
+        log.warning(f"{name}: {unread - SHOWN} more lines are left out")
+
+
+def parse(line: bytes) -> Record:
+    """Return the record of one line; ValueError, in one line, if it is none that this version can read."""
+    try:
+        record = Record.model_validate_json(line)
+        if record.cell.id != record.cell_id:
+            raise ValueError(f"its cell has hash {record.cell.id}, not {record.cell_id}")
+        if record.outcomes is not None:
+            record.outcomes.check()
+    except (ValueError, UserError) as error:
+        raise ValueError(plain(" ".join(str(error).split()), 300)) from error
+    return record
+
+
+def _is_newer(line: bytes) -> bool:
+    """Say whether a later sparsebench wrote a line that cannot be read."""
+    with suppress(ValueError, TypeError, LookupError, RecursionError):
+        return bool(json.loads(line)["schema_version"] > SCHEMA)
+    return False
+
+
+def counting(whole: pa.Table, *, each_source: bool = False) -> pa.Table:
     """Return the rows that count; of most cells there is only one.
 
-    Args:
-        whole: the rows of one or more folders.
-        choose: of the claims of cells with several rows, and the places of these, returns the places that count.
+    Of a cell and source of its strategy, see `Origin.identity`, that is the newest success, or else the newest failure;
+    of a cell the newest of these, or with `each_source` all of them. It depends on no order, and may be done in parts.
     """
     import numpy as np
     import pyarrow as pa
@@ -365,12 +316,17 @@ def counting(whole: pa.Table, choose: Callable[[Iterable[tuple[Claim, int]]], Ma
     several = np.flatnonzero(~keep)
     if not several.size:
         return whole
-    named = table.rows_of(whole.select(table.CLAIM).take(pa.array(several)))
-    claims = (
-        Claim(c["cell_id"], f"{c['distribution']} {c['revision']}".strip(), c["status"] == "ok", c["started"],
-              c["checksum"]) for c in named
-    )  # fmt: skip
-    keep[list(choose(zip(claims, several.tolist(), strict=True)).values())] = True
+    of_source: dict[tuple[str, str], tuple[Any, ...]] = {}
+    claims = table.rows_of(whole.select(table.CLAIM).take(pa.array(several)))
+    for place, claim in zip(several.tolist(), claims, strict=True):
+        key = claim["cell_id"], f"{claim['distribution']} {claim['revision']}".strip()
+        rank = claim["status"] == "ok", moment(claim["started"]), claim["checksum"], place
+        of_source[key] = max(of_source.get(key, rank), rank)
+    of_cell: dict[str, tuple[Any, ...]] = {}
+    for (cell, source), (ok, started, checksum, place) in of_source.items():
+        later = started, source, ok, checksum, place
+        of_cell[cell] = max(of_cell.get(cell, later), later)
+    keep[[rank[-1] for rank in (of_source if each_source else of_cell).values()]] = True
     return whole.filter(pa.array(keep))
 
 
@@ -408,12 +364,10 @@ def _seal(out: Path, path: Path) -> None:
 
 def _loose(out: Path, folder: str) -> Iterator[tuple[Path, str]]:
     """Yield the files of one of the folders `BESIDE`, and what they say; what is no text is left out with a warning."""
-    for path, content in files.contents_in(out / folder):
+    for path in files.files_in(out / folder, ".json"):
         try:
-            if not _NAMED.fullmatch(path.name):
-                raise ValueError("its name is of another form")
-            yield path, content.decode()
-        except ValueError as error:
+            yield path, path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
             files.leave_out(path, error)
 
 
@@ -431,48 +385,39 @@ def beside(out: Path, folder: str) -> dict[str, str]:
     return dict(sorted((texts | {path.name: text for path, text in _loose(out, folder)}).items()))
 
 
-def parse(line: bytes, kind: type[T] = Record) -> T:  # type: ignore[assignment]
-    """Return the record of one line, or its head.
-
-    Raises:
-        NewerSchemaError: a later sparsebench wrote it.
-        ValueError, in one line: it is none that this version can read.
-    """
-    try:
-        return _parse(line, kind)
-    except NewerSchemaError:
-        raise
-    except (ValueError, UserError, RecursionError) as error:
-        raise ValueError(plain(" ".join(str(error).split()), 300)) from error
-
-
-def _parse(line: bytes, kind: type[T]) -> T:
-    try:
-        item = kind.model_validate_json(line)
-    except (ValueError, UserError):
-        item = None
-    if item is None or item.schema_version != SCHEMA or "schema_version" not in item.model_fields_set:
-        item = kind.model_validate_json(canonical(upgrade(json.loads(line))).encode())
-    if not _names_its_cell(line, item.cell_id):
-        record = item if isinstance(item, Record) else _parse(line, Record)
-        if record.cell.id != record.cell_id:
-            raise ValueError(f"its cell has hash {record.cell.id}, not {record.cell_id}")
-    if isinstance(item, Record) and item.outcomes is not None:
-        item.outcomes.check()
-    return item
-
-
-def _names_its_cell(line: bytes, cell_id: str) -> bool:
-    """Say whether a line begins with the canonical JSON of the cell, as those do that a `Writer` wrote.
-
-    No text in JSON can hold the bytes that end it, as quotes in texts are escaped.
-    """
-    cell = line[len(CELL) : line.find(CELL_ID)] if line.startswith(CELL) else b""
-    return hashlib.sha256(cell).hexdigest()[:16] == cell_id
-
-
 def keep(folder: Path, value: object) -> None:
     """Write a value to the file of a folder that is named after it, unless it is there or in a sealed file."""
     path = folder / f"{digest(value)}.json"
     if not path.exists() and path.name not in beside(folder.parent, folder.name):
         files.write_whole(path, canonical(value).encode())
+
+
+def merge(stores: Sequence[Path], out: Path) -> int:
+    """Write the union of stores to a new folder, and return how many records it has.
+
+    Of the records of a cell by the same revision of its strategy one stays, see `counting`: so stores may be merged one
+    after the other, in any order, and the folder reads as all of them would. What lies beside the records is taken from
+    the folders `BESIDE`; weights and checkpoints are not.
+
+    Raises:
+        UserError: a store has no records, or some by a later sparsebench; `out` is there, or cannot be written.
+    """
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UserError(f"{out} is there and is not written over", next_step="give another -o")
+    whole = counting(table.join([rows(each, counted=False) for each in stores]), each_source=True)
+    texts: dict[str, str] = {}
+    for each, folder in product(stores, BESIDE):
+        for file, text in beside(each, folder).items():
+            name = f"{folder}/{file}"
+            if texts.get(name, text) != text:
+                log.warning("%s differs between the stores; one of them is taken", name)
+            texts[name] = max(texts.get(name, ""), text)
+    part = out.with_name(f".{out.name}.{secrets.token_hex(4)}.part")
+    try:
+        table.write(part / "records" / "merged.parquet", whole, texts)
+        os.replace(part, out)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return len(whole)

@@ -14,16 +14,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import kind_of
 from sparsebench.records import files
-from sparsebench.records.cell import NETWORK, Cell, canonical
-from sparsebench.records.origin import Origin
-from sparsebench.records.record import MOST_METRICS, SCHEMA, Head, Metric, Outcomes, Past, Record, Setting, pack, unpack
+from sparsebench.records.cell import NETWORK, Cell, Origin, canonical
+from sparsebench.records.record import MOST_METRICS, SCHEMA, Head, Metric, Outcomes, Record, pack, unpack
 from sparsebench.text import plain
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 Row = dict[str, Any]
-T = TypeVar("T", bound=Head)
 
 ITEMS, LABELS, PREDICTIONS, RANKS = "test_items", "test_labels", "test_predictions", "test_ranks"
 GROUPS, FOREGROUNDS = "test_groups", "test_foregrounds"
@@ -40,7 +38,9 @@ OUTCOMES = (ITEMS, LABELS, PREDICTIONS)
 CHECKSUM = "checksum"
 """The column of the CRC-32 of a record's line, which decides between records that nothing else does."""
 CLAIM = ("cell_id", "distribution", "revision", "status", "started", CHECKSUM)
-"""Columns that decide which of several records of a cell counts, see `store.Claim`."""
+"""Columns that decide which of several records of a cell counts, see `store.counting`."""
+HEAD = (*CLAIM, "notes", "plugin", "version", "setting", "n_train", "seconds", "memory")
+"""Columns that a `Head` is made of."""
 TEXTS = (
     "cell_id", "status", "reason", "task", "model", "strategy", "kind", "budget", "track", "network", "setting",
     "device", "started", "plugin", "distribution", "version", "revision", "environment", "inactive", "cost_model",
@@ -60,31 +60,31 @@ BATCH = 20_000
 FORMAT, ABOUT = 1, b"sparsebench"
 LEVEL = 12
 """Of zstd; higher ones take much longer for a few percent."""
-LONG, LONGEST = 1000, {"setting": None}
-"""Characters of a text in a row; of a setting, which is JSON, all."""
+LONG = 1000
+"""Characters of a text in a row, but for a setting, which is JSON."""
 TAKEN = frozenset({"checks", "checks_remark"})
 """Columns that a metric cannot have, besides those of rows."""
 WHERE = {"both": "", "train": ", in training only", "test": ", in the test only"}
 """What a budget's text says of where it holds; in the frozen track it is the test everywhere."""
 
 
-class Stored(NamedTuple, Generic[T]):
-    """A record, or part of one, and the checksum of its line."""
+def setting_of(cell: Cell) -> str:
+    """Return what a cell tests, in JSON: task, model, and what a network is trained on before.
 
-    item: T
-    checksum: int
+    Networks of two trainings are two settings; their repetitions are not, nor are checkpoints of one architecture.
+    """
+    model = cell.model.model_dump()
+    if cell.network:
+        model["params"] = {name: value for name, value in model["params"].items() if name not in NETWORK}
+    trainings = [] if cell.track == "scratch" else cell.inits
+    network = [[part.task.model_dump(), part.model.model_dump(), part.n_train] for part in trainings]
+    return plain(canonical([cell.task.model_dump(), model, *network]), None)
 
 
 def row_of(record: Record) -> Row:
     """Return what a record is about, without its metrics and outcomes; its texts are plain, whoever wrote them."""
     cell, origin = record.cell, record.origin
     track = cell.track if cell.n_train else "frozen"  # without training samples weights are tested as they are
-    # Networks of two trainings are two settings; their repetitions are not, nor are checkpoints of one architecture.
-    model = cell.model.model_dump()
-    if cell.network:
-        model["params"] = {name: value for name, value in model["params"].items() if name not in NETWORK}
-    trainings = [] if cell.track == "scratch" else cell.inits
-    network = [[part.task.model_dump(), part.model.model_dump(), part.n_train] for part in trainings]
     about = {
         "cell_id": record.cell_id,
         "status": record.status,
@@ -99,7 +99,7 @@ def row_of(record: Record) -> Row:
         "repetition": cell.repetition,
         "network": cell.network,
         "macs_ratio_asked": None if cell.where == "train" else cell.budget.macs,
-        "setting": canonical([cell.task.model_dump(), model, *network]),
+        "setting": setting_of(cell),
         "device": record.device,
         "started": record.started,
         "seconds": record.seconds,
@@ -112,7 +112,7 @@ def row_of(record: Record) -> Row:
         "cost_model": record.notes.get("cost_model", ""),
         ITEMS: record.outcomes.n if record.outcomes else 0,
     }
-    return {name: plain(x, LONGEST.get(name, LONG)) if type(x) is str else x for name, x in about.items()}
+    return {name: plain(x, LONG) if type(x) is str and name != "setting" else x for name, x in about.items()}
 
 
 def numbers_of(content: bytes, n: int) -> np.ndarray:
@@ -370,52 +370,15 @@ def beside(path: Path) -> Mapping[str, str]:
 # Rows as records
 
 
-def items(path: Path, kind: type[T]) -> Iterator[Stored[T]]:
-    """Yield the records of a sealed file, or what a `Head` or `Past` says of them, with the checksums of their lines.
-
-    Raises:
-        UserError: as `read`.
-    """
-    wanted = {
-        Record: lambda name: True,
-        Past: lambda name: name in (*_OF_HEADS, "cell", "n_train", "seconds", "memory"),
-        Head: lambda name: name in _OF_HEADS,
-    }[kind]
-    make: Callable[[Row], Any] = {Record: record_of, Past: _past, Head: _head}[kind]
-    with _open(path) as file:
-        columns = [field.name for field in file.schema_arrow if wanted(field.name)]
-        for batch in file.iter_batches(2000, columns=columns):
-            for row in rows_of(batch):
-                yield Stored(make(row), row[CHECKSUM])
+def _origin(row: Row) -> Origin:
+    return Origin.model_construct(**{name: row[name] for name in ("plugin", "distribution", "version", "revision")})
 
 
-_OF_HEADS = ("cell_id", "status", "notes", "plugin", "distribution", "version", "revision", "started", CHECKSUM)
-
-
-@lru_cache(maxsize=10_000)
-def _origin(plugin: str, distribution: str, version: str, revision: str) -> Origin:
-    return Origin(plugin=plugin, distribution=distribution, version=version, revision=revision)
-
-
-def _of_head(row: Row) -> Row:
-    origin = _origin(row["plugin"], row["distribution"], row["version"], row["revision"])
+def head_of(row: Row) -> Head:
+    """Return the head of a row, which has the columns HEAD."""
     notes = {} if row["notes"] is None else json.loads(row["notes"])
-    return {"schema_version": SCHEMA, "cell_id": row["cell_id"], "status": row["status"], "notes": notes,
-            "origin": origin, "started": row["started"]}  # fmt: skip
-
-
-def _head(row: Row) -> Head:
-    return Head.model_construct(**_of_head(row))
-
-
-@lru_cache(maxsize=10_000)
-def _setting(cell: str, n_train: int) -> Setting:
-    return Setting.model_validate(json.loads(cell) | {"n_train": n_train})
-
-
-def _past(row: Row) -> Past:
-    cell = _setting(row["cell"], row["n_train"])
-    return Past.model_construct(**_of_head(row), cell=cell, seconds=row["seconds"], memory=row["memory"])
+    about = (row[name] for name in ("setting", "n_train", "seconds", "memory"))
+    return Head(row["cell_id"], row["status"], notes, _origin(row), row["started"], *about)
 
 
 @lru_cache(maxsize=1000)
@@ -438,16 +401,15 @@ def record_of(row: Row) -> Record:
     n = row[ITEMS]
     packed = {name: pack(numbers_of(row[name], n)) if row[name] else "" for name in NUMBERS}
     outcomes = None if not n else Outcomes(
-        n=n, predicted=packed[PREDICTIONS], label=packed[LABELS], group=packed[GROUPS], rank=packed[RANKS], loss="",
+        n=n, predicted=packed[PREDICTIONS], label=packed[LABELS], group=packed[GROUPS], rank=packed[RANKS],
         foreground=packed[FOREGROUNDS],
     )  # fmt: skip
-    more = {name: row[name] for name in ("kind", "environment", "device", "seconds", "memory")}
-    return Record.model_validate(
-        _of_head(row) | more | {
-            "cell": cell, "label": row["strategy"], "metrics": metrics, "trajectory": parts["trajectory"] or (),
-            "samples": parts["samples"] or {}, "outcomes": outcomes, "failure": parts["failure"],
-        }
-    )  # fmt: skip
+    plain_columns = ("cell_id", "status", "started", "kind", "environment", "device", "seconds", "memory")
+    return Record.model_validate({name: row[name] for name in plain_columns} | {
+        "cell": cell, "label": row["strategy"], "metrics": metrics, "trajectory": parts["trajectory"] or (),
+        "samples": parts["samples"] or {}, "outcomes": outcomes, "notes": parts["notes"] or {},
+        "failure": parts["failure"], "origin": _origin(row),
+    })  # fmt: skip
 
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from sparsebench.contain.keeper import descendants, end_with_parent
 from sparsebench.contain.messages import Line, load
 from sparsebench.errors import UserError, text_of
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.report import Report
+from sparsebench.records.checks import Report
 from sparsebench.strategy import Strategy
 from sparsebench.testing.process import LOADS, Message, Request, of_loading
 

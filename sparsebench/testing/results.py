@@ -9,8 +9,8 @@ from typing import Any
 from sparsebench.errors import UserError
 from sparsebench.plugin.content import file_revision
 from sparsebench.records import checks, store
+from sparsebench.records.checks import Report
 from sparsebench.records.record import Record
-from sparsebench.records.report import Report
 from sparsebench.spec import parse
 from sparsebench.testing import process
 

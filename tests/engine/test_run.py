@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flats import without_losses
 from PIL import Image
 from processes import processes_of
 from waiting import soon
@@ -25,7 +24,7 @@ from sparsebench.planning import planner
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import files, store
-from sparsebench.records.record import Failure, Head, Record
+from sparsebench.records.record import Failure, Record
 
 THEORY = "theory:steps=40,test=20,tokens=20"
 # A step size so small that no cell ends early: about a fifth of a second each.
@@ -34,7 +33,7 @@ LONG = "theory:steps=300,test=20,tokens=20,lr=1e-9"
 
 def cells_of(out: Path) -> list[str]:
     """Return the cells of all records, sealed or not."""
-    return [stored.item.cell_id for stored in store.scan_all(out, Head)]
+    return store.rows(out, counted=False)["cell_id"].to_pylist()
 
 
 def planned(
@@ -121,7 +120,7 @@ def test_an_edited_plugin_file_is_run_again(samples: Path, tmp_path: Path) -> No
     assert [record.status for record in second] == ["ok", "ok"]
     assert planned(tmp_path / "out", str(path)).todo == []
     known = store.read(tmp_path / "out")
-    new = without_losses({record.cell_id: record for record in second})
+    new = {record.cell_id: record for record in second}
     assert all(known[cell_id] == record for cell_id, record in new.items())
 
 

@@ -46,15 +46,6 @@ def copy_without(out: Path, to: Path, cells: Sequence[str]) -> Path:
     return to
 
 
-def without_losses(records: dict[str, Record]) -> dict[str, Record]:
-    """Return records as they are read from a sealed file."""
-    empty = {"loss": ""}
-    return {
-        name: record.model_copy(update={"outcomes": record.outcomes and record.outcomes.model_copy(update=empty)})
-        for name, record in records.items()
-    }
-
-
 def flat(strategy: str, seed: int = 0, task: str = "composite", **more: Any) -> Flat:
     """Return one flat record; what is not given is as in most of these tests."""
     return {

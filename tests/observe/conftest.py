@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from sparsebench.budget import Budget
-from sparsebench.records.cell import Cell, Part
-from sparsebench.records.origin import Origin
+from sparsebench.records.cell import Cell, Origin, Part
 from sparsebench.records.record import Failure, Metric, Record
 
 HOSTILE = {

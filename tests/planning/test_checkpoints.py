@@ -22,8 +22,8 @@ from sparsebench.planning import planner
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
-from sparsebench.records.merge import merge
 from sparsebench.records.record import Record, unpack
+from sparsebench.records.store import merge
 from sparsebench.tasks.folder import read_cropped
 
 ARCH, SIDE, CLASSES, EACH = "test_vit", 32, ("a", "b", "c"), 8

@@ -14,7 +14,7 @@ import sparsebench
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.records import store
-from sparsebench.records.merge import merge
+from sparsebench.records.store import merge
 from sparsebench.sources.imagenet import LEMMAS, _lines, classes
 
 SHAPES = ("disc", "square", "cross", "ring")

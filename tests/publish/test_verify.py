@@ -67,8 +67,6 @@ def test_torn_records_and_files_that_are_missing_or_too_many_are_named(sound: Pa
     (folder / "notes.txt").write_text("x")
     assert verify(folder).why == [f"'notes.txt' is not in {MANIFEST}"]
     (folder / "notes.txt").unlink()
-    (folder / "notes.txt").symlink_to("/etc/passwd")
-    assert verify(sealed(folder)).badge == "rejected"
     (folder / MANIFEST).write_text("{}")
     assert "manifest.json: " in verify(folder).why[0]
     (folder / MANIFEST).unlink()

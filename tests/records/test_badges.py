@@ -17,11 +17,9 @@ from sparsebench.board.latex import escape
 from sparsebench.board.notes import notes_on, remarks
 from sparsebench.board.tables import LEGEND_OF_CHECKS, render
 from sparsebench.budget import Budget
-from sparsebench.records.badges import CHANGED, SEVERAL, UNCHECKED, Badges
-from sparsebench.records.cell import Cell, Part
-from sparsebench.records.origin import Origin
+from sparsebench.records.cell import Cell, Origin, Part
+from sparsebench.records.checks import CHANGED, SEVERAL, UNCHECKED, Badges, Outcome, Report
 from sparsebench.records.record import Failure, Metric, Record
-from sparsebench.records.report import Outcome, Report
 
 Make = Callable[..., Report]
 REQUIRED = ("acts_without_error", "plans_are_legal", "nothing_is_nan")

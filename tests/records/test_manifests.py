@@ -7,7 +7,7 @@ import pytest
 from sparsebench import api
 from sparsebench.plugin.registry import Registry
 from sparsebench.records import manifests, store
-from sparsebench.records.merge import merge
+from sparsebench.records.store import merge
 
 SMALL = {"tasks": "theory:steps=2,test=4", "n_train": (4,), "jobs": 0}
 

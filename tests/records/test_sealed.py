@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from flats import filled, rows_in, without_losses
+from flats import filled, rows_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.records import files, store, table
 from sparsebench.records.cell import canonical
-from sparsebench.records.record import Head, Metric, Outcomes, Past, Record, TokenStep, pack
+from sparsebench.records.record import Head, Metric, Outcomes, Record, TokenStep, pack
 
 Make = Callable[..., Record]
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,15 +45,12 @@ def file(out: Path) -> Path:
     return store.sealed(out)[0]
 
 
-def test_a_sealed_folder_is_what_was_written_but_for_losses_of_items(out: Path) -> None:
+def test_a_sealed_folder_is_what_was_written(out: Path) -> None:
     records, heads, rows = store.read(out), store.heads(out), rows_in(out)
-    pasts = {each.item.cell_id: each.item for each in store.scan_all(out, Past)}
     store.seal(out)
     assert not store.segments(out) and len(store.sealed(out)) == 5
-    assert store.read(out) == without_losses(records)
+    assert store.read(out) == records
     assert store.heads(out) == heads and rows_in(out) == rows
-    sealed = {each.item.cell_id: each.item for each in store.scan_all(out, Past)}
-    assert sealed == pasts
 
 
 @settings(deadline=None, max_examples=60)
@@ -82,8 +79,9 @@ def test_any_record_comes_back_from_its_row(
     import numpy as np
 
     packed = pack(np.array(numbers))
-    outcomes = Outcomes(n=len(numbers), predicted=packed, label=packed, group=packed if grouped else "", rank=packed,
-                        loss="", foreground="")  # fmt: skip
+    outcomes = Outcomes(
+        n=len(numbers), predicted=packed, label=packed, group=packed if grouped else "", rank=packed, foreground=""
+    )
     steps = (TokenStep(tokens_in=20, tokens_out=9.5, early=True, scoring="received", own=1 / 3),)
     records = [
         make_record(notes=notes, samples=samples, repetition=1).model_copy(update={"metrics": metrics}),

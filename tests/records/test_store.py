@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sparsebench.errors import UserError
 from sparsebench.records import files, store
 from sparsebench.records.cell import canonical
-from sparsebench.records.record import Failure, Metric, Outcomes, Record, TokenStep, pack, pack_reals
+from sparsebench.records.record import Failure, Metric, Outcomes, Record, TokenStep, pack
 
 Make = Callable[..., Record]
 
@@ -62,7 +62,7 @@ def test_a_record_comes_back_as_it_was_written(tmp_path: Path, make_record: Make
         samples={"seconds_per_batch": (0.1, 1 / 3, 1e-9)},
         outcomes=Outcomes(
             n=20, predicted=pack(numbers), label=pack(numbers), group=pack(numbers * 0), rank=pack(numbers),
-            loss=pack_reals(numbers / 7), foreground=pack(numbers + 9),
+            foreground=pack(numbers + 9),
         ),
         notes={"attention": "class", "text": 'line\nbreak, "quotes", \u2028 and ü'},
         environment="e", device="cpu", seconds=0.125,
@@ -339,13 +339,6 @@ def test_a_records_folder_that_cannot_be_written_is_found_before_anything_is_com
     (tmp_path / "records").write_text("")
     with pytest.raises(UserError, match="cannot write to"):
         store.check_writable(tmp_path)
-
-
-def test_a_folder_named_as_a_segment_is_left_out_with_a_warning(
-    tmp_path: Path, heard: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "records" / "x.jsonl").mkdir(parents=True)
-    assert store.read(tmp_path) == {} and "x.jsonl is left out" in heard.text
 
 
 def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:

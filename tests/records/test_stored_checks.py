@@ -10,7 +10,7 @@ import pytest
 
 from sparsebench import UserError
 from sparsebench.records import checks
-from sparsebench.records.origin import Origin
+from sparsebench.records.cell import Origin
 from sparsebench.testing import Outcome, Report
 
 
@@ -54,7 +54,7 @@ def test_what_is_no_report_is_left_out_with_a_warning_of_one_line(tmp_path, capl
 def test_one_of_another_schema_is_left_out(tmp_path, caplog):
     path = checks.write(report(), tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 0}))
-    assert checks.read(tmp_path) == [] and "schema version 0" in caplog.text
+    assert checks.read(tmp_path) == [] and "schema_version" in caplog.text
 
 
 def test_a_write_that_is_cut_short_leaves_the_old_report(tmp_path, monkeypatch):
@@ -73,7 +73,7 @@ def test_a_write_that_is_cut_short_leaves_the_old_report(tmp_path, monkeypatch):
 def test_reading_imports_no_torch(tmp_path):
     checks.write(report(), tmp_path)
     code = (
-        "import sys; from pathlib import Path; from sparsebench.records.badges import Badges; "
+        "import sys; from pathlib import Path; from sparsebench.records.checks import Badges; "
         "from sparsebench.records import checks; Badges(checks.read(Path(sys.argv[1]))); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=100)

@@ -12,10 +12,9 @@ from flats import rows_in
 
 from sparsebench.engine import run
 from sparsebench.errors import UserError
-from sparsebench.records import record as records
 from sparsebench.records import store
 from sparsebench.records.cell import canonical
-from sparsebench.records.record import SCHEMA, Head, Record
+from sparsebench.records.record import SCHEMA, Record
 
 Make = Callable[..., Record]
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
@@ -63,38 +62,14 @@ def test_records_of_one_moment_count_by_what_they_say(tmp_path: Path, make_recor
     assert len(winners) == 1
 
 
-def test_heads_are_those_of_the_records_that_count(tmp_path: Path, make_record: Make) -> None:
-    written = [
-        make_record(
-            repetition=k % 5, started=k, revision="ab"[k % 2], status="failed" if k % 3 else "ok", notes={"a": str(k)}
-        )
-        for k in range(20)
-    ]  # fmt: skip
-    segment(tmp_path, "one", *written)
-    known = store.read(tmp_path)
-    assert {name: head.model_dump() for name, head in store.heads(tmp_path).items()} == {
-        name: record.model_dump(include=set(Head.model_fields)) for name, record in known.items()
-    }
-
-
-@pytest.mark.parametrize("kind", [Head, Record])
-def test_a_line_in_another_spelling_is_read(make_record: Make, kind: Any) -> None:
-    raw = make_record().model_dump(mode="json")
-    line = json.dumps(dict(reversed(raw.items())), indent=None).encode()
-    assert store.parse(line, kind).cell_id == make_record().cell_id
-    raw["cell"]["n_train"] += 1
-    with pytest.raises(ValueError, match="its cell has hash"):
-        store.parse(json.dumps(raw).encode(), kind)
-
-
-def test_a_record_that_replaces_another_is_later_even_if_the_clock_was_set_back(make_record: Make) -> None:
+def test_a_record_that_replaces_another_is_later_even_if_the_clock_was_set_back(
+    tmp_path: Path, make_record: Make
+) -> None:
     before, after = make_record(started=30), make_record(started=10, revision="b")
     moved = run._after(after, before)
     assert moved.started == "2026-01-01T00:00:30.000001+00:00"
-    for order in ([before, moved], [moved, before]):
-        assert store.newest((store.Claim(r.cell_id, r.origin.revision, True, r.started, 0), r) for r in order) == {
-            after.cell_id: moved
-        }
+    segment(tmp_path, "one", moved, before)
+    assert store.read(tmp_path) == {moved.cell_id: moved}
     assert run._after(moved, moved).started == "2026-01-01T00:00:30.000002+00:00"
     assert run._after(after, None) is after and run._after(before, after) is before
     unreadable = after.model_copy(update={"started": "soon"})
@@ -104,16 +79,13 @@ def test_a_record_that_replaces_another_is_later_even_if_the_clock_was_set_back(
 @pytest.mark.parametrize(
     "claimed", ["zzz", "9999-12-31T23:59:59.999999+00:00", "9999-12-31T23:59:59.999999", "2999-01-01"]
 )
-def test_no_record_is_immortal(make_record: Make, claimed: str) -> None:
-    """Whatever a record of a stranger's store says of its time, one that is made after it counts."""
-    forged, made = make_record().model_copy(update={"started": claimed}), make_record(started=10, value=0.25)
-    later = run._after(made, forged)
-    claims = [(store.Claim(r.cell_id, r.origin.revision, True, r.started, k), r) for k, r in enumerate([later, forged])]
-    for order in (claims, claims[::-1]):
-        assert store.newest(order) == {made.cell_id: later}
-    other = make_record(started=10, revision="b")
-    claims = [(store.Claim(r.cell_id, r.origin.revision, True, r.started, k), r) for k, r in enumerate([other, forged])]
-    assert store.newest(claims) == {made.cell_id: other}
+def test_no_record_is_immortal(tmp_path: Path, make_record: Make, claimed: str) -> None:
+    """Whatever a record says of its time, one that is made after it counts."""
+    odd, made = make_record().model_copy(update={"started": claimed}), make_record(started=10, value=0.25)
+    later, other = run._after(made, odd), make_record(started=10, revision="b")
+    for name, newer in (("same", later), ("other", other)):
+        segment(tmp_path / name, "one", newer, odd)
+        assert store.read(tmp_path / name) == {made.cell_id: newer}
 
 
 def test_times_are_compared_as_times(make_record: Make) -> None:
@@ -137,41 +109,15 @@ def test_a_record_of_a_newer_schema_is_refused(tmp_path: Path, make_record: Make
     before = path.read_bytes()
     with pytest.raises(UserError) as caught:
         read(tmp_path)
-    assert str(caught.value) == (
-        f"{path} line 2 has schema version {SCHEMA + 1}, this sparsebench reads up to {SCHEMA}; upgrade sparsebench"
-    )
+    assert f"{path} line 2: " in str(caught.value) and "upgrade sparsebench" in str(caught.value)
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("version", [None, 0, -1, "", "new", 1.5])
+@pytest.mark.parametrize("version", [0, -1, "", "new", 1.5])
 def test_a_schema_that_is_no_version_is_an_unreadable_line(make_record: Make, version: Any) -> None:
     raw = make_record().model_dump(mode="json") | {"schema_version": version}
-    if version is None:
-        del raw["schema_version"]
-    with pytest.raises(ValueError, match="schema version"):
+    with pytest.raises(ValueError, match="schema_version"):
         store.parse(json.dumps(raw).encode())
-
-
-def test_older_records_are_upgraded_step_by_step(
-    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def rename(raw: records.Raw) -> records.Raw:
-        return {{"name": "label"}.get(key, key): value for key, value in raw.items()}
-
-    def add(raw: records.Raw) -> records.Raw:
-        return raw | {"device": raw["label"] + " was added"}
-
-    now = make_record().model_dump(mode="json")
-    del now["device"]
-    oldest = {{"label": "name"}.get(key, key): value for key, value in now.items()} | {"schema_version": 1}
-    segment(tmp_path, "old", oldest)
-    monkeypatch.setattr(records, "UPGRADES", (rename, add))
-    for module in (records, store):
-        monkeypatch.setattr(module, "SCHEMA", 3)
-    for each in (oldest, now | {"schema_version": 2}):
-        segment(tmp_path, "old", each)
-        (read,) = store.read(tmp_path).values()
-        assert (read.label, read.device, read.schema_version) == ("mine", "mine was added", 3)
 
 
 def test_records_of_all_ages_give_the_rows_that_they_gave() -> None:
