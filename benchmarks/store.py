@@ -34,7 +34,7 @@ BUDGETS, VARIANTS = (0.3, 0.4, 0.5, 0.6, 0.7), 20
 
 def made() -> Iterator[bytes]:
     """Yield lines of records without end, each of another cell."""
-    lines = [json.loads(line) for path in store.segments(REAL) for line in path.read_bytes().splitlines()]
+    lines = [record.model_dump(mode="json") for record in store.read(REAL).values()]
     seeds = 1 + max(line["cell"]["repetition"] for line in lines)
     for block in count():
         for variant in range(VARIANTS):

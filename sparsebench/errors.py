@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparsebench.text import few, plain
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class UserError(Exception):
@@ -42,6 +45,12 @@ def unknown(what: str, got: str, allowed: Iterable[str], *, meant: str | None = 
     near = [meant] if meant else difflib.get_close_matches(got, allowed, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else None
     return UserError(f"unknown {what}", got=f"'{got}'", allowed=few(allowed, 20) or "none is there", next_step=hint)
+
+
+def first_of(error: ValidationError) -> str:
+    """Return the first thing that pydantic finds wrong: where, and what."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    return plain(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", 300)
 
 
 def text_of(error: BaseException) -> str:

@@ -23,7 +23,8 @@ from sparsebench.planning.planner import needed_by
 from sparsebench.planning.request import Request
 from sparsebench.plugin import installed
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Cell, Origin, Part
+from sparsebench.records.cell import Cell, Part
+from sparsebench.records.origin import Origin
 from sparsebench.records.record import Failure, Metric, Record
 from sparsebench.strategy import Strategy
 

@@ -29,7 +29,7 @@ from sparsebench.planning.job import Job
 from sparsebench.plugin.content import file_hash
 from sparsebench.plugin.installed import entries
 from sparsebench.records import environment, files
-from sparsebench.records.cell import Origin
+from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
 from sparsebench.version import __version__
 

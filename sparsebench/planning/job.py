@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from sparsebench.records.cell import Cell, Origin
+from sparsebench.records.cell import Cell
+from sparsebench.records.origin import Origin
 from sparsebench.records.record import Failure, Record, Status
 from sparsebench.strategy import Kind
 

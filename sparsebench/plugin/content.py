@@ -278,8 +278,8 @@ def _name(path: Path, root: Path) -> str:
 @contextmanager
 def _open(path: Path) -> Iterator[BufferedReader]:
     try:
-        if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is no plain file")
+        if path.exists() and not (path.is_file() and path.stat().st_size <= MOST_BYTES):
+            raise OSError(errno.EFBIG, f"it is no file of at most {MOST_BYTES >> 20} MiB")
         with path.open("rb") as file:
             yield file
     except OSError as error:

@@ -28,7 +28,8 @@ from sparsebench.models.base import Model
 from sparsebench.observer import Observer
 from sparsebench.plugin.content import Content
 from sparsebench.plugin.installed import content_of, distribution, entries, is_shipped, module_of
-from sparsebench.records.cell import Origin, Part, said_of
+from sparsebench.records.cell import Part, said_of
+from sparsebench.records.origin import Origin
 from sparsebench.strategy import Strategy
 from sparsebench.tasks.base import Task
 from sparsebench.text import as_utf8

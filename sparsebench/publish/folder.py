@@ -16,8 +16,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from sparsebench.errors import first_of
 from sparsebench.records import files, manifests, table
-from sparsebench.records.cell import Origin
+from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
 from sparsebench.text import plain
 
@@ -84,8 +85,7 @@ def manifest_of(folder: Path) -> Manifest:
     except FileNotFoundError as error:
         raise Unfit(f"there is no {MANIFEST}") from error
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise Unfit(plain(f"{MANIFEST}: {'.'.join(map(str, first['loc']))}: {first['msg']}")) from error
+        raise Unfit(f"{MANIFEST}: {first_of(error)}") from error
     if manifest.version != version_of(manifest.suite, manifest.plugin):
         raise Unfit(f"{MANIFEST}: its version is not that of its suite and plugin")
     hashes, listed = hashes_of(folder), manifest.files

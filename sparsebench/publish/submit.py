@@ -23,8 +23,9 @@ from sparsebench.publish.folder import (
 )
 from sparsebench.publish.verify import Verdict, unanswered_of, verify
 from sparsebench.records import environment, files, manifests, store
-from sparsebench.records.cell import Origin, canonical, digest
+from sparsebench.records.cell import canonical, digest
 from sparsebench.records.manifests import Asked, Described, setting_of
+from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
 from sparsebench.text import few
 

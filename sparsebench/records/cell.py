@@ -1,4 +1,4 @@
-"""A cell: one question to the benchmark, as a value with a content hash; and where its strategy came from."""
+"""A cell: one question to the benchmark, as a value with a content hash."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -24,7 +23,6 @@ from sparsebench.errors import UserError
 from sparsebench.spec import unused_parameters
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-PROJECT = "sparsebench"
 LARGEST = 2**63
 PRETRAINED = "pretrained"
 NETWORK = ("weights", "weights_key", PRETRAINED)
@@ -74,34 +72,6 @@ class Part(BaseModel):
         """Return the part that names a task, model or strategy object."""
         params = thing.model_dump(mode="json", exclude=unused_parameters(thing))
         return cls(name=thing.name, params=params, revision=revision)
-
-
-class Origin(BaseModel):
-    """Where a strategy came from.
-
-    Attributes:
-        plugin: the entry point's name, or the file's.
-        distribution, version: the installed package, "" for a file.
-        revision: what its class declares where it is installed, as "1"; of a file a hash of its code, which is never a
-            number. Records of earlier versions have a hash of the text of its source there.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    plugin: str
-    distribution: str = ""
-    version: str = ""
-    revision: str = Field("", validation_alias=AliasChoices("revision", "sha256"))
-
-    @property
-    def identity(self) -> str:
-        """What tells a strategy from others of its name: the distribution, if any, and the revision."""
-        return f"{self.distribution} {self.revision}".strip()
-
-    @property
-    def is_shipped(self) -> bool:
-        """Whether it came with sparsebench."""
-        return self.distribution == PROJECT
 
 
 class Cell(BaseModel):

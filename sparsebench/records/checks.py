@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from sparsebench.records import files, store
-from sparsebench.records.cell import Origin, canonical, digest
+from sparsebench.records import files
+from sparsebench.records.cell import canonical, digest
+from sparsebench.records.origin import Origin
 from sparsebench.spec import label
 from sparsebench.text import plain
 from sparsebench.version import __version__
@@ -120,6 +121,8 @@ def write(report: Report, out: Path) -> Path:
 
 def read(out: Path) -> list[Report]:
     """Return the reports of a results folder; those that cannot be read are left out with a warning."""
+    from sparsebench.records import store  # numpy comes with it, which the command line need not
+
     reports = []
     for name, content in store.beside(out, "checks").items():
         try:

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from sparsebench.records.cell import Cell, Origin, Whole
+from sparsebench.records.cell import Cell, Whole
+from sparsebench.records.origin import Origin
 from sparsebench.strategy import Kind
 
 READS, SCHEMA = (3, 4), 4
@@ -158,7 +159,7 @@ class Record(_Model):
     @classmethod
     def _check_version(cls, version: int) -> int:
         if version not in READS:
-            raise ValueError(f"version {version}, this sparsebench reads {READS[0]} to {READS[-1]}")
+            raise ValueError(f"{version}, this sparsebench reads {READS[0]} to {READS[-1]}")
         return SCHEMA
 
 

@@ -28,8 +28,10 @@ from itertools import count, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import ValidationError
+
 from sparsebench.collector import without_collector
-from sparsebench.errors import UserError
+from sparsebench.errors import UserError, first_of
 from sparsebench.records import files, table
 from sparsebench.records.cell import canonical, digest
 from sparsebench.records.record import SCHEMA, Head, Record
@@ -290,6 +292,8 @@ def parse(line: bytes) -> Record:
             raise ValueError(f"its cell has hash {record.cell.id}, not {record.cell_id}")
         if record.outcomes is not None:
             record.outcomes.check()
+    except ValidationError as error:
+        raise ValueError(first_of(error)) from error
     except (ValueError, UserError) as error:
         raise ValueError(plain(" ".join(str(error).split()), 300)) from error
     return record

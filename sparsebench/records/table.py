@@ -21,7 +21,8 @@ import numpy as np
 from sparsebench.errors import UserError
 from sparsebench.measure.metrics import kind_of
 from sparsebench.records import files
-from sparsebench.records.cell import NETWORK, Cell, Origin, canonical
+from sparsebench.records.cell import NETWORK, Cell, canonical
+from sparsebench.records.origin import Origin
 from sparsebench.records.record import MOST_METRICS, SCHEMA, Head, Metric, Outcomes, Record, pack, unpack
 from sparsebench.text import plain
 

@@ -11,7 +11,7 @@ from sparsebench.records.checks import Group
 
 if TYPE_CHECKING:
     from sparsebench.plugin.registry import Registry
-    from sparsebench.records.cell import Origin
+    from sparsebench.records.origin import Origin
     from sparsebench.strategy import Strategy
 
     Named = str | Strategy | type[Strategy]
@@ -71,7 +71,7 @@ def resolve(named: Named, registry: Registry, given: Given | None = None) -> lis
     Raises:
         UserError: there is none, or it does not load.
     """
-    from sparsebench.records.cell import Origin
+    from sparsebench.records.origin import Origin
     from sparsebench.spec import fill, parse
 
     if not isinstance(named, str):

@@ -15,8 +15,8 @@ from sparsebench.contain.process import Worker, how_it_left
 from sparsebench.engine.slots import slots
 from sparsebench.errors import UserError
 from sparsebench.plugin.content import file_revision
-from sparsebench.records.cell import Origin
 from sparsebench.records.checks import GROUPS, Group, Outcome, Report, Status
+from sparsebench.records.origin import Origin
 from sparsebench.spec import parse
 from sparsebench.text import as_utf8
 from sparsebench.version import __version__

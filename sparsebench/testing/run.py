@@ -13,8 +13,8 @@ import torch
 from sparsebench.contain.process_state import preserve
 from sparsebench.engine.worker import one_thread
 from sparsebench.errors import UnsupportedError, one_line, text_of, unknown
-from sparsebench.records.cell import Origin
 from sparsebench.records.checks import GROUPS, Group, Outcome, Report
+from sparsebench.records.origin import Origin
 from sparsebench.strategy import Strategy
 from sparsebench.testing import informative, recommended, required
 from sparsebench.testing.trial import RuleError

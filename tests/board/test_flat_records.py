@@ -8,7 +8,8 @@ from flats import WHOLE, flat, flatten
 
 from sparsebench.board.notes import cautions, inactive, notes_on
 from sparsebench.budget import FULL, Budget
-from sparsebench.records.cell import Cell, Origin, Part
+from sparsebench.records.cell import Cell, Part
+from sparsebench.records.origin import Origin
 from sparsebench.records.record import Failure, Metric, Record
 
 

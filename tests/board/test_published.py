@@ -1,7 +1,7 @@
 import json
-import shutil
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 from PIL import Image
@@ -9,34 +9,18 @@ from PIL import Image
 from sparsebench.cli import main
 from sparsebench.errors import UserError
 from sparsebench.page import published
+from sparsebench.records import store, table
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
-FOLDERS = ("environments", "strategies", "suites")
-
-
-def write_records(folder: Path) -> None:
-    """Write two segments of records of one task."""
-    (folder / "records").mkdir(parents=True)
-    lines = [
-        line
-        for path in sorted((PUBLISHED / "records").glob("*.jsonl"))
-        for line in path.read_bytes().splitlines(keepends=True)
-    ]
-    cells = [json.loads(line)["cell"] for line in lines]
-    lines = [
-        line
-        for line, cell in zip(lines, cells, strict=True)
-        if cell["task"]["name"] == "composite" and cell["budget"]["macs"] == 0.5
-    ]
-    for name, part in (("first", lines[0:12]), ("second", lines[12:24])):
-        (folder / "records" / f"{name}.jsonl").write_bytes(b"".join(part))
 
 
 def write_board(folder: Path) -> None:
-    """Write records and what describes them."""
-    write_records(folder)
-    for name in FOLDERS:
-        shutil.copytree(PUBLISHED / name, folder / name)
+    """Write two sealed files of records of one task, and what describes them."""
+    rows = store.rows(PUBLISHED)
+    rows = rows.filter((pc.field("task") == "composite") & (pc.field("macs_ratio_asked") == 0.5))
+    beside = {f"{name}/{file}": text for name in store.BESIDE for file, text in store.beside(PUBLISHED, name).items()}
+    for name, part in (("first", rows[:12]), ("second", rows[12:24])):
+        table.write(folder / "records" / f"{name}.parquet", part, beside)
 
 
 @pytest.fixture
@@ -88,26 +72,19 @@ def test_another_picture_is_named_and_one_of_another_drawer_is_not(board: Path) 
 
 
 def test_a_record_that_is_not_what_its_outcomes_come_to_is_named(board: Path) -> None:
-    path = max((board / "records").glob("*.jsonl"), key=lambda one: one.stat().st_size)
-    lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    raw = next(one for one in lines if one["status"] == "ok")
-    raw["metrics"]["accuracy"]["value"] = 0.95
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines), "utf-8")
+    path = store.sealed(board)[0]
+    first, *others = map(table.record_of, table.rows_of(table.read(path)))
+    better = first.metrics | {"accuracy": first.metrics["accuracy"].model_copy(update={"value": 0.95})}
+    records = [first.model_copy(update={"metrics": better}), *others]
+    table.write(path, table.table_of((record, 0) for record in records), table.beside(path))
     published.update(board)
     code, said = call(board.parent, "--check")
-    assert code == 1 and f"cell {raw['cell_id']}" in said and "accuracy is 0.95" in said
+    assert code == 1 and f"cell {first.cell_id}" in said and "accuracy is 0.95" in said
 
 
 def test_records_less_are_another_board(board: Path) -> None:
-    sorted((board / "records").glob("*.jsonl"))[0].unlink()
+    store.sealed(board)[0].unlink()
     assert published.differing(board)
-
-
-def test_a_link_is_not_the_boards_file(board: Path) -> None:
-    target = board.parent / "elsewhere.md"
-    shutil.move(board / "leaderboard.md", target)
-    (board / "leaderboard.md").symlink_to(target)
-    assert published.differing(board) == ["leaderboard.md"]
 
 
 def test_a_folder_without_boards_is_the_users_mistake(tmp_path: Path) -> None:
@@ -116,19 +93,17 @@ def test_a_folder_without_boards_is_the_users_mistake(tmp_path: Path) -> None:
 
 
 def test_update_makes_a_board_where_there_was_none(tmp_path: Path) -> None:
-    write_records(tmp_path)
+    write_board(tmp_path)
     code, said = call(tmp_path, "--update")
     assert code == 0 and "leaderboard.png" in said and (tmp_path / "leaderboard.csv").exists()
 
 
-def test_bibtex_of_what_is_in_a_board(board: Path) -> None:
-    from sparsebench.records import store
-
-    shutil.rmtree(board / "strategies")
-    sha = next(iter(store.read(board).values())).origin.revision
-    name = next(record.cell.strategy.name for record in store.read(board).values() if record.origin.revision == sha)
-    about = {"name": name, "revision": sha, "kind": "baseline", "site": "input", "trained": False, "adaptive": False,
-             "citation": "", "bibtex": "@article{one}"}  # fmt: skip
-    store.keep(board / "strategies", about)
-    store.keep(board / "strategies", about | {"name": "not in it", "bibtex": "@article{other}"})
-    assert call(board, "--format", "bibtex") == (0, "@article{one}\n\n")
+def test_bibtex_of_what_is_in_a_board(tmp_path: Path) -> None:
+    rows = store.rows(PUBLISHED)[:1]
+    (record,) = map(table.record_of, table.rows_of(rows))
+    about = {"name": record.cell.strategy.name, "revision": record.origin.revision, "kind": "baseline", "site": "input",
+             "trained": False, "adaptive": False, "citation": "", "bibtex": "@article{one}"}  # fmt: skip
+    described = {f"strategies/{k}.json": json.dumps(one) for k, one in
+                 enumerate((about, about | {"name": "not in it", "bibtex": "@article{other}"}))}  # fmt: skip
+    table.write(tmp_path / "records" / "one.parquet", rows, described)
+    assert call(tmp_path, "--format", "bibtex") == (0, "@article{one}\n\n")

@@ -100,7 +100,10 @@ def test_records_of_a_newer_version_stop_every_command(out: Path, tmp_path: Path
     before = {path: path.read_bytes() for path in store.segments(out)}
     result = call(*({"OUT": out, "NEW": tmp_path / "new"}.get(a, a) for a in arguments))
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
-    assert f"{path} line 1 has schema version {SCHEMA + 1}" in result.stderr and "upgrade sparsebench" in result.stderr
+    assert (
+        f"{path} line 1: schema_version: Value error, {SCHEMA + 1}" in result.stderr
+        and "upgrade sparsebench" in result.stderr
+    )
     assert {path: path.read_bytes() for path in store.segments(out)} == before
 
 

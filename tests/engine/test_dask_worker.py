@@ -15,7 +15,7 @@ from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Origin
+from sparsebench.records.origin import Origin
 from sparsebench.version import __version__
 
 TEXT = "# a plugin\n"

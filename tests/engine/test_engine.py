@@ -17,7 +17,8 @@ from sparsebench.planning.expand import expand
 from sparsebench.planning.job import Job
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Cell, Origin, Part
+from sparsebench.records.cell import Cell, Part
+from sparsebench.records.origin import Origin
 from sparsebench.records.record import Record
 
 THEORY = "theory:steps=40,test=20,tokens=20"

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from sparsebench.budget import Budget
-from sparsebench.records.cell import Cell, Origin, Part
+from sparsebench.records.cell import Cell, Part
+from sparsebench.records.origin import Origin
 from sparsebench.records.record import Failure, Metric, Record
 
 HOSTILE = {

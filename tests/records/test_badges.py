@@ -17,8 +17,9 @@ from sparsebench.board.latex import escape
 from sparsebench.board.notes import notes_on, remarks
 from sparsebench.board.tables import LEGEND_OF_CHECKS, render
 from sparsebench.budget import Budget
-from sparsebench.records.cell import Cell, Origin, Part
+from sparsebench.records.cell import Cell, Part
 from sparsebench.records.checks import CHANGED, SEVERAL, UNCHECKED, Badges, Outcome, Report
+from sparsebench.records.origin import Origin
 from sparsebench.records.record import Failure, Metric, Record
 
 Make = Callable[..., Report]

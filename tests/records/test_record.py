@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from sparsebench.budget import Budget
 from sparsebench.records.cell import Cell, Part
+from sparsebench.records.origin import Origin
 from sparsebench.records.record import (
     SCHEMA,
     Failure,
     Metric,
-    Origin,
     Outcomes,
     Record,
     TokenStep,

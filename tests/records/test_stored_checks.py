@@ -10,7 +10,7 @@ import pytest
 
 from sparsebench import UserError
 from sparsebench.records import checks
-from sparsebench.records.cell import Origin
+from sparsebench.records.origin import Origin
 from sparsebench.testing import Outcome, Report
 
 

@@ -13,7 +13,8 @@ from scipy import stats
 from sparsebench.board.build import build
 from sparsebench.budget import FULL, Budget
 from sparsebench.models.shipped import Shallow
-from sparsebench.records.cell import Cell, Origin, Part
+from sparsebench.records.cell import Cell, Part
+from sparsebench.records.origin import Origin
 from sparsebench.records.record import Failure, Metric, Record
 from sparsebench.reproduce.trials import (
     Grid,

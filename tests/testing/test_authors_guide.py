@@ -10,7 +10,7 @@ from pages import PAGES, code, text_of
 from torch.utils.flop_counter import FlopCounterMode
 
 import sparsebench
-from sparsebench.records.cell import Origin
+from sparsebench.records.origin import Origin
 from sparsebench.strategy import SITES, Strategy
 from sparsebench.testing import run
 from sparsebench.view import NEEDS, TokenView

@@ -15,7 +15,7 @@ from pydantic import PrivateAttr
 from sparsebench import Keep, Merge, Strategy, UserError
 from sparsebench.models.deep import DeepViT
 from sparsebench.plugin.registry import Registry
-from sparsebench.records.cell import Origin
+from sparsebench.records.origin import Origin
 from sparsebench.testing import parametrize_with_strategies, run
 from sparsebench.testing.parametrize import PluginError, resolve
 from sparsebench.testing.trial import RuleError

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from sparsebench import UserError
 from sparsebench.cli import main
 from sparsebench.records import checks
-from sparsebench.records.cell import Origin
+from sparsebench.records.origin import Origin
 from sparsebench.testing import Report, process, results
 
 SAMPLES = Path(__file__).resolve().parents[1] / "plugins"
