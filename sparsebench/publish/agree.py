@@ -15,7 +15,6 @@ import numpy as np
 
 from sparsebench.measure.scores import Items
 from sparsebench.publish.consistent import called, items_of
-from sparsebench.records import environment
 from sparsebench.records.record import Record, TokenStep
 from sparsebench.stats.paired import mcnemar
 from sparsebench.text import plain
@@ -73,7 +72,7 @@ def compare(pairs: Sequence[tuple[Record, Record]], adaptive: Collection[str]) -
             wrong.append(f"{called(before)} is {after.status} here: {plain(reason)}")
             continue
         cells = Cells(before, after, items_of(before), items_of(after))
-        is_same = environment.same(before.environment, after.environment) and before.device == after.device == "cpu"
+        is_same = before.environment == after.environment and before.device == after.device == "cpu"
         odd = _other_cell(cells) or (_other_outcomes(cells) if is_same else _other_elsewhere(cells, adaptive))
         if odd:
             wrong.append(f"{called(before)} {odd}")
@@ -92,7 +91,7 @@ def _other_cell(cells: Cells) -> str | None:
         return f"is {before.kind} there and {after.kind} here"
     for name in ("labels", "groups", "foregrounds"):
         theirs, ours = getattr(old, name), getattr(new, name)
-        if theirs is not None and not np.array_equal(theirs, ours):  # older records have no foregrounds
+        if not np.array_equal(theirs, ours):
             return f"has test items with other {name} here"
     return None
 

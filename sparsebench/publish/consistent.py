@@ -48,8 +48,6 @@ def called(record: Record) -> str:
 def items_of(record: Record) -> Items:
     """Return what came out for each test item of a record that is ok, with losses of 0.
 
-    Where the first schema wrote it, ranks are 0 and 1.
-
     Raises:
         ValueError: there are no outcomes, or they are torn.
     """
@@ -57,9 +55,9 @@ def items_of(record: Record) -> Items:
     if packed is None:
         raise ValueError("it has no outcomes")
     predicted, labels, groups = (unpack(text, packed.n) for text in (packed.predicted, packed.label, packed.group))
-    ranks = unpack(packed.rank, packed.n) if packed.rank else (predicted != labels).astype(np.int64)
     shown = unpack(packed.foreground, packed.n) if packed.foreground else None
-    return Items(predicted, labels, groups, ranks, np.zeros(packed.n, np.float32), shown)
+    losses = np.zeros(packed.n, np.float32)
+    return Items(predicted, labels, groups, unpack(packed.rank, packed.n), losses, shown)
 
 
 def differences(record: Record) -> Iterator[str]:
@@ -75,14 +73,10 @@ def differences(record: Record) -> Iterator[str]:
         if task is not None and (loss := record.metrics.get("test_loss")) and loss.value is not None:
             successes = task.successes(loss.value, items.accuracy)
             made |= {name: Score.of(name, float(success), 1) for name, success in successes.items()}
-        told = {name for name in made.keys() | record.metrics.keys() if decided_by(name) == "outcomes"}
+        decided = {name for name in made.keys() | record.metrics.keys() if decided_by(name) == "outcomes"}
         if task is None:
-            told.discard("success")  # its criterion is not known
-        if record.outcomes and not record.outcomes.rank:
-            told.discard(TOP_5)
-        if not any(name.startswith(TRAINED) for name in record.metrics):
-            told.discard("average_train")
-        for name in sorted(told):
+            decided.discard("success")  # its criterion is not known
+        for name in sorted(decided):
             yield from _difference(name, record.metrics.get(name), made.get(name))
         if task is not None:
             yield from _costs(record, items, task)
@@ -136,9 +130,7 @@ def _difference(name: str, reported: Metric | None, made: Score | None) -> Itera
     if reported is None or made is None:
         yield f"{plain(name, 60)} is {'missing' if reported is None else 'there, and does not follow from outcomes'}"
         return
-    pairs = [(reported.value, made.value)]
-    if reported.method:  # the first records had no intervals
-        pairs += [(reported.low, made.low), (reported.high, made.high)]
+    pairs = [(reported.value, made.value), (reported.low, made.low), (reported.high, made.high)]
     same = (reported.unit, reported.n) == (made.unit, made.n) and all(
         a is b if a is None or b is None else math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE) for a, b in pairs
     )

@@ -12,7 +12,6 @@ from importlib import metadata
 from pathlib import Path
 
 from sparsebench.records import files, store
-from sparsebench.records.cell import digest
 from sparsebench.text import plain
 
 FOLDER = "environments"
@@ -26,8 +25,6 @@ SETTINGS = (
     "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_DISABLE_JIT",
 )  # fmt: skip
 """Variables by which the libraries compute otherwise. Numbers of threads are not among them: a cell has one."""
-LATER = "capability"
-"""What descriptions from before lack, besides the settings."""
 
 
 def read(out: Path, wanted: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -62,21 +59,10 @@ def describe() -> dict[str, str]:
         "system": platform.platform(),
         "processor": _processor(),
         "cores": str(os.cpu_count()),
-        LATER: torch.backends.cpu.get_cpu_capability(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
         **{name: os.environ[name] for name in SETTINGS if os.environ.get(name)},
         **versions,
     }
-
-
-def same(before: str, now: str) -> bool:
-    """Say whether the hash of a description from before is of the machine whose hash is `now`.
-
-    Descriptions from before there were capability and settings are of this machine where the rest is the same, and
-    nothing is set that they would not have said.
-    """
-    here = describe()
-    former = {name: value for name, value in here.items() if name != LATER}
-    return before == now or (now == digest(here) and before == digest(former) and not former.keys() & set(SETTINGS))
 
 
 def _processor() -> str:
