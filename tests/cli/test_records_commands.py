@@ -17,7 +17,8 @@ from sparsebench.page.files import publish
 from sparsebench.records import store
 from sparsebench.records.record import SCHEMA
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "store"
 
 
 NO_RECORDS = "no records in NONE; run `sparsebench run --out` with this folder first"
@@ -40,7 +41,8 @@ def out(tmp_path: Path) -> Path:
     ids=" ".join,
 )  # fmt: skip
 def test_what_works_on_records_imports_no_torch(out: Path, tmp_path: Path, arguments: list[str]) -> None:
-    given = [{"OUT": str(out), "NEW": str(tmp_path / "new")}.get(a, a) for a in arguments]
+    folder = ROOT / "leaderboard" / "quick" if arguments[0] == "merge" else out  # whose outcomes have ranks
+    given = [{"OUT": str(folder), "NEW": str(tmp_path / "new")}.get(a, a) for a in arguments]
     code = f"""
 import sys
 from sparsebench.page.files import publish
