@@ -58,9 +58,10 @@ class VisionZip(Strategy):
         if not targets:
             stays = torch.ones_like(host, dtype=torch.bool).scatter(1, others, False)
             return Merge(torch.where(stays, stays.cumsum(dim=1) - 1, -1), scores=view.attention)
-        is_target = torch.zeros(others.shape[1], dtype=torch.bool, device=order.device)
-        is_target[torch.arange(targets, device=order.device) * (others.shape[1] // targets)] = True
-        target, rest = others[:, is_target], others[:, ~is_target]
+        step = others.shape[1] // targets
+        groups = others[:, : targets * step].unflatten(1, (targets, step))  # of which the first is the target
+        target = groups[:, :, 0]
+        rest = torch.cat([groups[:, :, 1:].flatten(1), others[:, targets * step :]], dim=1)
         metric = F.normalize(view.keys.mean(dim=1), dim=2)
         rows = torch.arange(len(order), device=order.device)[:, None]
         match = (metric[rows, rest] @ metric[rows, target].mT).argmax(dim=2)

@@ -70,7 +70,8 @@ class DeepViT:
         self.halved = precision == "bfloat16"
         self.module = vit
         self.channels: int = next(part.in_channels for part in vit.patch_embed.modules() if isinstance(part, nn.Conv2d))
-        self.mean, self.std = (_of_channels(values, self.channels) for values in (mean, std))
+        for name, values in (("pixel_mean", mean), ("pixel_std", std)):  # which go where the weights go
+            vit.register_buffer(name, _of_channels(values, self.channels), persistent=False)
         self.prefix: int = vit.num_prefix_tokens
         self.grid: tuple[int, int] = tuple(self.module.patch_embed.grid_size)
         self.patch: tuple[int, int] = tuple(self.module.patch_embed.patch_size)
@@ -155,13 +156,11 @@ class DeepViT:
     def normalise(self, images: Tensor) -> Tensor:
         """Return images, as they come, as the model takes them: real, their mean taken away, divided by their std."""
         real = self._real(images)
-        if self.mean.dtype != real.dtype or self.mean.device != real.device:
-            self.mean, self.std = self.mean.to(real), self.std.to(real)
-        return (real - self.mean).div_(self.std)
+        return (real - self.module.pixel_mean.to(real.dtype)).div_(self.module.pixel_std.to(real.dtype))
 
     def restore(self, normed: Tensor) -> Tensor:
         """Return images in [0, 1] from what `normalise` makes of them."""
-        return normed * self.std.to(normed) + self.mean.to(normed)
+        return normed * self.module.pixel_std.to(normed.dtype) + self.module.pixel_mean.to(normed.dtype)
 
     def _real(self, images: Tensor) -> Tensor:
         """Return images in [0, 1], as many channels as the network has."""

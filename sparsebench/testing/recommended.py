@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorDeviceMismatchError,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparsebench.budget import Budget
+from sparsebench.contract import place_of
 from sparsebench.errors import UnsupportedError
 from sparsebench.plans import Keep, Merge, Mix, Plan
 from sparsebench.strategy import Strategy
-from sparsebench.testing.networks import Case, build, images_for
+from sparsebench.testing.networks import Case, build, images_for, tiny
 from sparsebench.testing.trial import RuleError, Runner, Trial, act, actor_on, alike, fresh, on_each, same
 from sparsebench.training.evaluate import patches_in
 from sparsebench.training.fit import StandIn, modules_of
 from sparsebench.view import TokenView
 
 DEEP = ("class token", "no class token")
+FAKE = torch.device("cuda", 0)
+"""Where fake tensors lie; no GPU need be there."""
+READS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal)
+"""What waits for a GPU."""
 
 
 def has_a_docstring(strategy: Strategy) -> None:
@@ -228,8 +242,77 @@ def gradients_flow(strategy: Strategy) -> str:
     return on_each(do, ("class token", "no class token", "shallow"))
 
 
+def stays_on_its_device(strategy: Strategy) -> str:
+    """On a GPU, in the test and in training, it mixes no devices and, unless adaptive, reads no number back.
+
+    It is tried without one, with tensors that have shapes and a device alone.
+    """
+    for n, training in product((1, 7), (False, True)):
+        try:
+            _on_fake_gpu(strategy, n, training)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            if strategy.adaptive:
+                return f"adaptive: it waits for the device {_reads(strategy)} times a place to read counts"
+            raise RuleError(
+                f"it reads numbers back from the device, which is waited for{place_of(error, strategy)}"
+            ) from error
+        except FakeTensorDeviceMismatchError as error:
+            raise RuleError(f"it mixes tensors of the CPU and the GPU{place_of(error, strategy)}") from error
+    return ""
+
+
+def _on_fake_gpu(strategy: Strategy, n: int, training: bool) -> None:
+    """Pass n images through a network on a GPU that is not there; in training up to the loss."""
+    case = images_for("class token", tiny(), n)
+    actor = actor_on(fresh(strategy), case, Budget(keep_rate=0.5))
+
+    def go(images: Tensor, relevance: Tensor) -> None:
+        shown = relevance if strategy.kind == "oracle" else None
+        items = torch.arange(n, device=images.device)
+        acting = actor.begin(items, 0, shown, tokens=actor.tokens, training=training or strategy.trains_only)
+        with torch.set_grad_enabled(training):
+            case.network(images, acting)
+            if training and acting.learns:
+                acting.loss()
+
+    go(case.inputs, case.relevance)  # on the CPU, where numbers of the first plan of each shape are read
+    with FakeTensorMode():
+        for module in (case.network.module, modules_of(actor)):
+            for part in module.modules():
+                for name, weight in part.named_parameters(recurse=False):
+                    fake = torch.empty(weight.shape, dtype=weight.dtype, device=FAKE)
+                    weight = nn.Parameter(fake, requires_grad=weight.requires_grad)
+                    part.register_parameter(name, weight)
+                for name, buffer in part.named_buffers(recurse=False):
+                    setattr(part, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=FAKE))
+        go(torch.empty(case.inputs.shape, device=FAKE), torch.empty(case.relevance.shape, device=FAKE))
+
+
+def _reads(strategy: Strategy) -> int:
+    """Return how many numbers are read of tensors for a place at which a strategy acts, the most of any pass."""
+    case = images_for("class token", tiny(), 7)
+    actor, most = actor_on(fresh(strategy), case, Budget(keep_rate=0.5)), 0.0
+    for training in (False, True):
+        counter = _Reads()
+        with counter, torch.set_grad_enabled(training):
+            acting = actor.begin(torch.arange(7), 0, None, tokens=actor.tokens, training=training)
+            case.network(case.inputs, acting)
+        most = max(most, counter.count / max(1, len(actor.keep)))
+    return math.ceil(most)
+
+
+class _Reads(TorchDispatchMode):
+    """Counts the numbers, and the shapes that hang on numbers, that are read of tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket in READS
+        return func(*args, **(kwargs or {}))
+
+
 CHECKS = (
     has_a_docstring, pickles_by_reference, each_sample_on_its_own, fifth_batch_as_first, acts_in_bfloat16,
     order_of_tokens_does_not_matter, merged_sizes_sum_to_all, macs_fall_with_the_budget, own_macs_are_all,
-    gradients_flow,
+    gradients_flow, stays_on_its_device,
 )  # fmt: skip

@@ -213,6 +213,7 @@ BROKEN = {
     "order_of_tokens_does_not_matter": of(lambda view: torch.arange(view.tokens.shape[1]) * 100.0),
     "macs_fall_with_the_budget": plan(lambda view, keep: None),
     "own_macs_are_all": of(lambda view: (view.tokens @ view.tokens.mT).sum(-1) * 0),
+    "stays_on_its_device": of(lambda view: view.tokens.sum(-1) + torch.ones(view.index.shape)),
     "gradients_flow": {"trained": True, "module": lambda self, place: torch.nn.Linear(place.width, 1)},
 }  # fmt: skip
 
