@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsebench.errors import UserError
+from sparsebench.errors import UnsupportedError, UserError
 from sparsebench.measure.cost import Step, mean_step
 from sparsebench.models.actor import LEARNED, Actor, Pass
 from sparsebench.models.deep import DeepViT
@@ -43,7 +43,8 @@ class SparseModel(nn.Module):
         self.training = self.model.training
         self._network, self._actor = network, actor
         actor.doubts = False  # nobody would read them
-        self._visit, self._removed = 0, False
+        self._visit, self._removed, self._done = 0, False, 1.0
+        self._teacher: DeepViT | None = None
         self._last: Pass | None = None
         self._dense: Tensor | None = None  # the images of the last call, if nothing acted: all patches are there
         if actor.learned:
@@ -78,8 +79,10 @@ class SparseModel(nn.Module):
         network, actor = self._parts()
         items = torch.arange(len(x), device=x.device)
         training = self.model.training
-        acting = actor.begin(items, self._visit, None, tokens=actor.tokens, training=training)
+        acting = actor.begin(items, self._visit, None, tokens=actor.tokens, training=training, done=self._done)
         outputs = network.act(x, acting, lambda: network.restore(x))
+        if self._teacher is not None and acting.learns:
+            acting.teacher = self._teacher.tell_of(x)
         if not torch.compiler.is_compiling():
             self._visit += training
             self._last, self._dense = acting, None
@@ -131,6 +134,8 @@ class SparseModel(nn.Module):
     def _changed(self) -> str | None:
         """Return what of the model is no longer as the strategy's counts were made for, or None."""
         model: Any = self.model
+        if model.training and getattr(model, "grad_checkpointing", False):
+            return "gradient checkpointing is on, by which blocks would be passed twice; set_grad_checkpointing(False)"
         before = self._network.grid, self._network.patch, self._network.prefix, self._actor.depth
         now = model.patch_embed.grid_size, model.patch_embed.patch_size, model.num_prefix_tokens, len(model.blocks)
         for what, old, new in zip(("patches", "pixels of a patch", "class tokens", "blocks"), before, now, strict=True):
@@ -138,15 +143,52 @@ class SparseModel(nn.Module):
                 return f"its {what} were {old}, and are {new}"
         return None
 
+    def progress(self, done: float) -> float:
+        """Say which share of the training is done, for what a strategy changes meanwhile, as EViT its keep rate.
+
+        Returns:
+            The factor of the learning rate of the model's own weights, which DynamicViT holds still at first: 1 for
+            most strategies. What the strategy learns, `strategy.*` among the parameters, has the full rate.
+
+        Raises:
+            UserError: the share does not lie in [0, 1].
+        """
+        if not 0 <= done <= 1:
+            raise UserError("the share of the training that is done", got=done, allowed="a number from 0 to 1")
+        self._done = float(done)
+        return float(self._actor.strategy.network_rate(self._done))
+
+    def teach(self, teacher: nn.Module | None) -> None:
+        """Have the strategy learn from another network, in each call in training: its `loss()` compares with that.
+
+        Args:
+            teacher: a timm model that takes the same pixels, as a copy of the dense one with its weights; it is put
+                into its test mode, is not trained, and is not part of this module. None for no teacher.
+
+        Raises:
+            UserError: it is no such model, or the sparse one itself.
+        """
+        if teacher is not None and (isinstance(teacher, SparseModel) or teacher is self.model):
+            raise UserError("the teacher is the network that learns", next_step="give a copy.deepcopy of the dense one")
+        try:
+            self._teacher = None if teacher is None else DeepViT(teacher.eval())
+        except UnsupportedError as error:
+            raise UserError(f"the teacher: {error}", got=type(teacher).__name__) from error
+
     def loss(self, teacher: ModelOutputs | None = None) -> Tensor:
         """Return what the strategy adds to the mean loss of the last call in training; 0 where it has no loss.
 
         Args:
-            teacher: what the dense network says of the same images, for a strategy that learns from it.
+            teacher: what a dense network says of the same images, where that is known without `teach`.
 
         Raises:
-            UserError: nothing was called in training before.
+            UserError: nothing was called in training before, or the teacher's answer has no tokens.
         """
+        if teacher is not None and not isinstance(teacher, ModelOutputs):
+            raise UserError(
+                "the teacher's answer", got=type(teacher).__name__, allowed="ModelOutputs(logits, tokens)",
+                next_step="sparse.teach(model) makes it in each call",
+            )  # fmt: skip
         weight = next(self.model.parameters())
         if not (self._actor.strategy.has_loss and self._actor.acts):
             return weight.new_zeros(())
@@ -154,7 +196,8 @@ class SparseModel(nn.Module):
             raise UserError(
                 "there is no call in training to take a loss from", next_step="call .train() and the network"
             )
-        self._last.teacher = teacher
+        if teacher is not None:
+            self._last.teacher = teacher
         return self._last.loss()
 
     def kept(self, x: Tensor | None = None) -> Tensor:

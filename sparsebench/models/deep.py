@@ -118,11 +118,14 @@ class DeepViT:
     @torch.no_grad()
     def tell(self, images: Tensor) -> ModelOutputs:
         """Return what comes out of images, as they come, with nothing acting, without gradients."""
-        normed = self.normalise(images)
         with self._precision(images.device.type):
-            x = self.module.forward_features(normed)
-            logits = self.module.forward_head(x)
-        return ModelOutputs(logits.to(normed.dtype), x[:, self.prefix :].to(normed.dtype))
+            return self.tell_of(self.normalise(images))
+
+    @torch.no_grad()
+    def tell_of(self, normed: Tensor) -> ModelOutputs:
+        """Return what comes out of pixels as the model takes them, with nothing acting, without gradients."""
+        x = self.module.forward_features(normed)
+        return ModelOutputs(self.module.forward_head(x).to(normed.dtype), x[:, self.prefix :].to(normed.dtype))
 
     @contextmanager
     def _capture(self, acting: Pass) -> Iterator[list[Tensor]]:

@@ -22,7 +22,7 @@ from sparsebench.planning.request import How, Request
 from sparsebench.plugin.registry import Registry
 from sparsebench.publish.submit import submit
 from sparsebench.records import store
-from sparsebench.records.record import Failure, Metric, Past, Record
+from sparsebench.records.record import Failure, Metric, Record
 from sparsebench.reproduce.paper import Paper, publish
 from sparsebench.reproduce.run import reproduce
 from sparsebench.reproduce.verdicts import Verdict
@@ -172,7 +172,7 @@ def test_once_trials_are_run_what_they_took_counts_and_not_the_prior(tmp_path: P
         begin: Any = lambda plan, workers: plans.append(plan)  # noqa: E731
         how = How("cpu", jobs=0, rerun=rerun)  # type: ignore[arg-type]
         reproduce(theory.PAPER, ("4",), "quick", tmp_path, how, callbacks=Callbacks(on_plan=begin))
-    took = statistics.median(found.item.seconds for found in store.scan_all(tmp_path, Past))
+    took = statistics.median(head.seconds for head in store.heads(tmp_path).values())
     assert [plans[1].expected.seconds(job) for job in plans[1].todo] == [pytest.approx(took)] * 2
 
 
