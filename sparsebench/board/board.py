@@ -98,6 +98,8 @@ class BudgetBoard:
         notes: lines that say what can be told apart.
         declared: columns of the metrics that the task declares.
         tables: what is measured beside it.
+        about: what the data, the networks and the track are.
+        best: the best strategies at each budget; keys as in `summary.COLUMNS`.
     """
 
     task: str
@@ -111,6 +113,8 @@ class BudgetBoard:
     notes: list[str]
     declared: tuple[Column, ...] = ()
     tables: list[Table] = field(default_factory=list)
+    about: str = ""
+    best: list[Row] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sparsebench.board import latex
+from sparsebench.board import latex, summary
 from sparsebench.board.board import BudgetBoard, Row, Table
 from sparsebench.board.build import columns_of as columns_of_rows
 from sparsebench.board.columns import (
@@ -42,7 +42,12 @@ from sparsebench.board.tables import (
 from sparsebench.errors import UserError
 from sparsebench.text import markdown
 
+BEST = (
+    "Of each budget the strategies from which the best one does not differ significantly, and the numbers of the best "
+    "one. Random is random_inside: as many tokens inside the network, by chance. Brackets are 95 % intervals."
+)
 LEGEND = (
+    "A rank of 3-9: two strategies are significantly better, and all but nine are significantly worse. "
     "Kept accuracy: mean height of accuracy by realised MACs, in straight lines from the lowest budget to dense at 1, "
     "over dense's accuracy; ranks are by it. MACs at -2 %: smallest share of dense MACs at which that line, followed "
     "down from 1, is at most 2 points below dense; not reached: it is below at the largest budget; <=: it never is. "
@@ -83,6 +88,7 @@ class _Part(NamedTuple):
     main: bool = False
     legend: str = ""
     below: Sequence[str] = ()
+    above: str = ""
 
 
 def text(
@@ -109,7 +115,8 @@ def text(
     if not budgets or form not in ("table", "md", "latex"):
         shown = columns_of_rows(rows, columns) if form == "csv" else shown_columns(rows, columns)
         return table_of_choice(rows, shown, form, notes, legend_of(rows, shown), choice)
-    parts = [part for one in budgets for part in _parts(one, "task" in rows[0])]
+    summed = form != "latex" and not choice.names
+    parts = [part for one in budgets for part in _parts(one, "task" in rows[0], summed)]
     several = {(one.task, one.model, one.n_train, one.track) for one in budgets}
     others = [row for row in rows if (*(row.get(column.key) for column in BY_TASK), _track(row)) not in several]
     if others and "task" in rows[0]:
@@ -145,13 +152,26 @@ def table_of_choice(
     return render(rows, form, notes, columns, legend)
 
 
-def _parts(board: BudgetBoard, titled: bool) -> list[_Part]:
-    """Return the tables of a board of curves."""
+def first(board: BudgetBoard) -> str:
+    """Return in Markdown what a board tells first: what was measured, and the best strategies at each budget."""
+    return "\n\n".join(_lines(_best(board, ""), "md", ALL))
+
+
+def _best(board: BudgetBoard, title: str) -> _Part:
+    columns = [one for one in summary.COLUMNS if any(row[one.key] for row in board.best)]
+    return _Part(title, board.best, columns, legend=BEST, above=board.about)
+
+
+def _parts(board: BudgetBoard, titled: bool, summed: bool) -> list[_Part]:
+    """Return the tables of a board of curves, after that of the best strategies where it is `summed` up."""
     columns = columns_of(board)
     title = f"{board.task}, {board.model}, N {board.n_train}" if titled else ""
     legend = " ".join([LEGEND, *([LEGEND_OF_CHECKS] if CHECKS in columns else []), *meanings_of(board.declared)])
     beside = [_beside(one) for one in board.tables]
-    return [_Part(title, board.rows, columns, True, legend, board.notes), *beside]
+    best = [_best(board, title)] if summed else []
+    if summed:
+        title = f"All strategies, {title}" if title else "All strategies"
+    return [*best, _Part(title, board.rows, columns, True, legend, board.notes), *beside]
 
 
 def _beside(table: Table) -> _Part:
@@ -166,9 +186,11 @@ def _lines(part: _Part, form: str, choice: Choice) -> list[str]:
     columns = choice.choose(part.columns) if part.main else list(part.columns)
     rows = list(part.rows)
     if form == "latex":
-        caption = " ".join(filter(None, [part.title and f"{part.title}.", part.legend]))
+        caption = " ".join(filter(None, [part.title and f"{part.title}.", part.above, part.legend]))
         return [latex.table(columns, cells(rows, columns, form), caption, part.below)]
     if form == "table":
         rows, columns = choice.fit(rows, columns)
-    title, legend = ((markdown(x, code=True) if form == "md" else x) for x in (part.title, part.legend))
-    return [x for x in (title, grid(rows, columns, form), *as_list(part.below, form), legend) if x] if columns else []
+    texts = (part.title, part.above, part.legend)
+    title, above, legend = ((markdown(x, code=True) if form == "md" else x) for x in texts)
+    shown = (title, above, grid(rows, columns, form), *as_list(part.below, form), legend)
+    return [x for x in shown if x] if columns else []

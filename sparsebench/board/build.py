@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sparsebench.board import columns, gaps, over_budgets, references
+from sparsebench.board import columns, gaps, over_budgets, references, summary
 from sparsebench.board.board import BudgetBoard, Row, Table
 from sparsebench.board.columns import EVERY, NOT_RANKED, Column
 from sparsebench.board.entries import (
@@ -201,7 +201,10 @@ def _rank_and_mark(
     whole = over_budgets.board(main, judged.rows, missing, unranked, extra)
     if whole is None:
         return judged
-    return replace(judged, budgets=[replace(whole, tables=_tables(judged.rows, spurious))])
+    (ranking,) = judged.rankings
+    best = summary.best(main, ranking.rows, ranking.pairs, judged.rows, whole.budgets)
+    whole = replace(whole, tables=_tables(judged.rows, spurious), about=summary.about(main), best=best)
+    return replace(judged, budgets=[whole])
 
 
 def _tables(rows: Sequence[Row], spurious: Setting | None) -> list[Table]:

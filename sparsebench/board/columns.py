@@ -172,7 +172,7 @@ def text_of(row: dict[str, Any], column: Column) -> str:
     value, *interval = (_number(row[key], column.shown) for key in column.keys)
     if column.shown == "spent" and row.get(f"{column.key}_spent") is not None:
         return f"{value} ({row[f'{column.key}_spent']:.2f})"
-    if not interval or row[column.keys[1]] is None or interval == [NOT_REACHED] * 2:
+    if not interval or row[column.keys[1]] is None or value == NOT_REACHED or value.startswith("<= "):
         return value
     return f"{value} [{interval[0]}, {interval[1]}]"
 

@@ -41,12 +41,12 @@ def update(folder: Path) -> list[Path]:
 
 
 def short(board: BudgetBoard) -> str:
-    """Return a Markdown table of the BASELINES and the BEST other strategies that are ranked."""
+    """Return in Markdown what a board tells first, and a table of the BASELINES and the BEST others that are ranked."""
     ranked = [row["strategy"] for row in board.rows if row["rank"] != NOT_RANKED and row["kind"] != "oracle"]
     names = {*BASELINES, *[name for name in ranked if name not in BASELINES][:BEST]}
     rows = [row for row in board.rows if row["strategy"] in names]
     columns = [column for column in budget_table.columns_of(board) if column.key in COLUMNS]
-    return tables.grid(rows, columns, "md") + "\n"
+    return budget_table.first(board) + "\n\n" + tables.grid(rows, columns, "md") + "\n"
 
 
 def _documents(folder: Path) -> dict[Path, bytes]:

@@ -15,7 +15,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sparsebench.board import budget_table
+from sparsebench.board import budget_table, summary
 from sparsebench.board.board import Board, BudgetBoard, Row
 from sparsebench.board.columns import EVERY, NOT_RANKED, Column, file_value, keys_of, text_of
 
@@ -123,7 +123,12 @@ def _over_budgets(board: BudgetBoard) -> dict[str, Any]:
     """Return the table of one board of curves, with what differs significantly."""
     columns, title = budget_table.columns_of(board), f"{board.task}, {board.model}, N {board.n_train}"
     body = [[text_of(row, column) for column in columns] for row in board.rows]
-    return {"title": title, "headings": [column.heading for column in columns], "body": body, "notes": board.notes}
+    first = [one for one in summary.COLUMNS if any(row[one.key] for row in board.best)]
+    return {
+        "title": title, "headings": [column.heading for column in columns], "body": body, "notes": board.notes,
+        "about": board.about, "legend": budget_table.BEST, "first": [column.heading for column in first],
+        "best": [[text_of(row, column) for column in first] for row in board.best],
+    }  # fmt: skip
 
 
 def _drawing(board: BudgetBoard) -> dict[str, Any]:

@@ -219,7 +219,7 @@ def test_gaps_and_trials_are_tables_of_their_own(form: str) -> None:
 def test_what_was_spent_stands_beside_an_accuracy_where_it_misses_the_budget() -> None:
     judged = judge(WORLD)
     lines = budget_table.text(judged.rows, judged.budgets, "md").splitlines()
-    (line,) = (line for line in lines if line.startswith("|") and " steep " in line)
+    *_, line = (line for line in lines if line.startswith("|") and " steep " in line)
     assert "(0.40)" in line and line.count("(") == 1
 
 
@@ -319,3 +319,25 @@ def test_a_metric_that_a_task_declares_is_shown_at_the_middle_budget() -> None:
     assert "| doubt, mean @.5 |" in made.replace("  ", "") and "doubt, mean: how unsure it is, in nats." in made
     header, *_ = csv.reader(io.StringIO(budget_table.text(judged.rows, judged.budgets, "csv", columns=judged.columns)))
     assert header[-1] == "doubt"
+
+
+def test_it_begins_with_what_was_measured_and_the_best_at_each_budget() -> None:
+    """At .7 two strategies do not differ significantly, below one is better; an oracle and baselines are none."""
+    board = over(judge(WORLD))
+    assert "composite, 6 classes, 600 images" in board.about and "3 of vit" in board.about and "scratch" in board.about
+    best = {row["budget"]: row for row in board.best}
+    assert list(best) == ["1", "0.7", "0.5", "0.3"] and best["1"]["best"] == "dense"
+    assert {*best["0.7"]["best"].split(", ")} == {"good", "steep"} and best["0.5"]["best"] == "good"
+    accuracy = {(r["strategy"], r["macs_ratio_asked"]): [] for r in WORLD}  # type: ignore[var-annotated]
+    for record in WORLD:
+        accuracy[record["strategy"], record["macs_ratio_asked"]].append(record["accuracy"])
+    good, dense, random = (
+        100 * np.mean(accuracy[key]) for key in (("good", 0.5), ("dense", 1.0), ("random_inside", 0.5))
+    )
+    at = best["0.5"]
+    assert (at["accuracy"], at["random"], at["speed_up"]) == (f"{good:.1f}", f"{random:.1f}", "2.00x")
+    assert at["against_dense"].startswith(f"{good - dense:+.1f} [")
+    assert at["against_random"].startswith(f"{good - random:+.1f} [")
+    for form in ("table", "md"):
+        made = budget_table.text(judge(WORLD).rows, [board], form)
+        assert made.index("Data: composite") < made.index("best strategies") < made.index("All strategies")

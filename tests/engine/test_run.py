@@ -33,7 +33,7 @@ LONG = "theory:steps=300,test=20,tokens=20,lr=1e-9"
 
 def cells_of(out: Path) -> list[str]:
     """Return the cells of all records, sealed or not."""
-    return store.rows(out, counted=False)["cell_id"].to_pylist()
+    return store.rows(out, counted=False)["cell_id"].to_pylist() if store.heads(out) else []
 
 
 def planned(
