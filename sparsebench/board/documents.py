@@ -1,7 +1,7 @@
 """Boards in documents: what README.md and docs/ show of the folders of boards beside them.
 
 Between `<!-- NAME board -->` and `<!-- end of NAME board -->` a page has NAME/leaderboard.md, and README.md what
-`short` gives; between `<!-- NAME verdicts -->` and its end NAME/verdicts.md. A picture
+the board tells first; between `<!-- NAME verdicts -->` and its end NAME/verdicts.md. A picture
 docs/results/NAME/FILE is a copy of NAME/FILE.
 """
 
@@ -10,21 +10,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sparsebench.board import budget_table, tables
-from sparsebench.board.board import BudgetBoard
-from sparsebench.board.columns import NOT_RANKED
-from sparsebench.board.entries import DENSE
+from sparsebench.board import budget_table
 from sparsebench.board.gather import gather
 from sparsebench.records.files import content_or_none, write_whole
 
 README = "README.md"
 MARKED = re.compile(r"(<!-- ([\w-]+) (board|verdicts) -->\n).*?(<!-- end of \2 \3 -->)", re.DOTALL)
-BASELINES = (DENSE, "oracle", "random_inside")
-BEST = 7
-COLUMNS = (
-    "rank", "strategy", "how", "kept_accuracy", "macs_at_2",
-    "accuracy_at_0.7", "accuracy_at_0.5", "accuracy_at_0.4", "versus_random_inside",
-)  # fmt: skip
 
 
 def differing(folder: Path) -> list[Path]:
@@ -38,15 +29,6 @@ def update(folder: Path) -> list[Path]:
     for path, content in changed.items():
         write_whole(path, content)
     return list(changed)
-
-
-def short(board: BudgetBoard) -> str:
-    """Return in Markdown what a board tells first, and a table of the BASELINES and the BEST others that are ranked."""
-    ranked = [row["strategy"] for row in board.rows if row["rank"] != NOT_RANKED and row["kind"] != "oracle"]
-    names = {*BASELINES, *[name for name in ranked if name not in BASELINES][:BEST]}
-    rows = [row for row in board.rows if row["strategy"] in names]
-    columns = [column for column in budget_table.columns_of(board) if column.key in COLUMNS]
-    return budget_table.first(board) + "\n\n" + tables.grid(rows, columns, "md") + "\n"
 
 
 def _documents(folder: Path) -> dict[Path, bytes]:
@@ -69,6 +51,7 @@ def _fill(content: bytes, folder: Path, is_readme: bool) -> bytes:
         if shown is None:
             return match[0]
         board = gather(folder / name).over_budgets if is_readme and kind == "board" else None
-        return f"{begin}{shown.decode('utf-8', 'surrogateescape') if board is None else short(board)}{end}"
+        return f"{begin}{shown.decode('utf-8', 'surrogateescape') if board is None else budget_table.first(board)}
+{end}"
 
     return MARKED.sub(part, content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")

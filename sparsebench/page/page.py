@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -34,8 +34,6 @@ CAPTIONS = {
     "matter to the label have a yellow outline.",
     "agreement": "Which patches two strategies both keep, and which only one of them does.",
 }
-MACHINE = {"processor": "{}", "cores": "{} cores", "python": "Python {}", "torch": "torch {}",
-           "sparsebench": "sparsebench {}"}  # fmt: skip
 ESCAPED = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
@@ -61,7 +59,6 @@ def render(board: Board) -> bytes:
             plain=_plain(board.rows, columns_with_values(board.rows, board.columns)),
             budgets=[_over_budgets(one) for one in board.budgets],
             explained=columns_with_values([*board.by_task, *board.rows], board.columns),
-            machines=sorted({_machine(environment) for environment in board.environments.values()}),
             pictures=[(CAPTIONS.get(name, name), _data_url(png)) for name, png in board.pictures.items()],
         )
     )
@@ -135,11 +132,6 @@ def _drawing(board: BudgetBoard) -> dict[str, Any]:
     """Return what is drawn of one board of curves."""
     about = {name: getattr(board, name) for name in ("task", "model", "n_train", "budgets")}
     return about | {"curves": [asdict(curve) for curve in board.curves]}
-
-
-def _machine(environment: Mapping[str, str]) -> str:
-    """Return a machine and what decides most about its numbers, in a line."""
-    return ", ".join(form.format(environment[name]) for name, form in MACHINE.items() if name in environment)
 
 
 @cache

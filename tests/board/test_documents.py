@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,6 @@ from click.testing import CliRunner
 from test_published import write_board
 
 from sparsebench.board import documents
-from sparsebench.board.board import BudgetBoard
 from sparsebench.cli import main
 from sparsebench.page import published
 
@@ -58,34 +58,14 @@ def test_check_names_the_document_in_which_one_figure_is_another(project: Path, 
     assert call(project / "boards", "--update")[0] == 0 and (project / name).read_bytes() == content
 
 
-def test_the_board_of_the_readme_is_the_baselines_and_the_best_seven(project: Path) -> None:
-    kinds = {"dense": "baseline", "random_inside": "baseline", "random": "baseline", "oracle": "oracle"}
-    names = ["dense", *"abcdef", "random_inside", *"ghi", "random", "oracle", "unranked"]
-    ranks = {"dense": "not ranked", "oracle": "not ranked", "unranked": "not ranked"}
-    rows = [
-        {"strategy": name, "rank": ranks.get(name, str(at)), "kind": kinds.get(name, "deployable"), "how": "drop",
-         "kept_accuracy": 0.9, "accuracy_at_0.7": 0.8, "accuracy_at_0.6": 0.7, "selection_auroc": 0.5}
-        for at, name in enumerate(names)
-    ]  # fmt: skip
-    for row in rows:
-        row |= dict.fromkeys(("kept_accuracy_low", "kept_accuracy_high", "accuracy_at_0.7_spent"))
-    text = documents.short(BudgetBoard("t", "m", 1, "frozen", (0.7, 0.6), 0.6, rows, [], []))
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    assert lines[0] == ["rank", "strategy", "how", "kept accuracy", "@.7"]
-    assert [line[1] for line in lines[2:]] == ["dense", *"abcdef", "random_inside", "g", "oracle"]
-
-
-def test_a_readme_has_the_short_board_where_there_are_several_budgets(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (project / "README.md").write_text(PAGE)
-    board = (project / "boards" / "one" / "leaderboard.md").read_text()
-    assert documents.update(project / "boards")[0] == project / "README.md"
-    assert board in (project / "README.md").read_text()  # a single budget: the whole table
-    monkeypatch.setattr(documents, "short", lambda _: "short\n")
-    monkeypatch.setattr(documents, "gather", lambda folder: type("B", (), {"over_budgets": folder}))
-    assert documents.update(project / "boards") == [project / "README.md"]
-    assert "short\n" in (project / "README.md").read_text()
+def test_a_readme_has_what_a_board_tells_first(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "leaderboard" / "tuned", tmp_path / "boards" / "one")
+    (tmp_path / "README.md").write_text("above\n<!-- one board -->\nold\n<!-- end of one board -->\nbelow\n")
+    assert call(tmp_path / "boards", "--update")[0] == 0
+    text = (tmp_path / "README.md").read_text()
+    assert "best strategies" in text and "track tuned" in text.lower() and "old" not in text
+    assert "kept accuracy" not in text and text.startswith("above\n") and text.endswith("below\n")
+    assert call(tmp_path / "boards", "--check")[0] == 0
 
 
 def test_the_documents_of_the_repository_show_boards_that_it_has() -> None:
