@@ -51,7 +51,7 @@ def _fill(content: bytes, folder: Path, is_readme: bool) -> bytes:
         if shown is None:
             return match[0]
         board = gather(folder / name).over_budgets if is_readme and kind == "board" else None
-        return f"{begin}{shown.decode('utf-8', 'surrogateescape') if board is None else budget_table.first(board)}
-{end}"
+        text = shown.decode("utf-8", "surrogateescape") if board is None else f"{budget_table.first(board)}\n"
+        return f"{begin}{text}{end}"
 
     return MARKED.sub(part, content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
