@@ -1,0 +1,187 @@
+"""Writers: what they acknowledged is there, whoever is killed and whatever the disk does."""
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparsebench.errors import UserError
+from sparsebench.records import files, store
+from sparsebench.records.record import Record
+
+Make = Callable[..., Record]
+WRITE = """
+import os, sys
+from pathlib import Path
+from sparsebench.records import store
+template, out, first, number = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+record, writer = store.parse(template.read_bytes()), store.Writer(out)
+for k in range(first, first + number):
+    cell = record.cell.model_copy(update={"repetition": k})
+    writer.append(record.model_copy(update={"cell": cell, "cell_id": cell.id}))
+    os.write(1, cell.id.encode() + b"\\n")
+"""
+
+
+def test_what_writers_that_were_killed_acknowledged_is_there(tmp_path: Path, make_record: Make) -> None:
+    writers, victims, number, endless = 8, 3, 200, 10**6
+    (tmp_path / "one.json").write_text(make_record().model_dump_json())
+    logs = [tmp_path / f"{k}.log" for k in range(writers)]
+    processes = []
+    for k, log in enumerate(logs):
+        # A victim never ends by itself: a test that is slow to kill it must find it at work.
+        words = [tmp_path / "one.json", tmp_path, k * endless, endless if k < victims else number]
+        with log.open("wb") as file:
+            processes.append(subprocess.Popen([sys.executable, "-c", WRITE, *map(str, words)], stdout=file))
+    for victim in range(victims):
+        while logs[victim].stat().st_size < 17 * 40 * (victim + 1) and processes[victim].poll() is None:
+            time.sleep(0.005)
+        processes[victim].send_signal(signal.SIGKILL)
+    ends = [process.wait(300) for process in processes]
+    assert ends == [-signal.SIGKILL] * victims + [0] * (writers - victims)
+    acknowledged = {line for log in logs for line in log.read_text().split("\n")[:-1]}
+    assert len(acknowledged) >= (writers - victims) * number + victims * 40
+    there = set(store.read(tmp_path))
+    assert acknowledged <= there and len(there - acknowledged) <= victims
+    assert len(store.segments(tmp_path)) == writers
+
+
+def test_every_writer_has_a_segment_of_its_own(tmp_path: Path, make_record: Make) -> None:
+    writers = [store.Writer(tmp_path) for _ in range(2)]
+    for repetition in range(6):
+        writers[repetition % 2].append(make_record(repetition=repetition))
+    for writer in writers:
+        writer.close()
+    assert [path.read_bytes().count(b"\n") for path in store.segments(tmp_path)] == [3, 3]
+    assert len(store.read(tmp_path)) == 6
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a folder on a disk of its own, of 64 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("file systems may not be mounted here")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts a tmpfs")
+def test_a_disk_that_is_full_loses_nothing_and_what_failed_goes_on_when_there_is_room(
+    small_disk: Path, make_record: Make
+) -> None:
+    (small_disk / "ballast").write_bytes(bytes(30_000))
+    writer, acknowledged = store.Writer(small_disk), []
+    with pytest.raises(UserError, match=str(small_disk)):
+        for k in range(100):
+            writer.append(make_record(repetition=k))
+            acknowledged.append(make_record(repetition=k).cell_id)
+    assert acknowledged and list(store.read(small_disk)) == acknowledged
+    (small_disk / "ballast").unlink()
+    writer.append(make_record(repetition=1000))
+    writer.close()
+    assert set(store.read(small_disk)) == {*acknowledged, make_record(repetition=1000).cell_id}
+
+
+def raises(code: int) -> Callable[..., None]:
+    def fail(*arguments: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+WRITE_HALF = {"write": lambda file, line, real=os.write: real(file, line[: len(line) // 2])}
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a short write": (WRITE_HALF, "the disk is full"),
+    "said by fsync alone": ({"fsync": raises(errno.ENOSPC)}, "No space left"),  # of network file systems
+    "not taken back": (WRITE_HALF | {"ftruncate": raises(errno.EIO)}, "recorded before is safe"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_record_that_cannot_be_written_is_taken_back_and_costs_no_other(
+    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    writer, (replaced, said) = store.Writer(tmp_path), FAULTS[fault]
+    writer.append(make_record())
+    (path,) = store.segments(tmp_path)
+    whole = path.read_bytes()
+    with monkeypatch.context() as patched, pytest.raises(UserError, match=said):
+        for name, function in replaced.items():
+            patched.setattr(os, name, function)
+        writer.append(make_record(repetition=1))
+    assert (path.read_bytes() == whole) == (fault != "not taken back")
+    writer.append(make_record(repetition=2))
+    writer.close()
+    assert set(store.read(tmp_path)) == {make_record(repetition=k).cell_id for k in (0, 2)}
+
+
+@pytest.mark.parametrize(("code", "known"), [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)])
+def test_a_folder_that_cannot_be_synced_is_no_mistake_where_a_file_system_cannot(
+    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch, code: int, known: bool
+) -> None:
+    real = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda file: raises(code)() if stat.S_ISDIR(os.fstat(file).st_mode) else real(file)
+    )
+    try:
+        store.Writer(tmp_path).append(make_record())
+    except UserError:
+        assert not known
+    else:
+        assert known and list(store.read(tmp_path)) == [make_record().cell_id]
+
+
+def test_a_record_with_infinity_is_not_written(tmp_path: Path, make_record: Make) -> None:
+    writer = store.Writer(tmp_path)
+    writer.append(make_record())
+    with pytest.raises(ValueError):
+        writer.append(make_record(repetition=1, value=float("inf")))
+    writer.close()
+    assert list(store.read(tmp_path)) == [make_record().cell_id]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        pytest.param(lambda below, record: store.Writer(below).append(record), id="append"),
+        pytest.param(lambda below, record: files.write_whole(below / "x", b""), id="write_whole"),
+        pytest.param(lambda below, record: store.check_writable(below), id="check_writable"),
+        pytest.param(lambda below, record: store.check_writable(below.parents[1]), id="records is a file"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_the_users_mistake(
+    tmp_path: Path, make_record: Make, act: Callable[..., None]
+) -> None:
+    (tmp_path / "records").write_bytes(b"")
+    with pytest.raises(UserError, match=f"cannot write.*{tmp_path}"):
+        act(tmp_path / "records" / "below", make_record())
+
+
+def test_checking_a_folder_makes_it_and_leaves_nothing_in_it(tmp_path: Path) -> None:
+    store.check_writable(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir() and [p for p in (tmp_path / "a" / "b").rglob("*") if p.is_file()] == []
+
+
+def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path, full_disk: Any) -> None:
+    path = tmp_path / "deep" / "file"
+    files.write_whole(path, b"old")
+    with full_disk(1000), pytest.raises(UserError, match="cannot write"):
+        files.write_whole(path, b"new" * 1000)
+    assert path.read_bytes() == b"old"
+    files.write_whole(path, b"new")
+    assert path.read_bytes() == b"new" and [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_folder_that_is_not_there_holds_no_records(tmp_path: Path) -> None:
+    assert store.read(tmp_path / "nowhere") == store.heads(tmp_path / "nowhere") == {}
