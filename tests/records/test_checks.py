@@ -2,8 +2,6 @@
 
 import csv
 import io
-import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,18 +52,6 @@ def test_a_report_comes_back_and_a_newer_one_of_the_same_takes_its_place(tmp_pat
     for number, other in enumerate(others, 2):
         checks.write(other, tmp_path)
         assert len(checks.read(tmp_path)) == number and other in checks.read(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"schema_version": 1}', b"\xff" * 9, {"schema_version": 0}])
-def test_what_is_no_report_is_left_out_with_a_warning_of_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: Any
-) -> None:
-    path = checks.write(report(), tmp_path)
-    other = json.dumps(json.loads(path.read_bytes()) | content).encode() if isinstance(content, dict) else content
-    (tmp_path / "checks" / "bad.json").write_bytes(other)
-    with caplog.at_level(logging.WARNING):
-        assert checks.read(tmp_path) == [report()]
-    assert [len(r.getMessage().splitlines()) for r in caplog.records] == [1] and "bad.json" in caplog.text
 
 
 @pytest.mark.parametrize(

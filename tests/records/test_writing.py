@@ -7,7 +7,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,35 +64,6 @@ def test_every_writer_has_a_segment_of_its_own(tmp_path: Path, make_record: Make
     assert len(store.read(tmp_path)) == 6
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Return a folder on a disk of its own, of 64 kB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("file systems may not be mounted here")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts a tmpfs")
-def test_a_disk_that_is_full_loses_nothing_and_what_failed_goes_on_when_there_is_room(
-    small_disk: Path, make_record: Make
-) -> None:
-    (small_disk / "ballast").write_bytes(bytes(30_000))
-    writer, acknowledged = store.Writer(small_disk), []
-    with pytest.raises(UserError, match=str(small_disk)):
-        for k in range(100):
-            writer.append(make_record(repetition=k))
-            acknowledged.append(make_record(repetition=k).cell_id)
-    assert acknowledged and list(store.read(small_disk)) == acknowledged
-    (small_disk / "ballast").unlink()
-    writer.append(make_record(repetition=1000))
-    writer.close()
-    assert set(store.read(small_disk)) == {*acknowledged, make_record(repetition=1000).cell_id}
-
-
 def raises(code: int) -> Callable[..., None]:
     def fail(*arguments: Any) -> None:
         raise OSError(code, os.strerror(code))
@@ -100,27 +71,30 @@ def raises(code: int) -> Callable[..., None]:
     return fail
 
 
-WRITE_HALF = {"write": lambda file, line, real=os.write: real(file, line[: len(line) // 2])}
-FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "a short write": (WRITE_HALF, "the disk is full"),
-    "said by fsync alone": ({"fsync": raises(errno.ENOSPC)}, "No space left"),  # of network file systems
-    "not taken back": (WRITE_HALF | {"ftruncate": raises(errno.EIO)}, "recorded before is safe"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_record_that_cannot_be_written_is_taken_back_and_costs_no_other(
-    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
-    writer, (replaced, said) = store.Writer(tmp_path), FAULTS[fault]
+@pytest.mark.parametrize(
+    ("more", "replaced", "said"),
+    [
+        (500, {}, "the disk is full"),
+        (0, {}, "File too large"),
+        (10**6, {"fsync": raises(errno.ENOSPC)}, "No space left"),  # as network file systems say it
+        (500, {"ftruncate": raises(errno.EIO)}, "recorded before is safe"),
+    ],
+    ids=["a short write", "no write", "no sync", "not taken back"],
+)
+def test_a_record_for_which_the_disk_has_no_room_is_taken_back_and_costs_no_other(
+    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch, full_disk: Any, more: int, replaced: Any,
+    said: str,
+) -> None:  # fmt: skip
+    writer = store.Writer(tmp_path)
     writer.append(make_record())
     (path,) = store.segments(tmp_path)
     whole = path.read_bytes()
-    with monkeypatch.context() as patched, pytest.raises(UserError, match=said):
+    with monkeypatch.context() as patched, full_disk(len(whole) + more), pytest.raises(UserError, match=said) as caught:
         for name, function in replaced.items():
             patched.setattr(os, name, function)
         writer.append(make_record(repetition=1))
-    assert (path.read_bytes() == whole) == (fault != "not taken back")
+    assert str(tmp_path) in str(caught.value) and path.read_bytes().startswith(whole)
+    assert (path.read_bytes() == whole) == ("ftruncate" not in replaced)
     writer.append(make_record(repetition=2))
     writer.close()
     assert set(store.read(tmp_path)) == {make_record(repetition=k).cell_id for k in (0, 2)}
