@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,13 @@ LINES: dict[str, bytes | Callable[[Raw], object]] = {
     "a number whose square is none": lambda raw: raw["metrics"]["accuracy"].update(value=1e308),
     "another kind": lambda raw: raw.update(kind="<b>\n"),
     "another status": lambda raw: raw.update(status="a\nb"),
+    "a field more": lambda raw: raw.update(extra=1),
+    "a metric with more": lambda raw: raw["metrics"]["accuracy"].update(stderr=0),
+    "an origin with more": lambda raw: raw["origin"].update(path="here"),
+    "half a token count": lambda raw: raw.update(trajectory=[{"tokens_in": 1}]),
+    "no repetition": lambda raw: raw["cell"].update(repetition=-1),
+    "a test nowhere": lambda raw: raw["cell"].update(where="nowhere"),
+    "a cell with more": lambda raw: raw["cell"].update(workers=2),
     "a machine elsewhere": lambda raw: raw.update(environment="../../secret"),
     "many metrics": lambda raw: raw.update(metrics=dict.fromkeys(map(str, range(20_000)), raw["metrics"]["accuracy"])),
     **{f"version {version!r}": (lambda raw, version=version: raw.update(schema_version=version))
@@ -213,14 +220,6 @@ JSON = st.recursive(
 )
 
 
-def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of each value inside a JSON value."""
-    yield path
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in inside:
-        yield from paths(part, (*path, key))
-
-
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
 @example(data=b"")
@@ -232,12 +231,12 @@ def test_a_changed_line_is_read_or_refused_in_one_line(make_record: Make, data: 
     """One of the values of a record is another, or some of its bytes."""
     line = data
     if not isinstance(line, bytes):
-        raw: Any = {"whole": make_record().model_dump(mode="json")}
-        path, part = data.draw(st.sampled_from(list(paths(raw))[1:])), raw
-        for key in path[:-1]:
-            part = part[key]
-        part[path[-1]] = data.draw(st.just(part[path[-1]]) | JSON)
-        line = json.dumps(raw["whole"]).encode()
+        raw = make_record().model_dump(mode="json")
+        part = data.draw(
+            st.sampled_from([raw, raw["cell"], raw["cell"]["task"], raw["origin"], *raw["metrics"].values()])
+        )
+        part[data.draw(st.sampled_from(sorted(part)))] = data.draw(JSON)
+        line = json.dumps(raw).encode()
         start = data.draw(st.integers(0, len(line)))
         end = data.draw(st.integers(start, min(len(line), start + 10)))
         line = data.draw(st.sampled_from([line, line[:start] + data.draw(st.binary(max_size=10)) + line[end:]]))
