@@ -54,16 +54,6 @@ def test_what_writers_that_were_killed_acknowledged_is_there(tmp_path: Path, mak
     assert len(store.segments(tmp_path)) == writers
 
 
-def test_every_writer_has_a_segment_of_its_own(tmp_path: Path, make_record: Make) -> None:
-    writers = [store.Writer(tmp_path) for _ in range(2)]
-    for repetition in range(6):
-        writers[repetition % 2].append(make_record(repetition=repetition))
-    for writer in writers:
-        writer.close()
-    assert [path.read_bytes().count(b"\n") for path in store.segments(tmp_path)] == [3, 3]
-    assert len(store.read(tmp_path)) == 6
-
-
 def raises(code: int) -> Callable[..., None]:
     def fail(*arguments: Any) -> None:
         raise OSError(code, os.strerror(code))
@@ -114,15 +104,6 @@ def test_a_folder_that_cannot_be_synced_is_no_mistake_where_a_file_system_cannot
         assert not known
     else:
         assert known and list(store.read(tmp_path)) == [make_record().cell_id]
-
-
-def test_a_record_with_infinity_is_not_written(tmp_path: Path, make_record: Make) -> None:
-    writer = store.Writer(tmp_path)
-    writer.append(make_record())
-    with pytest.raises(ValueError):
-        writer.append(make_record(repetition=1, value=float("inf")))
-    writer.close()
-    assert list(store.read(tmp_path)) == [make_record().cell_id]
 
 
 @pytest.mark.parametrize(
