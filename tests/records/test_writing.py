@@ -1,23 +1,29 @@
-"""Writers: what they acknowledged is there, whoever is killed and whatever the disk does."""
+"""Writing and sealing: what was acknowledged is there, whoever is killed and whatever the disk does."""
 
 import errno
 import os
+import random
+import resource
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flats import filled, rows_in
 
 from sparsebench.errors import UserError
 from sparsebench.records import files, store
 from sparsebench.records.record import Record
 
 Make = Callable[..., Record]
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
 WRITE = """
 import os, sys
 from pathlib import Path
@@ -54,6 +60,17 @@ def test_what_writers_that_were_killed_acknowledged_is_there(tmp_path: Path, mak
     assert len(store.segments(tmp_path)) == writers
 
 
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Let no file grow beyond a size: the write that would do so is cut short."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
 def raises(code: int) -> Callable[..., None]:
     def fail(*arguments: Any) -> None:
         raise OSError(code, os.strerror(code))
@@ -72,9 +89,8 @@ def raises(code: int) -> Callable[..., None]:
     ids=["a short write", "no write", "no sync", "not taken back"],
 )
 def test_a_record_for_which_the_disk_has_no_room_is_taken_back_and_costs_no_other(
-    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch, full_disk: Any, more: int, replaced: Any,
-    said: str,
-) -> None:  # fmt: skip
+    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch, more: int, replaced: Any, said: str
+) -> None:
     writer = store.Writer(tmp_path)
     writer.append(make_record())
     (path,) = store.segments(tmp_path)
@@ -123,12 +139,7 @@ def test_a_folder_that_cannot_be_written_is_the_users_mistake(
         act(tmp_path / "records" / "below", make_record())
 
 
-def test_checking_a_folder_makes_it_and_leaves_nothing_in_it(tmp_path: Path) -> None:
-    store.check_writable(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir() and [p for p in (tmp_path / "a" / "b").rglob("*") if p.is_file()] == []
-
-
-def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path, full_disk: Any) -> None:
+def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
     files.write_whole(path, b"old")
     with full_disk(1000), pytest.raises(UserError, match="cannot write"):
@@ -138,5 +149,79 @@ def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path, full_disk: A
     assert path.read_bytes() == b"new" and [p.name for p in path.parent.iterdir()] == ["file"]
 
 
-def test_a_folder_that_is_not_there_holds_no_records(tmp_path: Path) -> None:
-    assert store.read(tmp_path / "nowhere") == store.heads(tmp_path / "nowhere") == {}
+def test_a_folder_that_is_not_there_holds_no_records_and_can_be_made(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    assert store.read(out) == store.heads(out) == {} and not out.exists()
+    store.check_writable(out)
+    assert out.is_dir() and [p for p in out.rglob("*") if p.is_file()] == []
+
+
+def test_a_sealed_folder_is_what_was_written(tmp_path: Path) -> None:
+    """Segments of published folders of all ages."""
+    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    records, heads, rows = store.read(tmp_path), store.heads(tmp_path), rows_in(tmp_path)
+    store.seal(tmp_path)
+    assert not store.segments(tmp_path) and len(store.sealed(tmp_path)) == 5
+    assert store.read(tmp_path) == records
+    assert store.heads(tmp_path) == heads and rows_in(tmp_path) == rows
+
+
+def test_a_segment_that_is_written_is_not_sealed_and_a_dead_writers_is(tmp_path: Path, make_record: Make) -> None:
+    code = "import sys; from pathlib import Path; from sparsebench.records import store; w = store.Writer(Path('.')); "
+    code += "w.append(store.parse(sys.argv[1].encode())); print('there', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, make_record().model_dump_json()]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, **pipes) as writer:
+        assert writer.stdout and writer.stdout.readline() == b"there\n"
+        filled(tmp_path, make_record(repetition=1))
+        store.seal(tmp_path)
+        assert len(store.segments(tmp_path)) == len(store.sealed(tmp_path)) == 1
+        writer.kill()
+    store.seal(tmp_path)
+    assert (store.segments(tmp_path), len(store.sealed(tmp_path)), len(store.read(tmp_path))) == ([], 2, 2)
+
+
+def test_what_lies_beside_the_records_goes_with_them(tmp_path: Path, make_record: Make) -> None:
+    filled(tmp_path, make_record())
+    files.write_whole(tmp_path / "environments" / "a.json", b'{"python": "3"}')
+    files.write_whole(tmp_path / "environments" / "bad.json", b"\xff")
+    store.seal(tmp_path)
+    assert [path.name for path in (tmp_path / "environments").iterdir()] == ["bad.json"]
+    assert store.beside(tmp_path, "environments") == {"a.json": '{"python": "3"}'}
+    files.write_whole(tmp_path / "environments" / "a.json", b'{"python": "4"}')
+    assert store.beside(tmp_path, "environments") == {"a.json": '{"python": "4"}'}
+
+
+def test_a_line_that_cannot_be_read_keeps_its_segment_and_a_torn_one_not(tmp_path: Path, make_record: Make) -> None:
+    for name, end in {"torn": b'{"cell"', "odd": b"{}\n"}.items():
+        (path,) = store.segments(filled(tmp_path / name, make_record()))
+        path.write_bytes(path.read_bytes() + end)
+        store.seal(tmp_path / name)
+        assert bool(store.segments(tmp_path / name)) == (name == "odd") and len(store.read(tmp_path / name)) == 1
+
+
+@pytest.mark.slow
+def test_whoever_is_killed_while_sealing_nothing_is_lost_or_doubled(tmp_path: Path, make_record: Make) -> None:
+    records = [make_record(repetition=number) for number in range(300)]
+    rng, expected = random.Random(0), {record.cell_id for record in records}
+    code = "import sys; from pathlib import Path; from sparsebench.records import store; import pyarrow.parquet; "
+    code += "print(flush=True); store.seal(Path(sys.argv[1]))"
+    for trial in range(20):
+        out = tmp_path / str(trial)
+        for part in range(3):
+            filled(out, *records[part * 100 : part * 100 + 100])
+        with subprocess.Popen([sys.executable, "-c", code, str(out)], stdout=subprocess.PIPE) as sealing:
+            assert sealing.stdout
+            sealing.stdout.readline()
+            time.sleep(rng.random() * 0.15)
+            sealing.send_signal(signal.SIGKILL)
+        assert set(store.read(out)) == expected
+        store.seal(out)
+        assert not store.segments(out) and set(store.read(out)) == expected and len(rows_in(out)) == 300
+
+
+def test_what_cannot_be_sealed_stays(tmp_path: Path, make_record: Make) -> None:
+    filled(tmp_path, make_record())
+    with full_disk(100), pytest.raises(UserError, match="cannot write"):
+        store.seal(tmp_path)
+    assert len(store.read(tmp_path)) == len(store.segments(tmp_path)) == len(list(tmp_path.rglob("*.*"))) == 1
