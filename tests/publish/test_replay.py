@@ -5,13 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
 from click.testing import CliRunner, Result
+from coded import write_pictures
 from forge import JUDGE, PEEKS, PLUGIN, changed, improve, judged, moved, put, sealed, sourced
-from PIL import Image
 from safetensors.torch import save_file
 
 from sparsebench import api
@@ -137,11 +136,8 @@ def test_what_is_rejected_is_not_run_and_nothing_is_unasked(few: Path, tmp_path:
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a submission for pictures and weights of one's own, which lie beside it."""
-    root, rng = tmp_path_factory.mktemp("own"), np.random.default_rng(0)
-    for number in range(8):
-        (root / "pictures" / "val" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-        pixels = Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8))
-        pixels.save(root / "pictures" / "val" / "ab"[number % 2] / f"{number}.png")
+    root = tmp_path_factory.mktemp("own")
+    write_pictures(root / "pictures" / "val", {"a": 5, "b": 6}, each=4)
     for seed, name in enumerate(("mine", "other")):
         torch.manual_seed(seed)
         save_file(timm.create_model("test_vit", num_classes=2).state_dict(), root / f"{name}.safetensors")

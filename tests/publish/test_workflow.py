@@ -44,30 +44,6 @@ def template(out: Path, sound: Path, tmp_path_factory: pytest.TempPathFactory) -
     return folder, commit(folder)
 
 
-@pytest.fixture
-def head(template: tuple[Path, str], tmp_path: Path) -> Path:
-    git(tmp_path, "clone", "--quiet", str(template[0]), "head")
-    return tmp_path / "head"
-
-
-@pytest.fixture
-def check(template: tuple[Path, str], head: Path, tmp_path: Path) -> Callable[..., tuple[int, str]]:
-    """Return a function that commits what was changed and runs the script on it."""
-    tool = tmp_path / "bin" / "sparsebench"
-    tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sparsebench "$@"\n')
-    tool.chmod(0o755)
-    paths = {"PATH": f"{tool.parent}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}"}
-
-    def run(may: bool = False) -> tuple[int, str]:
-        commit(head)
-        words = ["bash", str(SCRIPT), "../head", template[1], str(may).lower()]
-        ended = subprocess.run(words, cwd=tool.parent, env=os.environ | paths, capture_output=True, text=True)
-        return ended.returncode, ended.stdout + ended.stderr
-
-    return run
-
-
 def honest(head: Path, sound: Path) -> None:
     shutil.copytree(sound, head / PLACE.parent / sound.name)
 
@@ -126,12 +102,23 @@ CHANGES: dict[str, tuple[Callable[..., object], bool, int, list[str]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_pull_request_passes_or_is_told_why_not(check, head: Path, sound: Path, name: str) -> None:
-    change, may, expected, words = CHANGES[name]
+def test_a_pull_request_passes_or_is_told_why_not(
+    template: tuple[Path, str], sound: Path, tmp_path: Path, name: str
+) -> None:
+    """What is changed in a clone is committed, and the script is run on it."""
+    tool, head, (change, may, code, words) = tmp_path / "bin" / "sparsebench", tmp_path / "head", CHANGES[name]
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sparsebench "$@"\n')
+    tool.chmod(0o755)
+    paths = {"PATH": f"{tool.parent}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}"}
+    git(tmp_path, "clone", "--quiet", str(template[0]), "head")
     change(head, sound)
-    code, said = check(may)
-    assert code == expected and all(word in said for word in words) and "Usage:" not in said, said
-    assert not list(head.parent.rglob("done"))
+    commit(head)
+    command = ["bash", str(SCRIPT), "../head", template[1], str(may).lower()]
+    ended = subprocess.run(command, cwd=tool.parent, env=os.environ | paths, capture_output=True, text=True)
+    said = ended.stdout + ended.stderr
+    assert ended.returncode == code and all(word in said for word in words) and "Usage:" not in said, said
+    assert not list(tmp_path.rglob("done"))
 
 
 def pinned(text: str) -> bool:

@@ -1,13 +1,18 @@
-"""What a run says of its strategies and suites beside its records."""
+"""What lies beside records: machines and libraries, strategies, suites, and names of files."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sparsebench import api
 from sparsebench.plugin.registry import Registry
-from sparsebench.records import manifests, store
+from sparsebench.records import environment, manifests, store
 
 SMALL: dict[str, Any] = {"tasks": "theory:steps=2,test=4", "n_train": (4,), "jobs": 0}
 
@@ -63,3 +68,25 @@ def test_what_was_said_before_there_was_more_to_say_gives_way(tmp_path: Path) ->
     for name, file in (("a", "w.pt"), ("a", "x/w.pt"), ("b", "x/w.pt"), ("c", "v.pt")):
         store.keep(tmp_path / "files", {"name": name, "file": file})
     assert manifests.file_names(tmp_path) == {"a": "x/w.pt (a)", "b": "x/w.pt (b)", "c": "v.pt"}
+
+
+DESCRIBE = "import json; from sparsebench.records import environment as e; print(json.dumps(e.describe()))"
+
+
+def described(**variables: str) -> dict[str, str]:
+    known = {name: value for name, value in os.environ.items() if name not in environment.SETTINGS}
+    done = subprocess.run(
+        [sys.executable, "-c", DESCRIBE], env=known | variables, capture_output=True, text=True, check=True
+    )
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.slow
+def test_the_environment_names_what_libraries_compute_with_and_no_numbers_of_threads() -> None:
+    usual = described()
+    assert usual["capability"] == torch.backends.cpu.get_cpu_capability()
+    assert not usual.keys() & set(environment.SETTINGS)
+    assert described(OMP_NUM_THREADS="3", MKL_NUM_THREADS="2") == usual
+    default = described(ATEN_CPU_CAPABILITY="default")
+    assert default == usual | {"capability": "DEFAULT", "ATEN_CPU_CAPABILITY": "default"}
+    assert described(MKL_CBWR="COMPATIBLE") == usual | {"MKL_CBWR": "COMPATIBLE"}
