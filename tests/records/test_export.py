@@ -42,7 +42,10 @@ def test_the_same_records_give_the_same_file_sealed_or_not(form: str, tmp_path: 
     assert made[0] == made[1]
 
 
-def test_another_format_is_the_users_mistake() -> None:
+@pytest.mark.parametrize("form", export.FORMATS)
+def test_no_records_and_another_format_are_the_users_mistake(form: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no records"):
+        exported(form, tmp_path)
     with pytest.raises(UserError, match="--format; got 'xlsx'; allowed: csv, jsonl, parquet"):
         exported("xlsx")
 
