@@ -68,7 +68,7 @@ def test_a_report_comes_back_and_a_newer_one_of_the_same_takes_its_place(tmp_pat
             "fails required plans_are_legal, nothing_is_nan (timeout); 1 not run for that",
         ),
         (
-            {"plans_are_legal": "crashed", "acts_without_error": "expected"},
+            {"plans_are_legal": "crashed", "acts_without_error": "expected", "time_of_a_choice": "failed"},
             "fails 1 of 3 required, expected failures: 1",
             "fails required plans_are_legal (crashed); fails, as it declares, acts_without_error",
         ),
