@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparsebench.budget import Budget
@@ -124,6 +124,8 @@ def packed(numbers: list[int], grouped: bool) -> Outcomes:
 
 
 @given(CHANGES, st.lists(st.integers(0, 2**16 - 1), max_size=50), st.booleans())
+@example({}, [255], False)  # the largest of one byte, and the least of two
+@example({}, [256], False)
 def test_any_record_comes_back_from_its_line_and_from_its_row(
     make_record: Callable[..., Record], changes: dict[str, Any], numbers: list[int], grouped: bool
 ) -> None:
