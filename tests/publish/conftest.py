@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -64,17 +61,3 @@ def sound(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a submission of few cells, without pictures."""
     return forge.honest(tmp_path_factory.mktemp("few"), seeds=1)
-
-
-@pytest.fixture
-def tampered(sound: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that changes raw records in a copy of what is published, and seals it."""
-
-    def tamper(change: Callable[[dict[str, Any]], Any], *, task: str = "theory", strategy: str | None = "norm") -> Path:
-        def of_task(raw: dict[str, Any]) -> None:
-            if raw["cell"]["task"]["name"] == task:
-                change(raw)
-
-        return forge.changed(sound, Path(tempfile.mkdtemp(dir=tmp_path)), of_task, strategy)
-
-    return tamper

@@ -1,114 +1,99 @@
 """Cells that are run again: which are drawn, whose code runs and where, and what it takes for the badge."""
 
+import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import timm
+import torch
+from click.testing import CliRunner, Result
+from coded import write_pictures
 from forge import JUDGE, PEEKS, PLUGIN, changed, improve, judged, moved, put, sealed, sourced
+from safetensors.torch import save_file
 
+from sparsebench import api
+from sparsebench.cli import main
 from sparsebench.engine import inline
 from sparsebench.errors import UserError
-from sparsebench.planning.expand import expand
-from sparsebench.planning.job import Job
-from sparsebench.planning.request import Files, Request
+from sparsebench.planning.request import Files
 from sparsebench.plugin.registry import Registry
-from sparsebench.publish import replay as module
-from sparsebench.publish.folder import manifest_of
+from sparsebench.publish.folder import manifest_of, read_records
 from sparsebench.publish.replay import Here, replay
+from sparsebench.publish.submit import submit
 from sparsebench.publish.verify import Verdict, verify
-from sparsebench.records.record import Failure
 
 
-def replayed(folder: Path, number: int | None = None) -> Verdict:
+def replayed(folder: Path, number: int | None = None, seed: int | None = None) -> Verdict:
     verdict = verify(folder)
-    replay(folder, verdict, number, Here(Files(), "cpu"))
+    replay(folder, verdict, number, Here(Files(), "cpu", seed))
     return verdict
 
 
-@pytest.mark.slow
-def test_cells_that_are_run_again_here_come_out_the_same(few: Path) -> None:
-    verdict = replayed(few)
-    assert (verdict.badge, verdict.why, verdict.wrong) == ("replayed", [], False)
-    assert "replayed 5 of 5 cells, 1 of its 1 own, with --replay-seed " in verdict.notes[0] and not verdict.notes[1:]
+def call(folder: Path, *words: Any) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in ("verify", folder, "--device", "cpu", *words)])
 
 
 @pytest.mark.slow
-def test_of_another_machine_it_is_said_within_how_many_points(few: Path, tmp_path: Path) -> None:
-    verdict = replayed(changed(few, tmp_path, moved, None))
-    assert verdict.badge == "replayed" and "5 of them are said to come from another machine" in verdict.notes[1]
-    assert "agree within 0.00 points" in verdict.notes[1]
+def test_cells_that_are_run_again_here_come_out_the_same_with_the_file_of_the_submission(few: Path) -> None:
+    result = call(few, "--replay", "all", "--yes")
+    assert f"this runs the file {few / 'plugin' / 'good.py'} as you, " in result.stderr
+    assert result.exit_code == 0, result.output
+    assert ": replayed: whole and consistent; cells drawn by chance, run again here, agree\n" in result.stdout
+    assert "replayed 5 of 5 cells, 1 of its 1 own, with --replay-seed " in result.stdout
+    assert "another machine" not in result.stdout
 
 
 @pytest.mark.slow
-def test_cells_that_start_from_others_are_run_with_these(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = module._draw
-    monkeypatch.setattr(
-        module, "_draw", lambda *a: ([r for r in drawn(*a)[0] if r.cell.init and r.label == "norm"][:1], (9, 9))
-    )  # fmt: skip
-    verdict = replayed(sound)
-    assert verdict.badge == "replayed" and "replayed 1 of 9 cells, 1 of its 9 own" in verdict.notes[0]
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_what_a_cell_starts_from_is_run_first_through_two_levels(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
-    task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
-    registry = Registry()
-    jobs = expand(Request(plugins=("dynamic_vit",), tasks=(task,), n_train=(20,), seeds=2), registry)
-    chosen = [job for job in jobs if job.label in ("dense", "dynamic_vit", "random") and job.asked]
-    records = [job.record_of_failure("ok", Failure(reason="")) for job in chosen if job.cell.repetition][::order]
-    handed: list[Job] = []
-    manifest: Any = SimpleNamespace(strategy="dynamic_vit")
-    monkeypatch.setattr(module.runs, "carry_out", lambda plan, *arguments: handed.extend(plan.todo))
-    module._run(records, manifest, registry, None, Here(Files(), "cpu"))
-    assert [job.label for job in handed[:2]] == ["dense", "dense"] and len(handed) == 4
-    first, dense, *rest = handed
-    assert first.cell.task.name == "plain" and first.keep_weights and dense.keep_weights
-    assert [first.after, dense.after] == ["", first.cell.id] and not any(job.keep_weights for job in rest)
-    assert {job.label: job.after for job in rest} == {"dynamic_vit": dense.cell.id, "random": first.cell.id}
-
-
-def test_so_many_are_drawn_and_with_a_seed_the_same(sound: Path) -> None:
-    def draw(number: int | None, seed: int) -> list[str]:
-        return [record.cell_id for record in module._draw(sound, "norm", number, seed)[0]]
-
-    every, (total, own) = module._draw(sound, "norm", None, 1)
-    mine = {record.cell_id for record in every if record.label == "norm"}
-    assert len(every) == total and len(mine) == own > 1
-    assert draw(2, 1) == draw(2, 1) and len(draw(2, 1)) == 2
-    assert len({tuple(draw(4, seed)) for seed in range(20)}) > 1
-    for seed in range(20):
-        assert len(mine & set(draw(1, seed))) == 1 and len(mine & set(draw(4, seed))) >= 2
-        assert len({r.cell.task.name for r in module._draw(sound, "norm", 4, seed)[0] if r.label == "norm"}) == 2
-    assert set(draw(10_000, 1)) == {record.cell_id for record in every}
-
-
-def test_no_content_of_the_records_moves_the_draw(sound: Path, tmp_path: Path) -> None:
+def test_half_of_the_drawn_cells_are_its_own_of_every_task_and_no_content_moves_the_draw(
+    sound: Path, tmp_path: Path
+) -> None:
     """Whoever forges can try seconds until cells are drawn that are sound, if the draw hangs on them."""
-    folder = changed(sound, tmp_path, put(1e6, "seconds"), None)
-    for seed in range(5):
-        ids = [[r.cell_id for r in module._draw(each, "norm", 1, seed)[0]] for each in (sound, folder)]
-        assert ids[0] == ids[1]
+    records = {record.cell_id: record for record in read_records(sound)}
+    elsewhere = changed(sound, tmp_path, lambda raw: (put(1e6, "seconds")(raw), moved(raw)), None)
+    draws = []
+    for folder, seed in ((sound, 1), (elsewhere, 1), (sound, 2)):
+        verdict = replayed(folder, 4, seed)
+        assert verdict.badge == "replayed", verdict.why
+        about, _, drawn = verdict.notes[0].partition(f", with --replay-seed {seed}: ")
+        assert about == "replayed 4 of 17 cells, 2 of its 4 own"
+        draws.append(drawn.split(", "))
+        own = [records[one].cell.task.name for one in draws[-1] if records[one].label == "norm"]
+        said = "4 of them are said to come from another machine, or not from a CPU; accuracies agree within 0.00 points"
+        assert verdict.notes[1:] == ([said] if folder == elsewhere else [])
+        assert len(draws[-1]) == 4 and sorted(own) == ["composite", "theory"]
+    assert draws[0] == draws[1] != draws[2]
+
+
+@pytest.mark.slow
+def test_what_a_cell_starts_from_is_run_first_through_two_levels(tmp_path: Path) -> None:
+    """A trained strategy of sparsebench, which starts from dense, which starts from a network that was pretrained."""
+    task = "composite:epochs=1,test=20,pretrain_epochs=1,pretrain_samples=40"
+    api.run("dynamic_vit", tasks=task, n_train=(20,), seeds=1, out=tmp_path / "out", jobs=0, device="cpu")
+    folder = submit(tmp_path / "out", tmp_path / "to").folder
+    verdict = replayed(folder, 1)
+    assert verdict.badge == "replayed" and ", 1 of its 1 own, " in verdict.notes[0], verdict
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (PLUGIN.read_text(), "other outcomes here, on the same machine"),
         (JUDGE + PLUGIN.read_text(), "other outcomes here, on the same machine"),  # what compares never imports it
-        (PLUGIN.read_text().replace("(1 if", "(-1 if"), "other outcomes here, on the same machine"),
         (PLUGIN.read_text().replace("view):", f"view):{PEEKS}"), "does not conform: check "),
         (PLUGIN.read_text() + "\nraise SystemExit(0)\n", ""),
     ],
-    ids=["replaces the judge", "another strategy", "reads the answers", "leaves"],
+    ids=["other numbers", "replaces the judge", "reads the answers", "leaves"],
 )
-def test_a_file_that_does_not_give_these_numbers_is_not_replayed(
+def test_a_file_that_does_not_give_these_numbers_is_not_replayed_and_no_text_calls_it_checked(
     few: Path, tmp_path: Path, text: str, said: str
 ) -> None:
     folder = sourced(few, tmp_path, text, lambda raw: improve(raw, 10))
     badge, out = judged(folder, "--replay", "all", "--yes", "--device", "cpu")
     assert badge == "reported" and said in out, out
+    assert not re.search("verified|checked", out)
 
 
 def test_a_file_that_is_not_the_one_that_was_run_is_not_run(few: Path, tmp_path: Path) -> None:
@@ -118,12 +103,20 @@ def test_a_file_that_is_not_the_one_that_was_run_is_not_run(few: Path, tmp_path:
         replayed(sealed(folder))
 
 
-def test_an_installed_strategy_is_to_be_installed_as_it_was_run(few: Path, tmp_path: Path) -> None:
-    folder = changed(few, tmp_path, lambda raw: None)
-    manifest = manifest_of(folder)
-    origin = manifest.plugin.model_copy(update={"plugin": "far", "distribution": "far-away", "version": "2.0"})
-    folder = sealed(changed(folder, tmp_path / "far", put(origin.model_dump(), "origin")), plugin=origin, file="")
-    with pytest.raises(UserError, match=r"'norm' is not here as it was run; got none.* far-away 2\.0; install"):
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        ({"plugin": "far", "distribution": "far-away", "version": "2.0"},
+         r"'norm' is not here as it was run; got none.* far-away 2\.0; install"),
+        ({"plugin": "attn_topk", "distribution": "sparsebench"}, "unknown strategy; got 'norm'"),
+    ],
+)  # fmt: skip
+def test_an_installed_strategy_is_to_be_installed_as_it_was_run(
+    few: Path, tmp_path: Path, origin: dict[str, str], said: str
+) -> None:
+    made = manifest_of(few).plugin.model_copy(update=origin)
+    folder = sealed(changed(few, tmp_path, put(made.model_dump(), "origin")), plugin=made, file="")
+    with pytest.raises(UserError, match=said):
         replayed(folder)
 
 
@@ -133,6 +126,49 @@ def test_a_strategy_of_another_kind_than_its_record_says_is_not_run(job_of: Any,
     assert record.failure is not None and record.failure.reason == "'norm' is deployable here, and oracle in its job"
 
 
-def test_what_is_rejected_is_not_run(few: Path, tmp_path: Path) -> None:
+def test_what_is_rejected_is_not_run_and_nothing_is_unasked(few: Path, tmp_path: Path) -> None:
     verdict = replayed(changed(few, tmp_path, put(0.999, "metrics", "accuracy", "value")))
     assert verdict.badge == "rejected" and not verdict.notes
+    result = call(few, "--replay", 1)
+    assert result.exit_code == 2 and "; give --yes if that is what you want" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a submission for pictures and weights of one's own, which lie beside it."""
+    root = tmp_path_factory.mktemp("own")
+    write_pictures(root / "pictures" / "val", {"a": 5, "b": 6}, each=4)
+    for seed, name in enumerate(("mine", "other")):
+        torch.manual_seed(seed)
+        save_file(timm.create_model("test_vit", num_classes=2).state_dict(), root / f"{name}.safetensors")
+    pictures, weights = f"folder:{root / 'pictures'}", root / "mine.safetensors"
+    asked: dict[str, Any] = {"suite": "folder", "model": "timm:test_vit", "images": pictures, "weights": weights}
+    api.run(str(PLUGIN), **asked, out=root / "out", jobs=0, device="cpu")
+    submit(root / "out", root / "to")
+    return root
+
+
+def files(own: Path, *names: str) -> list[Any]:
+    every = {"images": ("--images", f"folder:{own / 'pictures'}")}
+    every |= {name: ("--weights", own / f"{name}.safetensors") for name in ("mine", "other")}
+    return [word for name in names for word in every[name]]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["images"], r"was run with weights-\w{12}; got none that is named so; give what it was run with by --weights"),
+        (["images", "other"], r"was run with weights-\w{12}; got weights-\w{12}; give .* by --weights"),
+        (["mine"], r"was run with folder-\w{12}; got none that is named so; give what it was run with by --images"),
+    ],
+)
+def test_a_replay_names_the_files_that_it_needs(own: Path, given: list[str], said: str) -> None:
+    result = call(own / "to", "--replay", 2, "--yes", *files(own, *given))
+    assert result.exit_code == 2 and re.search(said, result.stderr), result.output
+    assert result.stdout == "" and "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_board_of_ones_own_weights_is_replayed(own: Path) -> None:
+    result = call(own / "to", "--replay", 2, "--yes", *files(own, "images", "mine"))
+    assert result.exit_code == 0 and ": replayed: " in result.stdout, result.output

@@ -1,47 +1,54 @@
+"""From a run's folder to a submission: what is in it, and what is refused."""
+
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from flats import rows_in
-from forge import PLUGIN, sealed
+from forge import PLUGIN, Change, put, sealed
 
 from sparsebench import api
+from sparsebench.cli import main
 from sparsebench.errors import UserError
-from sparsebench.publish.folder import MANIFEST, RECORDS, Answered, version_of
+from sparsebench.publish.folder import MANIFEST, Answered, version_of
 from sparsebench.publish.submit import git_steps, submit
 from sparsebench.publish.verify import verify
-from sparsebench.records import manifests, store, table
-from sparsebench.records.record import Failure, Record
+from sparsebench.records import environment, manifests, store, table
+from sparsebench.records.cell import digest
+from sparsebench.records.record import Record
+
+Raw = dict[str, Any]
+
+
+def call(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
 def edited(
-    out: Path, to: Path, records: Iterable[Record] | None = None, beside: Callable[[str], bool] = lambda name: True
-) -> Path:
-    """Write a run's folder with these records, and some of what lies beside them, to another one."""
-    texts = {f"{name}/{file}": text for name in store.BESIDE for file, text in store.beside(out, name).items()}
-    kept = store.read(out).values() if records is None else records
-    rows = table.table_of((record, 0) for record in kept)
-    table.write(to / "copy" / "records" / "all.parquet", rows, {n: text for n, text in texts.items() if beside(n)})
+    out: Path, to: Path, change: Change = lambda raw: None, kept: Callable[[Raw], bool] = lambda raw: True,
+    beside: str = "", called: str = "norm",
+) -> Path:  # fmt: skip
+    """Write a run's folder to another one: the strategy's records changed, without some, or what lies beside them."""
+    texts = {f"{name}/{file}": text.replace('"name":"norm"', f'"name":"{called}"')
+             for name in store.BESIDE for file, text in store.beside(out, name).items() if name != beside}  # fmt: skip
+    raws = [record.model_dump(mode="json") for record in store.read(out).values()]
+    for raw in raws:
+        if raw["label"] == "norm":
+            change(raw)
+            raw["cell_id"] = digest(raw["cell"])
+    rows = table.table_of((Record.model_validate(raw), 0) for raw in raws if kept(raw))
+    table.write(to / "copy" / "records" / "all.parquet", rows, texts)
     return to / "copy"
 
 
-def one_of(out: Path) -> Record:
-    return next(record for record in store.read(out).values() if record.cell.strategy.name == "norm")
-
-
-def append(out: Path, record: Record) -> None:
-    writer = store.Writer(out)
-    writer.append(record)
-    writer.close()
-
-
-def test_it_has_the_strategy_and_the_baselines_and_what_they_start_from(out: Path, sound: Path) -> None:
+def test_it_has_the_strategy_and_the_baselines_and_what_they_start_from(out: Path, sound: Path, tmp_path: Path) -> None:
     records = store.read(sound)
     assert records == store.read(out)  # the run has no more
+    assert len(rows_in(sound)) == len(records) and "norm" in call("leaderboard", sound).stdout
     assert {record.cell.strategy.name for record in records.values()} == {"norm", "dense", "random", "oracle"}
     assert {record.cell.task.name for record in records.values()} == {"theory", "composite", "plain"}
     assert manifests.suites(sound) == manifests.suites(out)
@@ -52,6 +59,15 @@ def test_it_has_the_strategy_and_the_baselines_and_what_they_start_from(out: Pat
     files = {path.relative_to(sound).as_posix() for path in sound.rglob("*") if path.is_file()}
     assert set(manifest["files"]) | {MANIFEST} == files
     assert manifest["file"] == "good.py" and (sound / "plugin" / "good.py").read_bytes() == PLUGIN.read_bytes()
+    made = call("submit", edited(out, tmp_path), "--to", tmp_path / "to")
+    assert made.exit_code == 0 and "17 records, reported: whole and consistent; nobody has run it again" in made.stderr
+    assert made.stdout.startswith("git switch -c submit-norm-tiny-3-") and "pull request" in made.stdout
+    for file in files:  # the same records give the same bytes
+        assert (tmp_path / "to" / "norm" / sound.name / file).read_bytes() == (sound / file).read_bytes()
+    (one,) = json.loads(call("verify", tmp_path / "to", "--json", "--board", out).stdout)
+    assert (one["badge"], one["strategy"], one["notes"], one["why"]) == ("reported", "norm", [], [])
+    found = call("verify", tmp_path / "to")
+    assert found.exit_code == 0 and ": reported: whole and consistent; nobody has run it again\n" in found.stdout
 
 
 def test_it_has_the_modules_that_the_file_imports_from_beside_it(suite: Path, tmp_path: Path) -> None:
@@ -67,22 +83,11 @@ def test_it_has_the_modules_that_the_file_imports_from_beside_it(suite: Path, tm
     assert (made.manifest.file, made.verdict.badge) == ("mine.py", "reported")
 
 
-def test_boards_can_be_made_of_it(sound: Path) -> None:
-    assert len(rows_in(sound)) == len(store.read(sound))
-
-
-def test_the_same_records_give_the_same_bytes(out: Path, sound: Path, tmp_path: Path) -> None:
-    made = submit(edited(out, tmp_path, [*store.read(out).values()][::-1]), tmp_path / "to").folder
-    for path in made.rglob("*"):
-        assert path.is_dir() or path.read_bytes() == (sound / path.relative_to(made)).read_bytes()
-
-
 def test_failed_cells_are_published_too(out: Path, tmp_path: Path) -> None:
-    one = one_of(out)
-    lost = {"status": "timeout", "failure": Failure(reason="long"), "metrics": {}, "outcomes": None, "trajectory": ()}
-    records = store.read(out) | {one.cell_id: one.model_copy(update=lost)}
-    made = submit(edited(out, tmp_path, records.values()), tmp_path / "to")
-    assert store.read(made.folder)[one.cell_id].status == "timeout" and made.verdict.badge == "reported"
+    lost = {"status": "timeout", "failure": {"reason": "long"}, "metrics": {}, "outcomes": None, "trajectory": []}
+    made = submit(edited(out, tmp_path, lambda raw: raw.update(lost)), tmp_path / "to")
+    assert made.verdict.badge == "reported"
+    assert [one.status for one in store.read(made.folder).values() if one.status != "ok"] == ["timeout"] * 4
 
 
 def test_other_deployable_strategies_are_not_in_it_and_several_are_named(suite: Path, tmp_path: Path) -> None:
@@ -97,53 +102,53 @@ def test_other_deployable_strategies_are_not_in_it_and_several_are_named(suite: 
     assert names == {"noise", "dense", "random", "oracle"}
     assert made.manifest.file == "" and not (made.folder / "plugin").exists()  # it comes with sparsebench
     assert submit(out, tmp_path / "to", "dense").manifest.strategy == "dense"  # where it is asked for
-    spaced = replace(made, folder=tmp_path / "a b; c")
-    assert f"git add '{spaced.folder}'\n" in git_steps(spaced)
-    steps = git_steps(made)
-    assert f"git add {made.folder}\n" in steps and "push" in steps and "pull request" in steps
+    assert f"git add {made.folder}\n" in git_steps(made)
+    assert f"git add '{tmp_path}/a b'\n" in git_steps(replace(made, folder=tmp_path / "a b"))
 
 
-def test_what_lacks_settings_of_its_suite_is_refused(out: Path, tmp_path: Path) -> None:
-    left = [one for one in store.read(out).values() if one.label != "norm" or one.cell.task.name != "theory"]
-    again = edited(out, tmp_path, left)
-    with pytest.raises(UserError, match="incomplete: records of 2 of the 4 settings of suite tiny 3"):
-        submit(again, tmp_path / "to")
+def renamed(raw: Raw) -> None:
+    raw["cell"]["strategy"]["name"] = raw["label"] = "../../x"
 
 
-@pytest.mark.parametrize("folder", [manifests.SUITES, manifests.STRATEGIES])
-def test_a_folder_that_does_not_say_what_it_is_about_is_refused(out: Path, tmp_path: Path, folder: str) -> None:
-    again = edited(out, tmp_path, beside=lambda name: not name.startswith(folder))
-    with pytest.raises(UserError, match=r"does not say .* give the command of the run again"):
-        submit(again, tmp_path / "to")
+def by_another(raw: Raw) -> None:
+    raw["origin"]["revision"] = str(raw["cell"]["repetition"])
 
 
-def test_records_of_several_sources_are_refused(out: Path, tmp_path: Path) -> None:
-    again, one = edited(out, tmp_path), one_of(out)
-    newer = {"origin": one.origin.model_copy(update={"revision": "f" * 64}), "started": datetime.now(UTC).isoformat()}
-    append(again, one.model_copy(update=newer))
-    with pytest.raises(UserError, match="of several revisions"):
-        submit(again, tmp_path / "to")
+AGAIN = ".* give the command of the run again"
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "fewer settings": ({"kept": lambda raw: raw["label"] != "norm" or raw["cell"]["task"]["name"] != "theory"},
+                       "incomplete: records of 2 of the 4 settings of suite tiny 3"),
+    "no suite": ({"beside": manifests.SUITES}, f"does not say which suite{AGAIN}"),
+    "no strategy": ({"beside": manifests.STRATEGIES}, f"does not say what strategy{AGAIN}"),
+    "no machine": ({"beside": environment.FOLDER}, f"does not hold environments/.*{AGAIN}"),
+    "several sources": ({"change": by_another}, "of several revisions"),
+    "no revision": ({"change": put("", "origin", "revision")}, "do not say of which revision"),
+    "baselines alone": ({"kept": lambda raw: raw["kind"] != "deployable"}, "no strategy but baselines .*; name one"),
+    "a higher accuracy": ({"change": put(0.999, "metrics", "accuracy", "value")},
+                          "is not whole or not consistent: .*accuracy is 0.999"),
+    "a name that is a path": ({"change": renamed, "called": "../../x"}, "name of a folder"),
+    "no records": ({"kept": lambda raw: False}, "no records in"),
+}  # fmt: skip
 
 
-def test_what_would_not_verify_is_refused_and_nothing_is_left(out: Path, tmp_path: Path) -> None:
-    again, one = edited(out, tmp_path), one_of(out)
-    better = one.metrics | {"accuracy": one.metrics["accuracy"].model_copy(update={"value": 0.999})}
-    append(again, one.model_copy(update={"metrics": better, "started": datetime.now(UTC).isoformat()}))
-    with pytest.raises(UserError, match=r"is not whole or not consistent: .*accuracy is 0.999"):
-        submit(again, tmp_path / "to")
-    assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()]
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_no_submission_is_refused_and_nothing_is_left(out: Path, tmp_path: Path, name: str) -> None:
+    how, said = REFUSED[name]
+    folder = edited(out, tmp_path, **how)
+    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    with pytest.raises(UserError, match=said):
+        submit(folder, tmp_path / "to" / "deep")
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
 
 
-def test_what_is_there_is_not_written_over(out: Path, sound: Path) -> None:
-    before = (sound / RECORDS).read_bytes()
+def test_what_is_there_is_not_written_over_and_a_file_is_no_folder(out: Path, sound: Path, tmp_path: Path) -> None:
+    before = (sound / MANIFEST).stat().st_mtime_ns
     with pytest.raises(UserError, match="is there and is not written over"):
         submit(out, sound.parents[1])
-    assert (sound / RECORDS).read_bytes() == before
-
-
-def test_a_folder_without_records_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no records in"):
-        submit(tmp_path, tmp_path / "to")
+    assert (sound / MANIFEST).stat().st_mtime_ns == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        submit(out, tmp_path / "file")
 
 
 BRINGS_TASK = Path(__file__).resolve().parents[1] / "plugins" / "brings_task.py"
@@ -164,9 +169,8 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_cells_that_are_not_those_of_the_suite_are_published_as_ones_own(strange: Path, tmp_path: Path) -> None:
     made = submit(strange, tmp_path / "to")
     assert made.folder.name.startswith("no-suite-") and "for suite" not in git_steps(made)
-    assert (made.verdict.badge, made.verdict.suite, made.verdict.records) == ("reported", "", 3)
-    assert verify(made.folder, placed=True).badge == "reported"
-    assert "Suite" not in (strange / "leaderboard.html").read_text()
+    verdict = verify(made.folder, placed=True)
+    assert (verdict.badge, verdict.suite, verdict.records) == ("reported", "", 3)
 
 
 def test_a_whole_suite_in_a_folder_is_what_is_published(strange: Path, tmp_path: Path) -> None:
@@ -182,7 +186,7 @@ def test_a_whole_suite_in_a_folder_is_what_is_published(strange: Path, tmp_path:
 def test_what_has_the_name_of_a_suite_without_its_cells_is_none_of_it(strange: Path, tmp_path: Path) -> None:
     """Also in folders of before such runs were told apart, and in what a forger writes."""
     (asked,) = manifests.suites(strange)
-    older = edited(strange, tmp_path, beside=lambda name: not name.startswith(manifests.SUITES))
+    older = edited(strange, tmp_path, beside=manifests.SUITES)
     named = asked.model_copy(update={"name": "smoke"})
     store.keep(older / manifests.SUITES, named.model_dump(mode="json"))
     made = submit(older, tmp_path / "to")

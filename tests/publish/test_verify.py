@@ -1,4 +1,4 @@
-"""Whether a submission is whole, which its files say alone."""
+"""Whether a submission is whole and consistent, which its files say alone: by verify, by merge, and on boards."""
 
 import json
 import shutil
@@ -9,75 +9,169 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-from forge import changed, kinds, put, rewritten, sealed
+from click.testing import CliRunner, Result
+from forge import Change, changed, improve, kinds, put, rewritten, sealed
 
 from sparsebench.cli import main
-from sparsebench.errors import UserError
 from sparsebench.publish.folder import MANIFEST, RECORDS, manifest_of, read_records
 from sparsebench.publish.verify import submissions_in, verify, verify_each
 from sparsebench.records.manifests import Asked
+from sparsebench.records.record import Record, pack, unpack
 
-Tamper = Callable[..., Path]
+Raw = dict[str, Any]
+FORGED = put(0.999, "metrics", "accuracy", "value")
+GHOST = {"value": 1.0, "unit": "fraction", "n": 4, "low": None, "high": None, "method": ""}
+GROUPS = ("-1 with spurious", "-1 without spurious", "+1 with spurious")
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [
-        (("origin", "revision"), "0" * 64, "of another revision"),
-        (("kind",), "baseline", "of another kind"),
-        (("label",), "dense", "has strategy 'norm'"),
-        (("cell", "strategy", "name"), "<img src=x>", "incomplete: it lacks 2 of the 4 settings"),
-        (("environment",), "0" * 16, "has a machine without a name"),
-        (("cell", "repetition"), 7, "is not of the suite"),
-    ],
-)
-def test_records_that_do_not_belong_are_rejected(tampered: Tamper, path: Any, value: Any, said: str) -> None:
-    verdict = verify(tampered(put(value, *path)))
+def call(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+def flip(name: str) -> Change:
+    """Return what changes one test item."""
+
+    def change(raw: Raw) -> None:
+        numbers = unpack(raw["outcomes"][name], raw["outcomes"]["n"]).copy()
+        numbers[0] ^= 1
+        raw["outcomes"][name] = pack(numbers)
+
+    return change
+
+
+def left_out(*names: str) -> Change:
+    return lambda raw: [raw["metrics"].pop(name) for name in names]
+
+
+def of_plugin(raw: Raw) -> None:
+    """Give the task of a record to a plugin, which alone knows what it costs."""
+    raw["cell"]["task"]["name"] = "of_a_plugin"
+    raw["metrics"]["macs"]["value"] = 1.0
+
+
+WRONG: list[tuple[str, str, Change, str]] = [
+    *((task, "norm", put(value, "metrics", name, key), f"{name} is")
+      for task, name, key, value in (
+          ("theory", "accuracy", "low", 0.5001), ("theory", "accuracy", "high", 0.9), ("theory", "accuracy", "n", 17),
+          ("theory", "accuracy", "unit", "loss"), ("theory", "worst_group_accuracy", "value", 0.99),
+          ("theory", "spurious_gap", "value", -0.25), ("theory", "average_train", "value", 0.123),
+          ("composite", "macs_dense", "value", 1e9), ("composite", "accuracy_top5", "value", 0.999))),
+    ("theory", "norm", FORGED, "accuracy is 0.999"),
+    ("theory", "norm", put(0.5, "metrics", "success", "value"), "success is 0.5"),
+    ("theory", "norm", put(1.0, "metrics", "macs", "value"), "macs is 1.0"),
+    ("composite", "norm", put(0.1, "metrics", "macs_ratio", "value"), "macs_ratio is 0.1"),
+    ("composite", "norm", put(1.0, "trajectory", 1, "tokens_out"), "macs is"),
+    ("composite", "norm", put([], "trajectory"), "0 blocks, and the model 2"),
+    ("composite", "norm", put(1e200, "trajectory", 0, "tokens_in"), "macs is"),
+    *(("theory", "norm", left_out(name), f"{name} is missing")
+      for name in ("accuracy", "worst_group_accuracy", "macs", "success")),
+    ("theory", "norm", put(GHOST, "metrics", "accuracy: ghost"), "accuracy: "),
+    ("theory", "norm", left_out(*(f"accuracy: {name}" for name in GROUPS)), "group without a name"),
+    ("theory", "norm", put(None, "outcomes"), "it has no outcomes"),
+    *(("theory", "norm", flip(name), said) for name, said in (
+        ("predicted", "rank and its predicted class disagree"), ("rank", "rank and its predicted class disagree"),
+        ("label", "rank and its predicted class disagree"), ("group", "accuracy: "))),
+    ("theory", "random", lambda raw: (of_plugin(raw), FORGED(raw)), "accuracy is 0.999"),
+    ("theory", "norm", put("0" * 64, "origin", "revision"), "of another revision"),
+    ("theory", "norm", put("baseline", "kind"), "of another kind"),
+    ("theory", "norm", put("dense", "label"), "has strategy 'norm'"),
+    ("theory", "norm", put("<img src=x>", "cell", "strategy", "name"), "incomplete: it lacks 2 of the 4 settings"),
+    ("theory", "norm", put("0" * 16, "environment"), "has a machine without a name"),
+    ("theory", "norm", put(7, "cell", "repetition"), "is not of the suite"),
+    ("theory", "random", put("deployable", "kind"), "of another strategy than is submitted"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "strategy", "change", "said"), WRONG, ids=map(str, range(len(WRONG))))
+def test_what_does_not_follow_or_does_not_belong_is_named(
+    sound: Path, tmp_path: Path, task: str, strategy: str, change: Change, said: str
+) -> None:
+    folder = changed(sound, tmp_path, lambda raw: raw["cell"]["task"]["name"] == task and change(raw), strategy)
+    verdict = verify(folder)
     assert (verdict.badge, verdict.wrong) == ("rejected", True) and said in " ".join(verdict.why), verdict.why
 
 
-def test_records_of_another_deployable_strategy_do_not_belong(tampered: Tamper) -> None:
-    verdict = verify(tampered(put("deployable", "kind"), strategy="random"))
-    assert verdict.badge == "rejected" and "of another strategy than is submitted" in verdict.why[0]
+def renamed(raw: Raw) -> None:
+    """Give all names of groups to other groups: what stands there still follows from outcomes."""
+    for what in ("accuracy: ", "train_samples: "):
+        names = sorted(name for name in raw["metrics"] if name.startswith(what))
+        values = [raw["metrics"][name] for name in names]
+        raw["metrics"] |= dict(zip(names, values[1:] + values[:1], strict=True))
 
 
-def test_a_record_that_is_there_twice_is_named(sound: Path, tmp_path: Path) -> None:
-    folder = changed(sound, tmp_path, lambda raw: None)
-    twice = [one for record in read_records(sound) for one in (record, record)]
-    assert "is there twice" in verify(rewritten(folder, twice)).why[0]
+@pytest.mark.parametrize(
+    "change",
+    [lambda raw: None, renamed, lambda raw: improve(raw, 3), put(0.5, "metrics", "test_loss", "value"),
+     put(2.0, "metrics", "steps", "value")],
+    ids=["sound", "groups of other names", "changed in step", "a loss", "of no outcome"],
+)  # fmt: skip
+def test_what_follows_from_itself_or_from_nothing_is_reported(sound: Path, tmp_path: Path, change: Change) -> None:
+    verdict = verify(changed(sound, tmp_path, lambda raw: raw["cell"]["task"]["name"] == "theory" and change(raw)))
+    assert (verdict.badge, verdict.wrong, verdict.why, verdict.records) == ("reported", False, [], 17)
+    assert "nobody has run it again" in verdict.said
 
 
-def test_a_changed_byte_is_found_by_the_manifest(sound: Path, tmp_path: Path) -> None:
-    for name in (RECORDS, "plugin/good.py"):
-        folder = Path(shutil.copytree(sound, tmp_path / name))
+def test_costs_of_a_plugins_task_are_taken_as_they_stand(sound: Path, tmp_path: Path) -> None:
+    assert "macs" not in " ".join(verify(changed(sound, tmp_path, of_plugin, None)).why)
+
+
+def flipped(name: str) -> Callable[[Path], Any]:
+    def change(folder: Path) -> None:
         content = bytearray((folder / name).read_bytes())
         content[len(content) // 2] ^= 1
         (folder / name).write_bytes(content)
-        assert f"'{name}' has another SHA-256 than {MANIFEST} says" in verify(folder).why[0]
+
+    return change
 
 
-def test_torn_records_and_files_that_are_missing_or_too_many_are_named(sound: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(sound, tmp_path / "torn"))
+def torn(folder: Path) -> None:
     (folder / RECORDS).write_bytes((folder / RECORDS).read_bytes()[:-50])
-    assert verify(sealed(folder)).badge == "rejected"
-    (folder / RECORDS).unlink()
-    assert "records" in verify(folder).why[0] and "is not there" in verify(folder).why[0]
-    folder = Path(shutil.copytree(sound, tmp_path / "more"))
-    (folder / "notes.txt").write_text("x")
-    assert verify(folder).why == [f"'notes.txt' is not in {MANIFEST}"]
-    (folder / "notes.txt").unlink()
-    (folder / MANIFEST).write_text("{}")
-    assert "manifest.json: " in verify(folder).why[0]
-    (folder / MANIFEST).unlink()
-    assert verify(folder).why == [f"there is no {MANIFEST}"]
+    sealed(folder)
 
 
-def test_missing_settings_are_incomplete_and_other_suites_are_named(sound: Path, out: Path, tmp_path: Path) -> None:
-    folder = changed(sound, tmp_path, lambda raw: None)
-    left = [one for one in read_records(sound) if one.label != "norm" or one.cell.task.name != "theory"]
-    verdict = verify(rewritten(folder, left))
-    assert verdict.badge == "rejected" and "incomplete: it lacks 2 of the 4 settings of suite tiny 3" in verdict.why[0]
+def with_records(change: Callable[[Record], list[Record]]) -> Callable[[Path], Any]:
+    return lambda folder: rewritten(folder, [one for record in read_records(folder) for one in change(record)])
+
+
+def of_suite(folder: Path) -> None:
+    sealed(folder, suite=manifest_of(folder).suite.model_copy(update={"sha256": "0" * 16}))
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a changed byte": (flipped(RECORDS), f"'{RECORDS}' has another SHA-256 than {MANIFEST} says"),
+    "another plugin": (flipped("plugin/good.py"), f"'plugin/good.py' has another SHA-256 than {MANIFEST} says"),
+    "torn records": (torn, "is damaged"),
+    "no records": (lambda folder: (folder / RECORDS).unlink(), "is not there"),
+    "a file more": (lambda folder: (folder / "notes.txt").write_text("x"), f"'notes.txt' is not in {MANIFEST}"),
+    "an empty manifest": (lambda folder: (folder / MANIFEST).write_text("{}"), f"{MANIFEST}: "),
+    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), f"there is no {MANIFEST}"),
+    "a folder as manifest": (
+        lambda folder: ((folder / MANIFEST).unlink(), (folder / MANIFEST).mkdir()), "it cannot be read"),
+    "records twice": (
+        with_records(lambda record: [record, record]), "is there twice"),
+    "fewer records": (
+        with_records(lambda record: [record][record.label == "norm" and record.cell.task.name == "theory" :]),
+        "incomplete: it lacks 2 of the 4 settings of suite tiny 3"),
+    "another suite": (of_suite, "its suite is not the one"),
+    "another strategy": (lambda folder: sealed(folder, strategy="other"), "what its strategy is"),
+    "another version": (lambda folder: sealed(folder, version="tiny-3-0"), "its version is not that of its suite"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_folder_that_is_not_whole_is_rejected(sound: Path, tmp_path: Path, name: str) -> None:
+    folder, (damage, said) = changed(sound, tmp_path, lambda raw: None), DAMAGE[name]
+    damage(folder)
+    verdict = verify(folder)
+    assert verdict.badge == "rejected" and said in verdict.why[0], verdict.why
+
+
+def test_each_kind_of_forgery_has_no_better_badge_than_is_true(few: Path, tmp_path: Path) -> None:
+    for kind, (best, folder) in kinds(few, tmp_path).items():
+        assert (kind, verify(folder, placed=True).badge) == (kind, best)
+
+
+def test_suites_other_than_the_boards_are_named(sound: Path, out: Path, tmp_path: Path) -> None:
     assert verify(sound, [Asked(name="tiny", version=4, settings=("a",))]).notes == [
         "not of the board: it answers suite tiny 3 with 4 settings, and the board suite tiny 4 with 1"
     ]
@@ -86,54 +180,69 @@ def test_missing_settings_are_incomplete_and_other_suites_are_named(sound: Path,
     assert same.notes == [] and "the board does not say what" in unknown.notes[0]
 
 
-def test_a_suite_or_a_source_of_another_name_is_rejected(sound: Path, tmp_path: Path) -> None:
-    manifest = manifest_of(sound)
-    for about, said in (
-        ({"suite": manifest.suite.model_copy(update={"sha256": "0" * 16})}, "its suite is not the one"),
-        ({"strategy": "other"}, "what its strategy is"),
-        ({"version": "tiny-3-000000000000"}, "its version is not that of its suite and plugin"),
-    ):
-        folder = sealed(changed(sound, tmp_path / str(list(about)), lambda raw: None), **about)
-        assert said in verify(folder).why[0]
-
-
-def test_the_folder_is_called_as_what_it_holds(sound: Path, tmp_path: Path) -> None:
-    for name in (f"attn_topk/{sound.name}", "norm/quick-1-000000000000"):
-        shutil.copytree(sound, tmp_path / name)
-        result = CliRunner().invoke(main, ["verify", str(tmp_path / name)])
-        assert result.exit_code == 1 and f"its folder is not called norm/{sound.name}" in result.stdout
-        shutil.rmtree(tmp_path / name)
-
-
-def test_submissions_are_found_below_a_folder(sound: Path, tmp_path: Path) -> None:
+def test_submissions_are_found_below_a_folder_and_are_called_as_what_they_hold(sound: Path, tmp_path: Path) -> None:
     root = tmp_path / "submissions"
-    copy = Path(shutil.copytree(sound, root / "norm" / sound.name))
+    copy, other = (Path(shutil.copytree(sound, root / name / sound.name)) for name in ("norm", "attn_topk"))
     (root / "README.md").write_text("about")
     (root / "mine" / "c").mkdir(parents=True)
     found = submissions_in(root)
-    assert found == [root / "mine" / "c", copy] and submissions_in(copy) == [copy]
-    assert [v.badge for v in verify_each(found)] == ["rejected", "reported"]
-    for nothing in (tmp_path / "none", root / "README.md"):
-        with pytest.raises(UserError, match="is no folder"):
-            submissions_in(nothing)
+    assert found == [other, root / "mine" / "c", copy] and submissions_in(copy) == [copy]
+    assert [v.badge for v in verify_each(found)] == ["rejected", "rejected", "reported"]
+    result = call("verify", root)
+    assert result.exit_code == 1 and f"its folder is not called norm/{sound.name}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["verify", "NONE"], "NONE is no folder"),
+        (["verify", "FILE"], "FILE is no folder"),
+        (["verify", "EMPTY"], "no submissions in EMPTY; they lie in <strategy>/<version>/"),
+        (["verify", "TWO", "--replay", "1"], "one submission is replayed at a time; got 2 of them; name one"),
+        (["submit", "NONE", "--to", "TO"], "no records in NONE; run `sparsebench run --out` with this folder first"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, sound: Path, arguments: list[str], said: str) -> None:
+    for name in "ab":
+        shutil.copytree(sound, tmp_path / "TWO" / "norm" / name)
+    (tmp_path / "EMPTY").mkdir()
+    (tmp_path / "FILE").write_text("")
+    words = ("EMPTY", "FILE", "NONE", "TWO", "TO")
+    result = call(*(tmp_path / word if word in words else word for word in arguments))
+    for word in words[:3]:
+        said = said.replace(word, str(tmp_path / word))
+    assert (result.exit_code, result.stderr) == (2, f"Error: {said}\n")
 
 
 def test_verifying_imports_no_torch_and_no_plugin(sound: Path) -> None:
-    code = f"""
-import sys
-from sparsebench.cli import main
-try:
-    main(["verify", {str(sound)!r}, "--json"])
-except SystemExit as leave:
-    assert not leave.code, leave.code
-assert not {{'torch', 'timm', 'torchvision', 'matplotlib'}} & set(sys.modules)
-assert not [name for name in sys.modules if name.startswith(("sparsebench_plugins", "sparsebench_local"))]
-"""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)[0]["badge"] == "reported"
+    code = (
+        "import sys; from sparsebench.cli import main; main(['verify', sys.argv[1], '--json'], standalone_mode=False); "
+        "odd = {'torch', 'timm', 'torchvision', 'matplotlib', 'sparsebench_plugins'} & set(sys.modules); "
+        "sys.exit(str(odd) if odd or any(name.startswith('sparsebench_local') for name in sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, sound], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and json.loads(done.stdout)[0]["badge"] == "reported", done.stderr
 
 
-def test_each_kind_of_forgery_has_no_better_badge_than_is_true(few: Path, tmp_path: Path) -> None:
-    for kind, (best, folder) in kinds(few, tmp_path).items():
-        assert (kind, verify(folder, placed=True).badge) == (kind, best)
+def test_boards_have_the_badge_and_merge_and_boards_name_what_contradicts_itself(
+    sound: Path, out: Path, tmp_path: Path
+) -> None:
+    def badges(folder: Path) -> dict[str, Any]:
+        rows = json.loads(call("leaderboard", folder, "--format", "json").stdout)
+        return {row["strategy"]: row.get("badge") for row in rows}
+
+    assert badges(sound) == {"norm": "reported", "dense": "", "random": "", "oracle": ""}
+    assert badges(out)["norm"] is None  # no submission, no column
+    assert "reported" in call("leaderboard", sound, "--format", "html").stdout.split("</noscript>")[0]
+    forged = changed(sound, tmp_path, lambda raw: (put("norm(\x1b[2J\r\n)", "label")(raw), FORGED(raw)))
+    merged, found = tmp_path / "merged", call("verify", forged)
+    assert found.exit_code == 1 and ": rejected: " in found.stdout and "accuracy is 0.999" in found.stdout
+    assert "\x1b" not in found.stdout and "norm(\N{REPLACEMENT CHARACTER}[2J" in found.stdout
+    assert "rejected" in badges(forged).values()
+    made = call("merge", forged, "-o", merged)
+    assert made.exit_code == 1 and "accuracy is 0.999" in made.stderr and "17 records" in made.stderr
+    assert call("leaderboard", merged, "--update").exit_code == 0
+    board = call("leaderboard", merged, "--check")
+    assert board.exit_code == 1 and "accuracy is 0.999" in board.stdout
+    made = call("merge", sound, "-o", tmp_path / "sound")
+    assert made.exit_code == 0 and made.stderr.count("\n") == 1

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forge import put
+from forge import changed, put
 
 from sparsebench.page import published
 from sparsebench.records import store, table
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT, WORKFLOW = ROOT / ".github" / "check-submissions", ROOT / ".github" / "workflows" / "submissions.yml"
+SCRIPT, WORKFLOWS = ROOT / ".github" / "check-submissions", ROOT / ".github" / "workflows"
 PLACE = Path("leaderboard") / "submissions" / "norm" / "1"
 GIT = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main")
 
@@ -44,58 +44,11 @@ def template(out: Path, sound: Path, tmp_path_factory: pytest.TempPathFactory) -
     return folder, commit(folder)
 
 
-@pytest.fixture
-def head(template: tuple[Path, str], tmp_path: Path) -> Path:
-    git(tmp_path, "clone", "--quiet", str(template[0]), "head")
-    return tmp_path / "head"
-
-
-@pytest.fixture
-def check(template: tuple[Path, str], head: Path, tmp_path: Path) -> Callable[..., tuple[int, str]]:
-    """Return a function that commits what was changed and runs the script on it."""
-    tool = tmp_path / "bin" / "sparsebench"
-    tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sparsebench "$@"\n')
-    tool.chmod(0o755)
-    paths = {"PATH": f"{tool.parent}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}"}
-
-    def run(may: bool = False) -> tuple[int, str]:
-        commit(head)
-        words = ["bash", str(SCRIPT), "../head", template[1], str(may).lower()]
-        ended = subprocess.run(words, cwd=tool.parent, env=os.environ | paths, capture_output=True, text=True)
-        return ended.returncode, ended.stdout + ended.stderr
-
-    return run
-
-
-@pytest.mark.slow
-def test_an_honest_submission_passes(check, head: Path, sound: Path) -> None:
+def honest(head: Path, sound: Path) -> None:
     shutil.copytree(sound, head / PLACE.parent / sound.name)
-    code, said = check()
-    assert code == 0 and "reported" in said and "tiny: as it must be" in said
 
 
-@pytest.mark.slow
-def test_a_forged_accuracy_does_not(check, head: Path, tampered) -> None:
-    forged = tampered(put(0.99, "metrics", "accuracy", "value"))
-    shutil.copytree(forged, head / PLACE.parent / forged.name)
-    code, said = check()
-    assert code == 1 and "accuracy is 0.99" in said
-
-
-@pytest.mark.parametrize("name", ["README.md", "leaderboard/tiny/notes.md", "a\nb"], ids=range(3))
-@pytest.mark.slow
-def test_what_is_outside_submissions_wants_a_label(check, head: Path, name: str) -> None:
-    (head / name).parent.mkdir(parents=True, exist_ok=True)
-    (head / name).write_text("other\n")
-    code, said = check()
-    assert code == 1 and 'the label "boards"' in said
-    code, said = check(may=True)
-    assert code == 0
-
-
-@pytest.mark.slow
-def test_a_board_with_an_accuracy_of_its_own_does_not_pass_with_the_label_either(check, head: Path) -> None:
+def forged_board(head: Path) -> None:
     board = head / "leaderboard" / "tiny"
     path = next((board / "records").glob("*.parquet"))
     first, *others = store.read(board).values()
@@ -103,65 +56,89 @@ def test_a_board_with_an_accuracy_of_its_own_does_not_pass_with_the_label_either
     records = [first.model_copy(update={"metrics": better}), *others]
     table.write(path, table.table_of((record, 0) for record in records), table.beside(path))
     published.update(board)
-    code, said = check(may=True)
-    assert code == 1 and "contradict themselves" in said
 
 
-@pytest.mark.slow
-def test_another_picture_does_not_pass_with_the_label_either(check, head: Path) -> None:
-    (head / "leaderboard" / "tiny" / "leaderboard.png").write_bytes(b"a secret")
-    code, said = check(may=True)
-    assert code == 1 and "leaderboard.png" in said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["--help", "line\nbreak $(touch done)"])
-def test_odd_names_are_names(check, head: Path, tampered, name: str) -> None:
-    shutil.copytree(tampered(lambda raw: raw["metrics"].clear()), head / PLACE.parent.parent / name / "1")
-    code, said = check()
-    assert code == 1 and "Usage:" not in said and "rejected" in said
-    assert not list(head.parent.rglob("done"))
-
-
-@pytest.mark.slow
-def test_a_link_in_the_place_of_a_submission_is_rejected(check, head: Path) -> None:
-    (head / PLACE).symlink_to("/etc")
-    code, said = check()
-    assert code == 1 and "rejected" in said
-
-
-@pytest.mark.slow
-def test_a_submission_that_is_taken_away_is_not_looked_for(check, head: Path) -> None:
-    shutil.rmtree(head / "leaderboard" / "submissions")
-    assert check()[0] == 0
-
-
-@pytest.mark.slow
-def test_more_files_than_anybody_submits_are_not_read(check, head: Path) -> None:
+def many_files(head: Path) -> None:
     (head / PLACE).mkdir(parents=True)
     for number in range(2001):
         (head / PLACE / str(number)).touch()
-    code, said = check()
-    assert code == 1 and "2001 files change" in said
+
+
+def written(name: str) -> Callable[..., None]:
+    def write(head: Path, sound: Path) -> None:
+        (head / name).parent.mkdir(parents=True, exist_ok=True)
+        (head / name).write_text("other\n")
+
+    return write
+
+
+def forged(name: str = "") -> Callable[..., None]:
+    def write(head: Path, sound: Path) -> None:
+        folder = changed(sound, head.parent / "forged", put(0.99, "metrics", "accuracy", "value"))
+        shutil.move(folder, head / PLACE.parents[1] / (name or f"norm/{sound.name}"))
+
+    return write
+
+
+LABEL = 'the label "boards"'
+CHANGES: dict[str, tuple[Callable[..., object], bool, int, list[str]]] = {
+    "an honest submission": (honest, False, 0, ["reported", "tiny: as it must be"]),
+    "a forged accuracy": (forged(), False, 1, ["accuracy is 0.99"]),
+    "the README": (written("README.md"), False, 1, [LABEL]),
+    "a file of a board": (written("leaderboard/tiny/notes.md"), False, 1, [LABEL]),
+    "a line break": (written("a\nb"), False, 1, [LABEL]),
+    "a file of a board with the label": (written("leaderboard/tiny/notes.md"), True, 0, []),
+    "a board of its own, with the label": (
+        lambda head, sound: forged_board(head), True, 1, ["contradict themselves"]),
+    "another picture, with the label": (written("leaderboard/tiny/leaderboard.png"), True, 1, ["leaderboard.png"]),
+    "an option as name": (forged("--help/1"), False, 1, ["rejected"]),
+    "a command as name": (forged("line\nbreak $(touch done)/1"), False, 1, ["rejected"]),
+    "a link": (lambda head, sound: (head / PLACE).symlink_to("/etc"), False, 1, ["rejected"]),
+    "submissions taken away": (
+        lambda head, sound: shutil.rmtree(head / "leaderboard" / "submissions"), False, 0, []),
+    "more files than anybody submits": (lambda head, sound: many_files(head), False, 1, ["2001 files change"]),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_pull_request_passes_or_is_told_why_not(
+    template: tuple[Path, str], sound: Path, tmp_path: Path, name: str
+) -> None:
+    """What is changed in a clone is committed, and the script is run on it."""
+    tool, head, (change, may, code, words) = tmp_path / "bin" / "sparsebench", tmp_path / "head", CHANGES[name]
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sparsebench "$@"\n')
+    tool.chmod(0o755)
+    paths = {"PATH": f"{tool.parent}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}"}
+    git(tmp_path, "clone", "--quiet", str(template[0]), "head")
+    change(head, sound)
+    commit(head)
+    command = ["bash", str(SCRIPT), "../head", template[1], str(may).lower()]
+    ended = subprocess.run(command, cwd=tool.parent, env=os.environ | paths, capture_output=True, text=True)
+    said = ended.stdout + ended.stderr
+    assert ended.returncode == code and all(word in said for word in words) and "Usage:" not in said, said
+    assert not list(tmp_path.rglob("done"))
+
+
+def pinned(text: str) -> bool:
+    """Say whether a workflow's actions stay what they are and its checkouts keep no secret."""
+    actions = re.findall(r"uses: (\S+)", text)
+    assert actions and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions)
+    return text.count("persist-credentials: false") == text.count("actions/checkout@")
 
 
 def test_the_workflow_reads_and_no_more_and_its_actions_stay_what_they_are() -> None:
-    text = WORKFLOW.read_text("utf-8")
-    assert re.findall(r"^permissions:\n  (.*)\n(\S)", text, re.MULTILINE) == [("contents: read", "c")]
+    text = (WORKFLOWS / "submissions.yml").read_text("utf-8")
+    assert pinned(text) and re.findall(r"^permissions:\n  (.*)\n(\S)", text, re.MULTILINE) == [("contents: read", "c")]
     assert "pull_request_target" not in text and "secrets" not in text.partition("\nname:")[2]
     assert "push:\n    branches: [main]" in text
-    actions = re.findall(r"uses: (\S+)", text)
-    assert actions and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions)
-    assert text.count("persist-credentials: false") == text.count("actions/checkout@")
     assert re.search(r"^/\.github/ @\S+", (ROOT / ".github" / "CODEOWNERS").read_text("utf-8"), re.MULTILINE)
 
 
 def test_of_a_release_only_the_job_that_runs_no_code_may_write() -> None:
-    text = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
-    actions = re.findall(r"uses: (\S+)", text)
-    assert actions and all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions)
-    assert re.findall(r"^permissions:\n  (.*)\n(\S)", text, re.MULTILINE) == [("contents: read", "j")]
+    text = (WORKFLOWS / "release.yml").read_text("utf-8")
+    assert pinned(text) and re.findall(r"^permissions:\n  (.*)\n(\S)", text, re.MULTILINE) == [("contents: read", "j")]
     build, _, attach = text.partition("\n  attach:\n")
     assert "write" not in build.partition("\nname:")[2] and attach.count("contents: write") == 1
-    assert text.count("persist-credentials: false") == text.count("actions/checkout@")
     assert "checkout" not in attach and "pip" not in attach and "secrets" not in text

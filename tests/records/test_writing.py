@@ -1,0 +1,227 @@
+"""Writing and sealing: what was acknowledged is there, whoever is killed and whatever the disk does."""
+
+import errno
+import os
+import random
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flats import filled, rows_in
+
+from sparsebench.errors import UserError
+from sparsebench.records import files, store
+from sparsebench.records.record import Record
+
+Make = Callable[..., Record]
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "store"
+WRITE = """
+import os, sys
+from pathlib import Path
+from sparsebench.records import store
+template, out, first, number = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+record, writer = store.parse(template.read_bytes()), store.Writer(out)
+for k in range(first, first + number):
+    cell = record.cell.model_copy(update={"repetition": k})
+    writer.append(record.model_copy(update={"cell": cell, "cell_id": cell.id}))
+    os.write(1, cell.id.encode() + b"\\n")
+"""
+
+
+def test_what_writers_that_were_killed_acknowledged_is_there(tmp_path: Path, make_record: Make) -> None:
+    writers, victims, number, endless = 8, 3, 200, 10**6
+    (tmp_path / "one.json").write_text(make_record().model_dump_json())
+    logs = [tmp_path / f"{k}.log" for k in range(writers)]
+    processes = []
+    for k, log in enumerate(logs):
+        # A victim never ends by itself: a test that is slow to kill it must find it at work.
+        words = [tmp_path / "one.json", tmp_path, k * endless, endless if k < victims else number]
+        with log.open("wb") as file:
+            processes.append(subprocess.Popen([sys.executable, "-c", WRITE, *map(str, words)], stdout=file))
+    for victim in range(victims):
+        while logs[victim].stat().st_size < 17 * 40 * (victim + 1) and processes[victim].poll() is None:
+            time.sleep(0.005)
+        processes[victim].send_signal(signal.SIGKILL)
+    ends = [process.wait(300) for process in processes]
+    assert ends == [-signal.SIGKILL] * victims + [0] * (writers - victims)
+    acknowledged = {line for log in logs for line in log.read_text().split("\n")[:-1]}
+    assert len(acknowledged) >= (writers - victims) * number + victims * 40
+    there = set(store.read(tmp_path))
+    assert acknowledged <= there and len(there - acknowledged) <= victims
+    assert len(store.segments(tmp_path)) == writers
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Let no file grow beyond a size: the write that would do so is cut short."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+def raises(code: int) -> Callable[..., None]:
+    def fail(*arguments: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("more", "replaced", "said"),
+    [
+        (500, {}, "the disk is full"),
+        (0, {}, "File too large"),
+        (10**6, {"fsync": raises(errno.ENOSPC)}, "No space left"),  # as network file systems say it
+        (500, {"ftruncate": raises(errno.EIO)}, "recorded before is safe"),
+    ],
+    ids=["a short write", "no write", "no sync", "not taken back"],
+)
+def test_a_record_for_which_the_disk_has_no_room_is_taken_back_and_costs_no_other(
+    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch, more: int, replaced: Any, said: str
+) -> None:
+    writer = store.Writer(tmp_path)
+    writer.append(make_record())
+    (path,) = store.segments(tmp_path)
+    whole = path.read_bytes()
+    with monkeypatch.context() as patched, full_disk(len(whole) + more), pytest.raises(UserError, match=said) as caught:
+        for name, function in replaced.items():
+            patched.setattr(os, name, function)
+        writer.append(make_record(repetition=1))
+    assert str(tmp_path) in str(caught.value) and path.read_bytes().startswith(whole)
+    assert (path.read_bytes() == whole) == ("ftruncate" not in replaced)
+    writer.append(make_record(repetition=2))
+    writer.close()
+    assert set(store.read(tmp_path)) == {make_record(repetition=k).cell_id for k in (0, 2)}
+
+
+@pytest.mark.parametrize(("code", "known"), [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False)])
+def test_a_folder_that_cannot_be_synced_is_no_mistake_where_a_file_system_cannot(
+    tmp_path: Path, make_record: Make, monkeypatch: pytest.MonkeyPatch, code: int, known: bool
+) -> None:
+    real = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda file: raises(code)() if stat.S_ISDIR(os.fstat(file).st_mode) else real(file)
+    )
+    try:
+        store.Writer(tmp_path).append(make_record())
+    except UserError:
+        assert not known
+    else:
+        assert known and list(store.read(tmp_path)) == [make_record().cell_id]
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        pytest.param(lambda below, record: store.Writer(below).append(record), id="append"),
+        pytest.param(lambda below, record: files.write_whole(below / "x", b""), id="write_whole"),
+        pytest.param(lambda below, record: store.check_writable(below), id="check_writable"),
+        pytest.param(lambda below, record: store.check_writable(below.parents[1]), id="records is a file"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_the_users_mistake(
+    tmp_path: Path, make_record: Make, act: Callable[..., None]
+) -> None:
+    (tmp_path / "records").write_bytes(b"")
+    with pytest.raises(UserError, match=f"cannot write.*{tmp_path}"):
+        act(tmp_path / "records" / "below", make_record())
+
+
+def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file"
+    files.write_whole(path, b"old")
+    with full_disk(1000), pytest.raises(UserError, match="cannot write"):
+        files.write_whole(path, b"new" * 1000)
+    assert path.read_bytes() == b"old"
+    files.write_whole(path, b"new")
+    assert path.read_bytes() == b"new" and [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_folder_that_is_not_there_holds_no_records_and_can_be_made(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    assert store.read(out) == store.heads(out) == {} and not out.exists()
+    store.check_writable(out)
+    assert out.is_dir() and [p for p in out.rglob("*") if p.is_file()] == []
+
+
+def test_a_sealed_folder_is_what_was_written(tmp_path: Path) -> None:
+    """Segments of published folders of all ages."""
+    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    records, heads, rows = store.read(tmp_path), store.heads(tmp_path), rows_in(tmp_path)
+    store.seal(tmp_path)
+    assert not store.segments(tmp_path) and len(store.sealed(tmp_path)) == 5
+    assert store.read(tmp_path) == records
+    assert store.heads(tmp_path) == heads and rows_in(tmp_path) == rows
+
+
+def test_a_segment_that_is_written_is_not_sealed_and_a_dead_writers_is(tmp_path: Path, make_record: Make) -> None:
+    code = "import sys; from pathlib import Path; from sparsebench.records import store; w = store.Writer(Path('.')); "
+    code += "w.append(store.parse(sys.argv[1].encode())); print('there', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, make_record().model_dump_json()]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, **pipes) as writer:
+        assert writer.stdout and writer.stdout.readline() == b"there\n"
+        filled(tmp_path, make_record(repetition=1))
+        store.seal(tmp_path)
+        assert len(store.segments(tmp_path)) == len(store.sealed(tmp_path)) == 1
+        writer.kill()
+    store.seal(tmp_path)
+    assert (store.segments(tmp_path), len(store.sealed(tmp_path)), len(store.read(tmp_path))) == ([], 2, 2)
+
+
+def test_what_lies_beside_the_records_goes_with_them(tmp_path: Path, make_record: Make) -> None:
+    filled(tmp_path, make_record())
+    files.write_whole(tmp_path / "environments" / "a.json", b'{"python": "3"}')
+    files.write_whole(tmp_path / "environments" / "bad.json", b"\xff")
+    store.seal(tmp_path)
+    assert [path.name for path in (tmp_path / "environments").iterdir()] == ["bad.json"]
+    assert store.beside(tmp_path, "environments") == {"a.json": '{"python": "3"}'}
+    files.write_whole(tmp_path / "environments" / "a.json", b'{"python": "4"}')
+    assert store.beside(tmp_path, "environments") == {"a.json": '{"python": "4"}'}
+
+
+def test_a_line_that_cannot_be_read_keeps_its_segment_and_a_torn_one_not(tmp_path: Path, make_record: Make) -> None:
+    for name, end in {"torn": b'{"cell"', "odd": b"{}\n"}.items():
+        (path,) = store.segments(filled(tmp_path / name, make_record()))
+        path.write_bytes(path.read_bytes() + end)
+        store.seal(tmp_path / name)
+        assert bool(store.segments(tmp_path / name)) == (name == "odd") and len(store.read(tmp_path / name)) == 1
+
+
+@pytest.mark.slow
+def test_whoever_is_killed_while_sealing_nothing_is_lost_or_doubled(tmp_path: Path, make_record: Make) -> None:
+    records = [make_record(repetition=number) for number in range(300)]
+    rng, expected = random.Random(0), {record.cell_id for record in records}
+    code = "import sys; from pathlib import Path; from sparsebench.records import store; import pyarrow.parquet; "
+    code += "print(flush=True); store.seal(Path(sys.argv[1]))"
+    for trial in range(20):
+        out = tmp_path / str(trial)
+        for part in range(3):
+            filled(out, *records[part * 100 : part * 100 + 100])
+        with subprocess.Popen([sys.executable, "-c", code, str(out)], stdout=subprocess.PIPE) as sealing:
+            assert sealing.stdout
+            sealing.stdout.readline()
+            time.sleep(rng.random() * 0.15)
+            sealing.send_signal(signal.SIGKILL)
+        assert set(store.read(out)) == expected
+        store.seal(out)
+        assert not store.segments(out) and set(store.read(out)) == expected and len(rows_in(out)) == 300
+
+
+def test_what_cannot_be_sealed_stays(tmp_path: Path, make_record: Make) -> None:
+    filled(tmp_path, make_record())
+    with full_disk(100), pytest.raises(UserError, match="cannot write"):
+        store.seal(tmp_path)
+    assert len(store.read(tmp_path)) == len(store.segments(tmp_path)) == len(list(tmp_path.rglob("*.*"))) == 1
