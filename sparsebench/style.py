@@ -79,7 +79,8 @@ def sheet(**more: Any) -> Iterator[None]:
     """Draw in the style of all pictures, with more of matplotlib's settings."""
     import matplotlib
 
-    with matplotlib.rc_context(SHEET | more):
+    settings: Any = SHEET | more
+    with matplotlib.rc_context(settings):
         yield
 
 
@@ -88,7 +89,7 @@ def new(width: float, height: float, **how: Any) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), **how)
+    figure = Figure(figsize=(width, height), dpi=DPI, **how)
     FigureCanvasAgg(figure)
     return figure
 

@@ -7,7 +7,7 @@ no formula, no line break.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +30,7 @@ REFERENCES = {
     "random": "random: random tokens at the input",
 }
 """Strategies that others are held against, and what the title says of them."""
-NAMED = 7
+NAMED = 6
 """Strategies that are named unless they are chosen."""
 MOST_NAMED = 24
 """Strategies that colours and dashes tell apart."""
@@ -38,17 +38,19 @@ MOST_ROWS = 200
 """Of a picture of dots, which has pages to fit on."""
 MISSED = 1.02
 """A strategy that spends more than so many times a budget does not count as one of that budget."""
+BELOW = 4
+"""Random tokens at the input are beyond the axis where they lose more than so many times what all others do."""
 LINEAR = 2.0
 """Points of loss below which the axis is linear; above it is logarithmic, so that small differences can be seen."""
 TICKS = (20, 10, 5, 2, 1, 0.5, 0, -0.5, -1, -2, -5, -10, -20, -50, -100)
 EDGE = 0.06
 """Inches between what is drawn and the rim."""
-LETTERS, SIZE = {"one": 20, "two": 34}, {"one": 7, "two": 8}
+LETTERS, SIZE = {"one": 20, "two": 34}, {"one": 7, "two": 9}
 """Of a name at most, and of all letters in points, by the width."""
 
 
 class _Line(NamedTuple):
-    """A strategy below the dense MACs: x shares of MACs, y points of accuracy against dense, low and high their ends."""
+    """A strategy below the dense MACs: x shares of MACs, y points against dense, low and high its interval."""
 
     name: str
     x: np.ndarray
@@ -63,9 +65,7 @@ def has_curves(board: pd.DataFrame) -> bool:
     return _dense(board) is not None and any(len(line.x) > 1 for line in _lines(board))
 
 
-def curves(
-    board: pd.DataFrame, facts: Mapping[str, str], strategies: Sequence[str] = (), width: str = "two"
-) -> Figure:
+def curves(board: pd.DataFrame, facts: Mapping[str, str], strategies: Sequence[str] = (), width: str = "two") -> Figure:
     """Return the picture of accuracy against dense over the MACs that were spent, dense at the left.
 
     Named are the strategies that are chosen, or else the best at each budget and those of the best ranks; oracle and
@@ -88,11 +88,14 @@ def curves(
     named = _chosen(board, strategies, lines) if strategies else _best(board, lines)
     references = [name for name in REFERENCES if name in lines and name not in named]
     inches, others = style.COLUMNS[width], len(lines) - len(named) - len(references)
-    notes = [f"Dense has {100 * dense:.1f} % accuracy. Bars: 95 % intervals.", f"Grey: {others} others." if others else ""]
-    notes += [f"{REFERENCES[name]}." for name in references]
+    notes = [
+        f"Dense: {100 * dense:.1f} % accuracy. Bars: 95 % intervals of differences.",
+        f"Grey: {others} others." if others else "",
+    ]
+    notes += [f"{REFERENCES[name]}." for name in references] if width == "two" else []
     with _sheet(width):
         figure = style.new(inches, 1)
-        heading = _heading(figure, (*facts.values(), *notes))
+        heading = _heading(figure, facts.values(), notes, width)
         axis = figure.add_axes((0, 0, 1, 1))
         axis.set_yscale("asinh", linear_width=LINEAR)
         axis.axhline(0, color=style.BLACK, linewidth=0.7)
@@ -104,19 +107,19 @@ def curves(
         shown = [lines[name] for name in (*named, *references)]
         last = min(line.x[-1] for line in shown)
         axis.set_xlim(1, last - 0.01 * (1 - last))
-        top, bottom = (end(end(line.y) for line in shown) for end in (max, min))
-        _fit(axis, min(bottom, -0.5), max(top, 0.2))
+        bottom, top = _losses(shown)
+        _fit(axis, bottom, top)
         axis.set_xticks(ticks := _shares(last, width), [f"{tick:g}" for tick in ticks])
         axis.set_xlabel("MACs spent, share of dense")
         axis.set_ylabel("accuracy against dense, points")
         axis.grid(axis="y")
-        labels = [
-            axis.text(1, 0, _short(name, width), color=color, va="center", fontsize=SIZE[width])
-            for name, color, _, _ in ends
-        ]
+        labels = []
+        for end in ends:
+            beyond = f" (−{-end.y:.0f})" if end.y < bottom else ""
+            labels.append(axis.text(1, 0, plain(end.name, LETTERS[width]) + beyond, va="center"))
         high = max(0.5 * inches, 2.4, 0.155 * len(labels) + 0.2)
         _place(figure, axis, heading, labels, high)
-        _spread(figure, axis, labels, ends)
+        _spread(figure, axis, labels, ends, bottom)
     return figure
 
 
@@ -133,8 +136,8 @@ def dots(
     """Return the picture of one quantity: a dot a strategy with its 95 % interval, the best on top, dense as a line.
 
     Args:
-        values: a row a strategy, with columns strategy, kind, macs_ratio, value, low, high; infinite values were not
-            reached; rows without a value, and of more MACs than dense, are left out.
+        values: a row a strategy, with columns strategy, label, kind, macs_ratio, value, low, high; infinite values were
+            not reached; rows without a value, and of more MACs than dense, are left out.
         facts: what the title says, in order.
         unit: what the axis says.
         strategies: which are drawn beside dense; none means all.
@@ -157,7 +160,7 @@ def dots(
     note = "Bars: 95 % intervals." + (f" {left_out} more are not drawn." if left_out else "")
     with _sheet(width):
         figure = style.new(inches, 1)
-        heading = _heading(figure, (*facts.values(), note))
+        heading = _heading(figure, facts.values(), [note], width)
         axis = figure.add_axes((0, 0, 1, 1))
         if logarithmic:
             axis.set_xscale("log")
@@ -172,9 +175,10 @@ def dots(
         right = axis.get_xlim()[1]
         for row in place[~reached]:
             axis.text(right, row, "not reached ", color=style.DARK, ha="right", va="center", fontsize=7)
-        names = [_short(name, width) for name in order["strategy"]]
-        for row, text in enumerate(axis.set_yticks(place, names) and axis.get_yticklabels()):
-            text.set_weight("bold" if order["strategy"].iloc[row] == DENSE else "normal")
+        names = [plain(name, LETTERS[width]) for name in order["label"]]
+        axis.set_yticks(place, names)
+        for row in np.flatnonzero(order["strategy"] == DENSE):
+            axis.get_yticklabels()[row].set_fontweight("bold")
         axis.set_ylim(len(order) - 0.4, -0.6)
         axis.tick_params(axis="y", length=0)
         axis.spines["left"].set_visible(False)
@@ -194,7 +198,14 @@ _WORDS = {"deployable": "strategy", "baseline": "baseline", "oracle": "oracle (k
 
 
 def _dots(
-    axis: Axes, rows: np.ndarray, value: np.ndarray, low: np.ndarray, high: np.ndarray, color: str, marker: str, label: str
+    axis: Axes,
+    rows: np.ndarray,
+    value: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    color: str,
+    marker: str,
+    label: str,
 ) -> None:
     if len(rows):
         axis.hlines(rows, np.fmin(low, value), np.fmax(high, value), color=color, linewidth=1)
@@ -209,7 +220,11 @@ def _span(axis: Axes, values: np.ndarray, logarithmic: bool) -> None:
     first, last = (finite.min(), finite.max()) if len(finite) else (0.0, 1.0)
     if logarithmic:
         first, last = first / 1.3, last * (1.3 if np.isfinite(values).all() else 4)
-        steps = [m * 10.0**e for e in range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1) for m in (1, 2, 5)]
+        steps = [
+            m * 10.0**e
+            for e in range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
+            for m in (1, 2, 5)
+        ]
         axis.xaxis.set_major_locator(FixedLocator([step for step in steps if first <= step <= last]))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axis.xaxis.set_minor_locator(NullLocator())
@@ -294,24 +309,37 @@ def _competes(board: pd.DataFrame, name: str) -> bool:
     return bool((board.loc[board["strategy"] == name, "kind"] == "deployable").all())
 
 
-End = tuple[str, str, float, float]
-"""A strategy's name, the colour of its line, and where that ends."""
+class _End(NamedTuple):
+    """Where a line ends, and how it is drawn."""
+
+    name: str
+    color: str
+    marker: str
+    x: float
+    y: float
 
 
-def _series(axis: Axes, line: _Line, place: int) -> End:
+def _series(axis: Axes, line: _Line, place: int) -> _End:
     how = style.series(place)
     axis.plot([1, *line.x], [0, *line.y], color=how.color, linestyle=how.linestyle, zorder=3, label=line.name)
     axis.plot(line.x, line.y, how.marker, color=how.color, markeredgecolor="white", markeredgewidth=0.4, zorder=4)
     axis.vlines(line.x, line.low, line.high, color=how.color, linewidth=0.8, alpha=0.7, zorder=2)
-    return line.name, how.color, line.x[-1], line.y[-1]
+    return _End(line.name, how.color, how.marker, line.x[-1], line.y[-1])
 
 
-def _reference(axis: Axes, line: _Line) -> End:
-    color, dashes = {
-        "oracle": (style.BLACK, (0, (5, 1.5, 1, 1.5))), "random_inside": (style.DARK, (0, (1, 1)))
-    }.get(line.name, (style.DARK, (0, (1, 2.2))))  # fmt: skip
+def _reference(axis: Axes, line: _Line) -> _End:
+    dotted = {"random_inside": (0, (1, 1)), "random": (0, (1, 2.2))}
+    color, dashes = (style.DARK, dotted[line.name]) if line.name in dotted else (style.BLACK, (0, (5, 1.5, 1, 1.5)))
     axis.plot([1, *line.x], [0, *line.y], color=color, linestyle=dashes, zorder=2, label=line.name)
-    return line.name, color, line.x[-1], line.y[-1]
+    return _End(line.name, color, "", line.x[-1], line.y[-1])
+
+
+def _losses(shown: Sequence[_Line]) -> tuple[float, float]:
+    """Return the lowest and highest points to show, with intervals."""
+    lowest = {line.name: float(min(line.low.min(), -0.5)) for line in shown}
+    others = min((low for name, low in lowest.items() if name != "random"), default=lowest.get("random", -0.5))
+    bottom = min(others, lowest.get("random", 0.0)) if lowest.get("random", 0.0) > BELOW * others else others
+    return bottom, max(0.2, *(float(line.high.max()) for line in shown))
 
 
 def _fit(axis: Axes, bottom: float, top: float) -> None:
@@ -334,68 +362,70 @@ def _shares(last: float, width: str) -> list[float]:
     return [tick for tick in (round(1 - step * k, 1) for k in range(10)) if tick >= last - 0.01]
 
 
-def _short(name: str, width: str) -> str:
-    return plain(name, LETTERS[width])
-
-
-def _heading(figure: Figure, parts: Sequence[str]) -> Text:
-    """Write the title at the top left, in as many lines as the figure's width makes it need."""
-    text = " ".join(plain(part, 300) for part in parts if part)
+def _heading(figure: Figure, facts: Iterable[str], notes: Iterable[str], width: str) -> list[Text]:
+    """Write what is shown at the top left, and under it small notes, in as many lines as the width makes them need."""
     most = figure.bbox.width - 2 * EDGE * figure.dpi
-    title = figure.text(0, 1, "", va="top", ha="left", linespacing=1.25)
-    lines = [""]
-    for word in text.split():
-        for piece in (word[i : i + 40] for i in range(0, len(word), 40)):
-            title.set_text(f"{lines[-1]} {piece}".strip())
-            if lines[-1] and title.get_window_extent().width > most:
-                lines.append(piece)
-            else:
-                lines[-1] = title.get_text()
-    title.set_text("\n".join(lines))
-    return title
+    found = []
+    small: dict[str, Any] = {"color": style.DARK, "fontsize": SIZE[width] - 1}
+    for parts, how in ((facts, {}), (notes, small)):
+        text, lines = figure.text(0, 1, "", va="top", linespacing=1.25, **how), [""]
+        for word in " ".join(plain(part, 300) for part in parts if part).split():
+            for piece in (word[i : i + 40] for i in range(0, len(word), 40)):
+                text.set_text(f"{lines[-1]} {piece}".strip())
+                if lines[-1] and text.get_window_extent().width > most:
+                    lines.append(piece)
+                else:
+                    lines[-1] = text.get_text()
+        text.set_text("\n".join(lines))
+        found += [text] if lines[0] else []
+    return found
 
 
-def _place(figure: Figure, axis: Axes, heading: Text, labels: Sequence[Text], high: float, below: Any = None) -> None:
+def _place(
+    figure: Figure, axis: Axes, heading: Sequence[Text], labels: Sequence[Text], high: float, legend: Any = None
+) -> None:
     """Give the axes `high` inches of height, and the figure the room that the texts around them need."""
     dpi, width = figure.dpi, figure.get_figwidth()
     figure.set_figheight(high + 2)
     axis.set_position((0.3, 0.2, 0.4, 0.6))
     figure.draw_without_rendering()
-    tight, inside = axis.get_tightbbox(), axis.get_window_extent()
-    left = axis.yaxis.get_tightbbox().x0 if axis.yaxis.get_tightbbox() else inside.x0
-    left = (inside.x0 - left) / dpi + EDGE
-    under = (inside.y0 - axis.xaxis.get_tightbbox().y0) / dpi + EDGE
-    legend = 0.0 if below is None else below.get_window_extent().height / dpi + EDGE
-    right = max((label.get_window_extent().width for label in labels), default=0.0) / dpi + (0.25 if labels else 0.12)
-    top = heading.get_window_extent().height / dpi + 2.5 * EDGE
-    total = top + high + under + legend
-    del tight
+    inside, beside, below = axis.get_window_extent(), axis.yaxis.get_tightbbox(), axis.xaxis.get_tightbbox()
+    assert beside is not None and below is not None
+    left = (inside.x0 - beside.x0) / dpi + EDGE
+    right = max((label.get_window_extent().width / dpi + 0.32 for label in labels), default=0.12)
+    under = 0.0 if legend is None else legend.get_window_extent().height / dpi + EDGE
+    bottom = (inside.y0 - below.y0) / dpi + EDGE + under
+    heights = [text.get_window_extent().height / dpi + EDGE for text in heading]
+    total = sum(heights) + 2.5 * EDGE + high + bottom
     figure.set_figheight(total)
-    axis.set_position((left / width, (under + legend) / total, (width - left - right - EDGE) / width, high / total))
-    heading.set_position((EDGE / width, 1 - EDGE / total))
-    if below is not None:
-        below.set_bbox_to_anchor((EDGE / width, (legend) / total), transform=figure.transFigure)
+    axis.set_position((left / width, bottom / total, (width - left - right - EDGE) / width, high / total))
+    for text, above in zip(heading, np.cumsum([EDGE, *heights]), strict=False):
+        text.set_position((EDGE / width, 1 - above / total))
+    if legend is not None:
+        legend.set_bbox_to_anchor((EDGE / width, under / total), transform=figure.transFigure)
 
 
-def _spread(figure: Figure, axis: Axes, labels: Sequence[Text], ends: Sequence[End]) -> None:
+def _spread(figure: Figure, axis: Axes, labels: Sequence[Text], ends: Sequence[_End], bottom: float) -> None:
     """Put each label at the end of its line, moved up or down so that none lies on another, and join both."""
-    if not labels:
-        return
     figure.draw_without_rendering()
     box, dpi = axis.get_window_extent(), figure.dpi
     apart = max(label.get_window_extent().height for label in labels) * 1.02
-    at = axis.transData.transform([(x, y) for _, _, x, y in ends])
+    at = axis.transData.transform([(end.x, end.y) for end in ends])
     wanted = np.clip(at[:, 1], box.y0, box.y1)
     order = np.argsort(-wanted, kind="stable")
     placed = _apart(wanted[order], apart)
     placed += min(0.0, box.y1 + 0.1 * dpi - placed[0])
     placed += max(0.0, box.y0 - 0.1 * dpi - placed[-1])
     back = axis.transData.inverted().transform
-    for label_place, place in zip(placed, order, strict=True):
-        (x, y), color = at[place], ends[place][1]
-        joint = [(x, wanted[place]), (box.x1 + 0.04 * dpi, wanted[place]), (box.x1 + 0.16 * dpi, label_place)]
-        axis.plot(*back(joint).T, color=color, linewidth=0.6, clip_on=False, zorder=2)
-        labels[place].set_position(back((box.x1 + 0.19 * dpi, label_place)))
+    for height, place in zip(placed, order, strict=True):
+        label, end = labels[place], ends[place]
+        x = box.x1 + np.array([0.03, 0.15, 0.2, 0.27]) * dpi
+        label.set_position(back((x[3], height)))
+        if end.y < bottom:
+            continue
+        joint = back([(at[place, 0], wanted[place]), (x[0], wanted[place]), (x[1], height), (x[2], height)])
+        axis.plot(*joint.T, color=end.color, linewidth=0.7, clip_on=False, zorder=2)
+        axis.plot(*joint[-1:].T, end.marker or "none", color=end.color, clip_on=False)
 
 
 def _apart(wanted: np.ndarray, apart: float) -> np.ndarray:
