@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from sparsebench.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7")
 """The palette of Okabe and Ito (2008), which the colour-blind tell apart, without black and the yellow that is pale on
@@ -92,6 +94,19 @@ def new(width: float, height: float, **how: Any) -> Figure:
     figure = Figure(figsize=(width, height), dpi=DPI, **how)
     FigureCanvasAgg(figure)
     return figure
+
+
+def wrap(text: Text, most: float) -> None:
+    """Break a text of a figure into lines of at most so many pixels; formulas stay whole, and words where they can."""
+    lines = [""]
+    for word in re.findall(r"(?:\$[^$\s][^$]*\$|\S)+", text.get_text()):
+        for piece in [word] if "$" in word else [word[i : i + 40] for i in range(0, len(word), 40)]:
+            text.set_text(f"{lines[-1]} {piece}".strip())
+            if lines[-1] and text.get_window_extent().width > most:
+                lines.append(piece)
+            else:
+                lines[-1] = text.get_text()
+    text.set_text("\n".join(lines))
 
 
 def content(figure: Figure, form: str = "png") -> bytes:

@@ -365,19 +365,13 @@ def _shares(last: float, width: str) -> list[float]:
 def _heading(figure: Figure, facts: Iterable[str], notes: Iterable[str], width: str) -> list[Text]:
     """Write what is shown at the top left, and under it small notes, in as many lines as the width makes them need."""
     most = figure.bbox.width - 2 * EDGE * figure.dpi
-    found = []
+    found: list[Text] = []
     small: dict[str, Any] = {"color": style.DARK, "fontsize": SIZE[width] - 1}
     for parts, how in ((facts, {}), (notes, small)):
-        text, lines = figure.text(0, 1, "", va="top", linespacing=1.25, **how), [""]
-        for word in " ".join(plain(part, 300) for part in parts if part).split():
-            for piece in (word[i : i + 40] for i in range(0, len(word), 40)):
-                text.set_text(f"{lines[-1]} {piece}".strip())
-                if lines[-1] and text.get_window_extent().width > most:
-                    lines.append(piece)
-                else:
-                    lines[-1] = text.get_text()
-        text.set_text("\n".join(lines))
-        found += [text] if lines[0] else []
+        said = " ".join(plain(part, 300) for part in parts if part)
+        if said:
+            found.append(figure.text(0, 1, said, va="top", linespacing=1.25, **how))
+            style.wrap(found[-1], most)
     return found
 
 
