@@ -82,16 +82,17 @@ def sheet(**more: Any) -> Iterator[None]:
     import matplotlib
 
     settings: Any = SHEET | more
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)  # a name in letters of another font
         yield
 
 
-def new(width: float, height: float, **how: Any) -> Figure:
+def new(width: float, height: float, dpi: int = DPI, **how: Any) -> Figure:
     """Return an empty figure of so many inches, which no window shows."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=DPI, **how)
+    figure = Figure(figsize=(width, height), dpi=dpi, **how)
     FigureCanvasAgg(figure)
     return figure
 
@@ -112,9 +113,8 @@ def wrap(text: Text, most: float) -> None:
 def content(figure: Figure, form: str = "png") -> bytes:
     """Return a figure as a file of one of FORMS; the same figure gives the same bytes."""
     out = io.BytesIO()
-    with sheet(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)  # a name in letters of another font
-        figure.savefig(out, format=form, dpi=DPI, **FORMS[form])
+    with sheet():
+        figure.savefig(out, format=form, dpi="figure", **FORMS[form])
     return out.getvalue()
 
 

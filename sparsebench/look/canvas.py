@@ -14,7 +14,7 @@ SIDE, BETWEEN, APART = 1.35, 0.07, 0.3
 """Inches: of a picture, between pictures that belong together, between those that do not."""
 POINT = 0.6 / 72
 """Inches that a letter takes for each point of its size, at most."""
-PIXELS = 256
+PIXELS, DPI = 256, 150
 GONE = np.array([203, 208, 216])
 MATTERS = np.array([250, 204, 21])
 
@@ -93,7 +93,7 @@ class Sheet:
         lines = wrap(title, width - 0.3, 10)
         self.below = 0.17 * lines.count("\n")
         self.width, self.height = width, height + self.below
-        self.figure = style.new(self.width, self.height)
+        self.figure = style.new(self.width, self.height, DPI)
         self.text(0.15, 0.22 - self.below / 2, lines, 10, ha="left", weight="bold")
 
     def text(self, x: float, y: float, text: str, size: int, **how: Any) -> None:

@@ -54,8 +54,23 @@ class Result:
             style.wrap(figure.suptitle(self.title), figure.bbox.width - figure.dpi * 0.2)
             figure.draw_without_rendering()
             for axis in axes:
+                _dash(axis)
                 style.wrap(axis.title, axis.get_tightbbox().width)
             return {form: style.content(figure, form) for form in style.FORMS}
+
+
+def _dash(axis: Axes) -> None:
+    """Let the lines of several series differ in their dashes too, for print and for those who see few colours."""
+    lines = {str(line.get_label()): line for line in axis.lines if line.get_color() in COLOURS[:-1]}
+    named = {label: line for label, line in lines.items() if label[0] != "_" and line.get_linestyle() == "-"}
+    dashes = {
+        label: style.DASHES[COLOURS.index(str(line.get_color())) % len(style.DASHES)] for label, line in named.items()
+    }
+    legend = axis.get_legend()
+    handles = [] if legend is None else zip(legend.get_texts(), legend.get_lines(), strict=False)
+    for label, line in (*named.items(), *((text.get_text(), handle) for text, handle in handles)):
+        if len(named) > 1 and label in dashes:
+            line.set_linestyle(dashes[label])
 
 
 def heat_map(axis: Axes, title: str, x: np.ndarray, sizes: np.ndarray, rates: np.ndarray, label: str) -> None:
