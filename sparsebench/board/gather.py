@@ -18,7 +18,7 @@ from sparsebench.text import plain
 
 GROUP = "accuracy: "
 """What the names of groups' accuracies begin with."""
-OWN_PICTURE, PNG = "leaderboard.png", b"\x89PNG\r\n\x1a\n"
+OWN_PICTURE, PNG = "leaderboard", b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 1_000_000
 """Of pictures in a board, together; larger ones stay beside it."""
 CRITICAL = "critical-difference"
@@ -120,7 +120,7 @@ def _pictures(folder: Path) -> dict[str, bytes]:
     """Return the PNG files of a folder by name, without the board's own, as many as there is room for."""
     pictures, room = {}, MOST_BYTES
     for path in files.files_in(folder.resolve(), ".png"):
-        content = None if path.name == OWN_PICTURE else files.content_or_none(path, room)
+        content = None if path.name.startswith(OWN_PICTURE) else files.content_or_none(path, room)
         if content is not None and content.startswith(PNG):
             pictures[plain(path.stem)] = content
             room -= len(content)

@@ -10,7 +10,6 @@ import click
 
 from sparsebench.cli.guide import Guided
 from sparsebench.cli.options import PLACE, RUN, SETTING, callbacks_of, options
-from sparsebench.errors import UserError
 from sparsebench.planning.request import values_of
 from sparsebench.progress import Progress
 
@@ -29,7 +28,9 @@ from sparsebench.progress import Progress
 )
 @click.option("--json", "as_json", is_flag=True, help="What was compared, and a list of rows, one a block.")
 @click.option("--markdown", is_flag=True, help="A table for a page or a pull request.")
-@click.option("--picture", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw both on test pictures.")
+@click.option(
+    "--picture", type=click.Path(path_type=Path), metavar="FILE", help="Draw both on test pictures: a PNG, SVG or PDF."
+)
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to draw.")
 @options(*PLACE)
 def compare(
@@ -54,8 +55,9 @@ def compare(
     after none. Strategies that draw at random draw independently here. Exits with 0, or with 2 if the command is wrong
     or a strategy fails.
     """
-    if picture is not None and picture.suffix.lower() != ".png":
-        raise UserError("--picture", got=str(picture), allowed="a name that ends with .png")
+    from sparsebench import style
+
+    form = style.form_of("--picture", picture) if picture is not None else ""
     from sparsebench.look import agreement_picture, agreement_table
     from sparsebench.look import compare as comparing
     from sparsebench.look.training import Trainer
@@ -73,7 +75,7 @@ def compare(
         trainer = Trainer(files, how, out, callbacks_of(progress))
         comparison = comparing.compare((a, b), request, trainer, drawn)
     if picture is not None:
-        write_whole(picture, agreement_picture.draw(comparison))
+        write_whole(picture, agreement_picture.draw(comparison, form))
         click.echo(f"written: {picture}", err=True)
     click.echo(
         agreement_table.as_json(comparison) if as_json else agreement_table.as_text(comparison, markdown=markdown),

@@ -40,6 +40,25 @@ SHOWN = 5
     is_flag=True,
     help="Write the boards in FOLDER and documents that show them anew, or a board where there is none.",
 )
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw it: a PNG, SVG or PDF, by the file's ending.",
+)
+@click.option(
+    "--of",
+    type=click.Choice(["accuracy", "gap", "samples"]),
+    help="What the picture shows: accuracy over MACs, how the spurious gap shrinks, or the samples that are needed.  "
+    "[default: accuracy]",
+)
+@click.option("--strategies", metavar="NAMES", help="Those that the picture names, with commas.  [default: the best]")
+@click.option(
+    "--width",
+    "columns_of_paper",
+    type=click.Choice(["one", "two"]),
+    help="Of the picture: one column of a paper, or two.  [default: two]",
+)
 @table
 @notes
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="[standard output]")
@@ -50,6 +69,10 @@ def leaderboard(
     view: str,
     check: bool,
     update: bool,
+    picture: Path | None,
+    of: str | None,
+    strategies: str | None,
+    columns_of_paper: str | None,
     choice: Choice,
     notes: bool,
     output: Path | None,
@@ -61,6 +84,12 @@ def leaderboard(
     """
     from sparsebench.records.files import write_whole
 
+    chosen = {"--of": of, "--strategies": strategies, "--width": columns_of_paper}
+    if picture is None and (given := [name for name, value in chosen.items() if value is not None]):
+        raise UserError(f"{given[0]} is of a picture", next_step="give --picture FILE.png too")
+    if picture is not None:
+        _draw(folder, picture, of or "accuracy", strategies or "", columns_of_paper or "two")
+        return
     if check or update:
         sys.exit(_compare_or_write(folder, update))
     if form == HTML and output is None and sys.stdout.isatty():
@@ -73,6 +102,18 @@ def leaderboard(
         return
     write_whole(output, content)
     click.echo(f"written: {output}", err=True)
+
+
+def _draw(folder: Path, file: Path, what: str, strategies: str, width: str) -> None:
+    from sparsebench import style
+    from sparsebench.board.gather import gather
+    from sparsebench.board.picture_input import draw
+    from sparsebench.records.files import write_whole
+
+    form = style.form_of("--picture", file)
+    names = [name for part in strategies.split(",") if (name := part.strip())]
+    write_whole(file, style.content(draw(gather(folder), what, names, width), form))
+    click.echo(f"written: {file}", err=True)
 
 
 def _compare_or_write(folder: Path, write: bool) -> int:

@@ -11,7 +11,6 @@ import click
 
 from sparsebench.cli.guide import Guided
 from sparsebench.cli.options import PLACE, REQUEST, callbacks_of, options
-from sparsebench.errors import UserError
 from sparsebench.planning.request import values_of
 from sparsebench.progress import Progress
 
@@ -20,7 +19,9 @@ from sparsebench.progress import Progress
 @options(*REQUEST)
 @click.option("--task", default="composite", show_default=True, metavar="NAME[:PARAM=V...]", help="A task of pictures.")
 @click.option("--samples", type=click.IntRange(min=1), default=4, show_default=True, help="Test pictures to show.")
-@click.option("--file", type=click.Path(path_type=Path), help="The PNG to write.  [default: tokens.png in --out]")
+@click.option(
+    "--file", type=click.Path(path_type=Path), help="The PNG, SVG or PDF to write.  [default: tokens.png in --out]"
+)
 @options(*PLACE)
 def show_tokens(
     task: str,
@@ -37,8 +38,9 @@ def show_tokens(
     where the task has some. Exits with 0 if all is well, 1 if a strategy has no result, 2 if the command is wrong.
     """
     file = file or out / "tokens.png"
-    if file.suffix.lower() != ".png":
-        raise UserError("--file", got=str(file), allowed="a name that ends with .png")
+    from sparsebench import style
+
+    form = style.form_of("--file", file)
     from sparsebench.look.show_tokens import plan_of, show
     from sparsebench.look.tokens_picture import draw
     from sparsebench.look.training import Trainer
@@ -54,7 +56,7 @@ def show_tokens(
     with Progress(out) as progress:
         trainer = Trainer(files, how, out, callbacks_of(progress))
         pictures = show(request, trainer, samples)
-    write_whole(file, draw(pictures))
+    write_whole(file, draw(pictures, form))
     lost = [shown for shown in pictures.shown if shown.why]
     for shown in lost:
         click.echo(f"{shown.label} has no result: {shown.why}", err=True)

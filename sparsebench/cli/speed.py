@@ -77,7 +77,7 @@ def _finish(rows: list[Row], out: Path) -> None:
     from sparsebench.speed.rows import timm_csv
 
     write_whole(out / "timm.csv", timm_csv(rows).encode())
-    draw(rows, out / "speed.png")
+    write_whole(out / "speed.png", draw(rows))
     click.echo(tabulate([_cells(row) for row in rows], HEADER, disable_numparse=True))
     click.echo(f"written: {out}", err=True)
 

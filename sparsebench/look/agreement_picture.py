@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsebench.look.canvas import APART, BETWEEN, GONE, MATTERS, SIDE, Ink, Sheet, png, tint, wrap
+from sparsebench import style
+from sparsebench.look.canvas import APART, BETWEEN, GONE, MATTERS, SIDE, Ink, Sheet, rgb, tint, wrap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 LEFT, BELOW, BOTTOM, PAIR = 1.0, 0.26, 0.5, 2 * SIDE + BETWEEN
 """Inches: of the margins, BELOW each picture, and the width of a PAIR of them."""
 BOTH = 2
-INKS = {0: Ink(np.array([0, 114, 178]), 0.4), 1: Ink(np.array([213, 94, 0]), 0.4), BOTH: Ink(np.array([0, 0, 0]), 0)}
-"""Of patches that A keeps alone, that B does, and that both do: blue, vermilion and black of the palette of Okabe and
-Ito (2008), which the colour-blind tell apart from each other, from grey and from yellow."""
+INKS = {0: Ink(rgb(style.COLOURS[0]), 0.4), 1: Ink(rgb(style.COLOURS[3]), 0.4), BOTH: Ink(rgb(style.BLACK), 0)}
+"""Of patches that A keeps alone, that B does, and that both do: blue, vermilion and black, which the colour-blind tell
+apart from each other, from grey and from yellow."""
 
 
-def draw(comparison: Comparison) -> bytes:
-    """Return the picture as PNG; the same comparison gives the same bytes."""
-    return png(figure(comparison))
+def draw(comparison: Comparison, form: str = "png") -> bytes:
+    """Return the picture as one of `style.FORMS`; the same comparison gives the same bytes."""
+    return style.content(figure(comparison), form)
 
 
 def figure(comparison: Comparison) -> Figure:
@@ -35,8 +36,7 @@ def figure(comparison: Comparison) -> Figure:
     names = [f"{side}: {of.label}, {of.budget}" for side, of in zip("AB", comparison.sides, strict=True)]
     about = [line for name in names for line in wrap(name, width - 0.3, 8).splitlines()]
     top = 0.85 + 0.15 * len(about)
-    sheet = Sheet(width, top + n * (SIDE + BELOW) + BOTTOM)
-    sheet.text(0.15, 0.22, shown.title, 10, ha="left", weight="bold")
+    sheet = Sheet(shown.title, width, top + n * (SIDE + BELOW) + BOTTOM)
     for number, line in enumerate(about):
         sheet.text(0.15, 0.43 + 0.15 * number, line, 8, ha="left")
     sheet.text(LEFT + SIDE / 2, top - 0.06, "the picture", 7, va="bottom")

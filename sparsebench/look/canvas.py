@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from sparsebench import style
 
 SIDE, BETWEEN, APART = 1.35, 0.07, 0.3
 """Inches: of a picture, between pictures that belong together, between those that do not."""
 POINT = 0.6 / 72
 """Inches that a letter takes for each point of its size, at most."""
-PIXELS = 256
+PIXELS, DPI = 256, 150
 GONE = np.array([203, 208, 216])
 MATTERS = np.array([250, 204, 21])
 
@@ -32,6 +30,11 @@ class Ink(NamedTuple):
         """The colour of the outline as matplotlib has it."""
         red, green, blue = (self.colour / 255).tolist()
         return red, green, blue
+
+
+def rgb(colour: str) -> np.ndarray:
+    """Return the (3,) RGB of a colour of the style sheet, from 0 to 255."""
+    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
 
 
 def tint(
@@ -78,37 +81,31 @@ def _edges(areas: np.ndarray, line: int) -> np.ndarray:
     return np.logical_or.reduce([wide[y : y + height, x : x + width] != areas for y, x in ends])
 
 
-def png(figure: Figure) -> bytes:
-    """Return a figure as PNG; the same figure gives the same bytes."""
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=150, metadata={"Software": None})
-    return out.getvalue()
-
-
 def wrap(text: str, width: float, size: int) -> str:
     """Return the text on as many lines as `width` inches make it need."""
     return textwrap.fill(text, max(4, int(width / (POINT * size))))
 
 
 class Sheet:
-    """A figure on which things have places in inches from its top left corner."""
+    """A figure under a title, on which things have places in inches from the top left corner."""
 
-    def __init__(self, width: float, height: float):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        self.width, self.height = width, height
-        self.figure = Figure(figsize=(width, height))
-        FigureCanvasAgg(self.figure)
+    def __init__(self, title: str, width: float, height: float):
+        lines = wrap(title, width - 0.3, 10)
+        self.below = 0.17 * lines.count("\n")
+        self.width, self.height = width, height + self.below
+        self.figure = style.new(self.width, self.height, DPI)
+        self.text(0.15, 0.22 - self.below / 2, lines, 10, ha="left", weight="bold")
 
     def text(self, x: float, y: float, text: str, size: int, **how: Any) -> None:
         """Write a text, centred there unless told otherwise."""
         aligned = {"ha": "center", "va": "center", **how}
-        self.figure.text(x / self.width, 1 - y / self.height, text, fontsize=size, parse_math=False, **aligned)
+        self.figure.text(
+            x / self.width, 1 - (y + self.below) / self.height, text, fontsize=size, parse_math=False, **aligned
+        )
 
     def picture(self, x: float, y: float, pixels: np.ndarray) -> None:
         """Put a picture there with its top left corner."""
-        place = (x / self.width, 1 - (y + SIDE) / self.height, SIDE / self.width, SIDE / self.height)
+        place = (x / self.width, 1 - (y + self.below + SIDE) / self.height, SIDE / self.width, SIDE / self.height)
         axis = self.figure.add_axes(place)
         axis.imshow(pixels)
         axis.set_axis_off()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsebench.look.canvas import APART, BETWEEN, POINT, SIDE, Ink, Sheet, png, tint, wrap
+from sparsebench import style
+from sparsebench.look.canvas import APART, BETWEEN, POINT, SIDE, Ink, Sheet, rgb, tint, wrap
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,11 +19,8 @@ LEFT, TOP, BELOW, BOTTOM = 1.0, 1.05, 0.26, 0.45
 """Inches: of the margins, BELOW each picture."""
 LEGEND = "yellow outline: what matters to the label    grey: removed"
 SHARED = "    tinted and outlined together: patches that share a token"
-TOKENS = np.array([
-    [37, 99, 235], [220, 38, 38], [5, 150, 105], [217, 119, 6], [124, 58, 237], [8, 145, 178], [219, 39, 119],
-    [101, 163, 13], [17, 24, 39], [255, 255, 255],
-])  # fmt: skip
-RIGHT, WRONG = "#15803d", "#b91c1c"
+TOKENS = np.array([rgb(colour) for colour in (*style.COLOURS, style.BLACK, "#ffffff")])
+RIGHT, WRONG = style.COLOURS[0], style.COLOURS[3]
 
 
 def paint(
@@ -39,17 +37,16 @@ def paint(
     return tint(picture, matters, token, grid, inks)
 
 
-def draw(pictures: Pictures) -> bytes:
-    """Return the picture as PNG; the same pictures give the same bytes."""
-    return png(figure(pictures))
+def draw(pictures: Pictures, form: str = "png") -> bytes:
+    """Return the picture as one of `style.FORMS`; the same pictures give the same bytes."""
+    return style.content(figure(pictures), form)
 
 
 def figure(pictures: Pictures) -> Figure:
     """Return the figure: a column for the pictures, then each strategy with its stages."""
     wide = [_width(max(1, len(shown.stages))) for shown in pictures.shown]
     n = len(pictures.pictures)
-    sheet = Sheet(LEFT + SIDE + sum(APART + width for width in wide) + 0.2, _top(n) + BOTTOM)
-    sheet.text(0.15, 0.22, pictures.title, 10, ha="left", weight="bold")
+    sheet = Sheet(pictures.title, LEFT + SIDE + sum(APART + width for width in wide) + 0.2, _top(n) + BOTTOM)
     sheet.text(LEFT + SIDE / 2, TOP - 0.06, "the picture", 7, va="bottom")
     for row, name in enumerate(pictures.names):
         sheet.text(LEFT - 0.1, _top(row) + SIDE / 2, wrap(name, LEFT - 0.2, 8), 8, ha="right")

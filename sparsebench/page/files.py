@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparsebench import page
-from sparsebench.board import figures
+from sparsebench import page, style
+from sparsebench.board import picture_input
 from sparsebench.board.board import Board
 from sparsebench.board.budget_table import text
 from sparsebench.board.build import Flats
@@ -14,7 +14,7 @@ from sparsebench.records.files import write_whole
 
 
 def publish(flat: Flats, out: Path) -> None:
-    """Write OUT/leaderboard.{md,csv,json,png,html}."""
+    """Write OUT/leaderboard.{md,csv,json,png,html}, and a picture each of the spurious gap and sample complexity."""
     for name, content in files(board_of(flat, out)).items():
         write_whole(out / name, content)
 
@@ -27,7 +27,7 @@ def files(board: Board) -> dict[str, bytes]:
         f"leaderboard.{form}": text(board.rows, over, form, board.notes, columns=board.columns).encode()
         for form in forms
     }
-    return texts | {
-        "leaderboard.png": figures.draw(board.rows, board.over_budgets, board.columns),
-        "leaderboard.html": page.render(board),
-    }
+    first, *others = picture_input.measured(board)
+    pictures = {"leaderboard.png": first} | {f"leaderboard-{what}.png": what for what in others}
+    drawn = {name: style.content(picture_input.draw(board, what)) for name, what in pictures.items()}
+    return texts | drawn | {"leaderboard.html": page.render(board)}

@@ -16,8 +16,8 @@ from sparsebench.records.files import content_or_none, write_whole
 REDUCED, ALIKE = 8, 0.95
 """Pictures are made so many times smaller to be compared; they show the same from this correlation of greys on."""
 NAME = "leaderboard.csv"
-KEPT = ("leaderboard.md", NAME, "leaderboard.png")
-"""What lies beside the records of a published board; the page and the numbers as JSON are made of these when wanted."""
+KEPT = (".md", ".csv", ".png")
+"""Endings of what lies beside the records of a published board; page and JSON are made of the records when wanted."""
 
 
 def boards(folder: Path) -> list[Path]:
@@ -43,7 +43,7 @@ def differing(folder: Path) -> list[str]:
 
 def _made(folder: Path) -> dict[str, bytes]:
     made = files(gather(folder))
-    return {name: made[name] for name in KEPT}
+    return {name: content for name, content in made.items() if name.endswith(KEPT)}
 
 
 def _is(content: bytes | None, made: bytes) -> bool:

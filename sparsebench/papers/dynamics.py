@@ -165,6 +165,6 @@ def _draw_attention(axis: Any, curves: tuple[np.ndarray, np.ndarray], trial: Tri
         axis.plot(shown["steps"], shown["relevant"], "s:", color=PUBLISHED, markersize=3, label="published")
     # The diagonal of (I + delta E)^T (I + delta E), with unit columns in E, is 1 + delta^2 on average.
     mass = theory.attention_mass(trial.task.counts(), 1 + trial.model.delta**2)
-    axis.axhline(mass, color="#6b7280", linestyle="--", linewidth=1, label="before training, closed form")
+    axis.axhline(mass, color=COLOURS[5], linestyle="--", linewidth=1, label="before training, closed form")
     axis.set(xlabel="steps", ylabel="share of the attention", ylim=(0, 1), title=f"M = {trial.task.patterns}")
     legend(axis)

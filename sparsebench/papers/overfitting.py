@@ -13,7 +13,7 @@ from sparsebench.models.shipped import TwoLayer
 from sparsebench.papers.boundary import Boundary, cells, is_fitted, loss_of
 from sparsebench.planning.job import Job
 from sparsebench.reproduce.paper import Paper
-from sparsebench.reproduce.result import COLOURS, Panel, Result, band, legend, points
+from sparsebench.reproduce.result import COLOURS, NOTHING, Panel, Result, band, legend, points
 from sparsebench.reproduce.trials import Trial, group_by, mean, series_of
 from sparsebench.reproduce.verdicts import Verdict, interval, judge
 from sparsebench.stats.intervals import Interval
@@ -112,7 +112,7 @@ def _map(axis: Any, trials: Sequence[Trial], boundary: Boundary, cut: float | No
         values[sizes.index(t.n) * len(runs) + runs.index(t.repetition), np.searchsorted(snr, t.task.snr)] = loss_of(t)
     if cut is not None:
         values = np.where(np.isfinite(values), values >= cut, np.nan)
-    axis.set_facecolor("#dbeafe")  # what never fitted
+    axis.set_facecolor(NOTHING)  # what never fitted
     middles = (snr[1:] + snr[:-1]) / 2
     first, last = (middles[0], middles[-1]) if len(middles) else (1.1 * snr[0], 0.9 * snr[0])
     edges = np.concatenate([[2 * snr[0] - first], middles, [2 * snr[-1] - last]])
@@ -122,7 +122,9 @@ def _map(axis: Any, trials: Sequence[Trial], boundary: Boundary, cut: float | No
     axis.set_yticks(np.arange(len(sizes)) + 0.5, [str(n) for n in sizes])
     fine = np.linspace(sizes[0], sizes[-1], 200)
     place = np.interp(fine, sizes, np.arange(len(sizes)) + 0.5)
-    axis.plot(np.clip((PUBLISHED / fine) ** 0.5, edges[0], edges[-1]), place, color="#dc2626", label="N SNR$^2$ = 1000")
+    axis.plot(
+        np.clip((PUBLISHED / fine) ** 0.5, edges[0], edges[-1]), place, color=COLOURS[3], label="N SNR$^2$ = 1000"
+    )
     name = "test loss" if cut is None else f"test loss >= {cut:g}"
     axis.set(title=name, xlabel="SNR", ylabel="training samples N, a row a run", xlim=(edges[0], edges[-1]))
     axis.legend(loc="upper right")

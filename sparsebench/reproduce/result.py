@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparsebench import style
 from sparsebench.reproduce.verdicts import Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Panel = Callable[["Axes"], None]
-COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#6b7280")
-PUBLISHED = "#111827"
+COLOURS = (*(style.COLOURS[place] for place in (0, 1, 2, 3, 5)), style.GREY)
+"""Of series; the last is of predictions."""
+PUBLISHED = style.BLACK
+NOTHING = "#d6e8f5"
+"""Of a map's cells without a value, whose other cells are grey."""
+WIDTH, HEIGHT = 4.2, 3.3
+"""Inches of a panel."""
 
 
 @dataclass(frozen=True)
@@ -36,33 +41,41 @@ class Result:
     verdicts: list[Verdict]
 
     def pictures(self) -> dict[str, bytes]:
-        """Return the figure as PNG and SVG; the same data give the same bytes."""
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
+        """Return the figure as PNG, SVG and PDF; the same data give the same bytes."""
         columns = 2 if len(self.panels) == 4 else min(3, len(self.panels))
         rows = -(-len(self.panels) // columns)
-        with matplotlib.rc_context({"svg.hashsalt": "sparsebench", "axes.spines.top": False, "font.size": 9}):
-            figure = Figure(figsize=(4.6 * columns, 3.6 * rows + 0.4), layout="constrained")
-            FigureCanvasAgg(figure)
+        with style.sheet():
+            figure = style.new(WIDTH * columns, HEIGHT * rows + 0.4, layout="constrained")
             axes = figure.subplots(rows, columns, squeeze=False).ravel()
             for panel, axis in zip(self.panels, axes, strict=False):
                 panel(axis)
             for axis in axes[len(self.panels) :]:
                 axis.set_visible(False)
-            figure.suptitle(self.title, fontsize=11)
-            made = {}
-            for form, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-                out = io.BytesIO()
-                figure.savefig(out, format=form, dpi=130, metadata=metadata)
-                made[form] = out.getvalue()
-        return made
+            style.wrap(figure.suptitle(self.title), figure.bbox.width - figure.dpi * 0.2)
+            figure.draw_without_rendering()
+            for axis in axes:
+                _dash(axis)
+                style.wrap(axis.title, axis.get_tightbbox().width)
+            return {form: style.content(figure, form) for form in style.FORMS}
+
+
+def _dash(axis: Axes) -> None:
+    """Let the lines of several series differ in their dashes too, for print and for those who see few colours."""
+    lines = {str(line.get_label()): line for line in axis.lines if line.get_color() in COLOURS[:-1]}
+    named = {label: line for label, line in lines.items() if label[0] != "_" and line.get_linestyle() == "-"}
+    dashes = {
+        label: style.DASHES[COLOURS.index(str(line.get_color())) % len(style.DASHES)] for label, line in named.items()
+    }
+    legend = axis.get_legend()
+    handles = [] if legend is None else zip(legend.get_texts(), legend.get_lines(), strict=False)
+    for label, line in (*named.items(), *((text.get_text(), handle) for text, handle in handles)):
+        if len(named) > 1 and label in dashes:
+            line.set_linestyle(dashes[label])
 
 
 def heat_map(axis: Axes, title: str, x: np.ndarray, sizes: np.ndarray, rates: np.ndarray, label: str) -> None:
     """Draw success rates (len(sizes), len(x)), white where all trials succeed and black where none does."""
-    axis.set_facecolor("#dbeafe")  # what was not run
+    axis.set_facecolor(NOTHING)  # what was not run
     if rates.size:
         axis.imshow(rates, cmap="gray", vmin=0, vmax=1, origin="lower", aspect="auto")
     for (row, column), rate in np.ndenumerate(rates):
@@ -109,7 +122,7 @@ def legend(axis: Axes, title: str | None = None) -> None:
         axis.legend(frameon=False, title=title)
 
 
-def draw_dashed(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, colour: str = "#6b7280") -> None:
+def draw_dashed(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, colour: str = style.GREY) -> None:
     """Draw a prediction."""
     order = np.argsort(x)
     axis.plot(x[order], y[order], "--", color=colour, linewidth=1, label=label)

@@ -99,7 +99,7 @@ def drawn() -> Callable[[Result], None]:
 
     def check(result: Result) -> None:
         made = result.pictures()
-        assert set(made) == {"png", "svg"} and ElementTree.fromstring(made["svg"]).tag.endswith("svg")
+        assert set(made) == {"png", "svg", "pdf"} and ElementTree.fromstring(made["svg"]).tag.endswith("svg")
         with Image.open(io.BytesIO(made["png"])) as picture:
             assert min(picture.size) > 300 and len(picture.convert("RGB").getcolors(1 << 24) or []) > 10
         shown = re.findall(rb"<!-- (.*?) -->", made["svg"])  # the texts of the picture

@@ -113,7 +113,7 @@ def test_the_first_run_writes_everything_and_the_second_runs_nothing_and_writes_
     first = contents(out)
     assert (len(ran), lost) == (6 + 2 + 6, 0) and {record.status for record in ran} == {"ok"}
     assert {name for name in first if "/" not in name} == {
-        *(f"fig{n}.{form}" for n in (2, 4, 8) for form in ("png", "svg", "csv")),
+        *(f"fig{n}.{form}" for n in (2, 4, 8) for form in ("png", "svg", "pdf", "csv")),
         "verdicts.md", "verdicts.csv", "verdicts.json",
     }  # fmt: skip
     assert {verdict.figure for verdict in verdicts} == {"2", "4", "8"}
@@ -261,7 +261,7 @@ def failed(record: Record, reason: str, kind: str = "ValueError", status: Any = 
 def test_figures_and_verdicts_are_files(tmp_path: Path) -> None:
     verdicts = publish(theory.PAPER, {"1a": records_of("1a"), "spurious": records_of("spurious")}, tmp_path)
     assert sorted(contents(tmp_path)) == [
-        "fig1a-n50.csv", "fig1a.csv", "fig1a.png", "fig1a.svg", "spurious.csv", "spurious.png", "spurious.svg",
+        "fig1a-n50.csv", "fig1a.csv", "fig1a.pdf", "fig1a.png", "fig1a.svg", "spurious.csv", "spurious.pdf", "spurious.png", "spurious.svg",
         "verdicts.csv", "verdicts.json", "verdicts.md",
     ]  # fmt: skip
     assert [Verdict(**row) for row in csv_rows(tmp_path / "verdicts.csv")] == verdicts and len(verdicts) == 3

@@ -75,7 +75,7 @@ def test_few_trials_decide_nothing_and_break_nothing(figure: str, few: str) -> N
 @pytest.mark.parametrize("figure", ["1b", "5", "strategies"])
 def test_pictures_of_trials_that_all_diverged_have_no_nan_in_them(figure: str) -> None:
     made = PAPER.figures[figure](planned(figure, *FEW["all diverged"][:2])).pictures()
-    assert set(made) == {"png", "svg"} and ElementTree.fromstring(made["svg"]).tag.endswith("svg")
+    assert set(made) == {"png", "svg", "pdf"} and ElementTree.fromstring(made["svg"]).tag.endswith("svg")
     with Image.open(io.BytesIO(made["png"])) as picture:
         assert min(picture.size) > 300 and len(picture.convert("RGB").getcolors(1 << 24) or []) > 10
     shown = re.findall(rb"<!-- (.*?) -->", made["svg"])  # the texts of the picture

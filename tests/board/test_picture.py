@@ -1,0 +1,196 @@
+"""Pictures of boards: what is named, what is left out, and that everything can be read."""
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
+
+from sparsebench import style
+from sparsebench.board import picture
+from sparsebench.cli import main
+from sparsebench.errors import UserError
+
+QUICK = Path(__file__).resolve().parents[2] / "leaderboard" / "quick"
+BUDGETS = (0.8, 0.6, 0.4)
+FACTS = {"data": "Digits on photographs, ten classes.", "networks": "24 networks.", "track": "Tested as they are."}
+
+
+def board(lost: dict[str, Sequence[float]], spent: dict[str, float] | None = None) -> pd.DataFrame:
+    """Return a board of strategies that lose so many points at each budget, ranked in their order."""
+    kinds = {"oracle": "oracle", "random": "baseline", "random_inside": "baseline"}
+    rows = [("dense", "baseline", 1.0, 1.0, 0.9, math.nan, math.nan)]
+    for place, (name, points) in enumerate(lost.items()):
+        rank = math.nan if name == "oracle" else place + 1.0
+        for budget, less in zip(BUDGETS, points, strict=False):
+            at = budget * (spent or {}).get(name, 1.0)
+            rows.append((name, kinds.get(name, "deployable"), budget, at, 0.9 - less / 100, rank, rank))
+    names = ["strategy", "kind", "budget", "macs_ratio", "accuracy", "rank_first", "rank_last"]
+    frame = pd.DataFrame(rows, columns=names)
+    return frame.assign(accuracy_low=frame["accuracy"] - 0.01, accuracy_high=frame["accuracy"] + 0.01)
+
+
+REFERENCES = {"random_inside": (2, 5, 10), "random": (5, 9, 20), "oracle": (-0.2, -0.4, -0.6)}
+ALIKE = {f"strategy_{i:02}": (0.1, 0.2, 1 + i / 1000) for i in range(12)}
+
+
+def boxes(figure: Figure) -> dict[str, tuple[float, float, float, float]]:
+    """Return where the texts of a figure that can be seen are, in pixels."""
+    with style.sheet():
+        figure.draw_without_rendering()
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    return {text.get_text(): text.get_window_extent().extents for text in texts}
+
+
+def lines(figure: Figure) -> dict[str, tuple[str, str]]:
+    """Return colour and dashes of the lines that have a name."""
+    found = [line for line in figure.axes[0].lines if not str(line.get_label()).startswith("_")]
+    return {str(line.get_label()): (to_hex(line.get_color()), str(line._dash_pattern)) for line in found}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", list(style.COLUMNS))
+def test_labels_of_strategies_that_end_together_can_be_read(width: str) -> None:
+    figure = picture.curves(board(ALIKE | REFERENCES), FACTS, list(ALIKE), width)
+    found = boxes(figure)
+    labels = {name: found[name] for name in (*ALIKE, *REFERENCES)}
+    for (one, a), (other, b) in combinations(labels.items(), 2):
+        assert a[3] <= b[1] or b[3] <= a[1], (one, other)
+    area = figure.axes[0].get_window_extent().extents
+    assert all(box[0] > area[2] for box in labels.values())  # right of the axes
+    for text, (left, bottom, right, top) in found.items():
+        assert left >= 0 and bottom >= 0 and right <= figure.bbox.width and top <= figure.bbox.height, text
+    assert figure.get_figwidth() == style.COLUMNS[width]
+    order = sorted(ALIKE, key=lambda name: -labels[name][1])
+    assert order == list(ALIKE)  # as their lines end
+
+
+def test_named_lines_differ_in_colour_or_dash() -> None:
+    many = {f"s{i}": (0.1, 0.2, i / 10) for i in range(picture.MOST_NAMED)}
+    looks = lines(picture.curves(board(many | REFERENCES), FACTS, list(many)))
+    assert set(looks) == {*many, *REFERENCES} and len(set(looks.values())) == len(looks)
+    with pytest.raises(UserError, match="at most"):
+        picture.curves(board(many | {"more": (1, 1, 1)}), FACTS, [*many, "more"])
+
+
+def test_the_best_at_each_budget_and_of_the_best_ranks_are_named_and_others_are_grey() -> None:
+    rest = {f"other_{i}": (0.5, 1, 3 + i / 10) for i in range(9)}
+    lost = {"early": (0, 2, 9), "steady": (1, 1, 1), **rest, **REFERENCES, "worse": (9, 20, 40)}
+    frame = board(lost)
+    frame.loc[frame["rank_first"] < 5, "rank_first"] = 1.0
+    named = set(lines(picture.curves(frame, FACTS)))
+    assert {"early", "steady", *REFERENCES} < named and "worse" not in named
+    assert len(named) == picture.NAMED + len(REFERENCES)
+    grey = [line for line in picture.curves(frame, FACTS).axes[0].lines if to_hex(line.get_color()) == style.PALE]
+    assert len(grey) == len(lost) - len(named)
+
+
+def test_what_costs_more_than_dense_is_in_no_axis() -> None:
+    frame = board({"good": (0.1, 0.3, 1), "dear": (0, 0, 0), **REFERENCES}, {"dear": 64.0})
+    figure = picture.curves(frame, FACTS)
+    first, last = figure.axes[0].get_xlim()
+    assert first == 1 and 0.38 < last < 0.4 and not any("dear" in text for text in boxes(figure))
+    with pytest.raises(UserError, match="more"):
+        picture.curves(frame, FACTS, ["dear"])
+
+
+def test_the_axis_fits_what_is_named_and_not_the_worst() -> None:
+    figure = picture.curves(board({"good": (0.1, 0.3, 1), **REFERENCES, "collapsed": (50, 80, 80)}), FACTS)
+    assert -30 < figure.axes[0].get_ylim()[0] < -20
+    low = picture.curves(board({"good": (0.1, 0.2, 0.3), "random_inside": (0.2, 0.5, 1), "random": (5, 20, 40)}), FACTS)
+    assert -2 < low.axes[0].get_ylim()[0] < -1
+    assert any(text.startswith("random (") and "40" in text for text in boxes(low))
+
+
+def test_names_of_strangers_are_drawn_as_they_are(tmp_path: Path) -> None:
+    names = [r"$\frac{a}{", "two\nlines", "<script>alert(1)</script>", "\x1b[31mred", "名前", "x" * 300, "ok_{}"]
+    frame = board({name: (0.1, 0.3, 1 + i) for i, name in enumerate(names)})
+    figure = picture.curves(frame, FACTS | {"data": "a $ and a $ and\nmore"}, names[: picture.MOST_NAMED])
+    for form in style.FORMS:
+        content = style.content(figure, form)
+        if form == "svg":
+            ElementTree.fromstring(content)
+    drawn = [text for text in boxes(figure) if "$" in text]
+    assert any(text.startswith(r"$\frac{a}{") for text in drawn)
+    assert all(box[2] <= figure.bbox.width for box in boxes(figure).values())
+
+
+VALUES = pd.DataFrame(
+    [
+        ("dense", "baseline", 1.0, 60.0, 50.0, 70.0),
+        ("slow", "deployable", 0.5, 120.0, 100.0, math.inf),
+        ("fast", "deployable", 0.5, 10.0, 8.0, 12.0),
+        ("never", "baseline", 0.5, math.inf, 200.0, math.inf),
+        ("unmeasured", "deployable", 0.5, math.nan, math.nan, math.nan),
+        ("dear", "deployable", 60.0, 1.0, 1.0, 1.0),
+        ("oracle", "oracle", 0.5, 5.0, math.nan, math.nan),
+    ],
+    columns=["strategy", "kind", "macs_ratio", "value", "low", "high"],
+).assign(label=lambda frame: frame["strategy"])
+
+
+@pytest.mark.parametrize("width", list(style.COLUMNS))
+def test_dots_are_of_what_was_measured_the_best_on_top(width: str) -> None:
+    figure = picture.dots(VALUES, FACTS, "training samples", width=width, falling=False, logarithmic=True)
+    found = boxes(figure)
+    rows = {text.get_text(): -text.get_window_extent().y0 for text in figure.axes[0].get_yticklabels()}
+    assert sorted(rows, key=lambda name: rows[name]) == ["oracle", "fast", "dense", "slow", "never"]
+    assert not {"unmeasured", "dear"} & set(found) and any("not reached" in text for text in found)
+    assert all(box[2] <= figure.bbox.width and box[1] >= 0 for box in found.values())
+    only = boxes(picture.dots(VALUES, FACTS, "training samples", ["fast"], width))
+    assert {"fast", "dense"} <= set(only) and "slow" not in only
+    with pytest.raises(UserError, match="unmeasured"):
+        picture.dots(VALUES, FACTS, "training samples", ["unmeasured"], width)
+
+
+def call(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["leaderboard", *map(str, words)])
+    return result.exit_code, result.output
+
+
+def test_leaderboard_draws_a_picture_by_the_ending_of_the_file(tmp_path: Path) -> None:
+    begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    for form, first in begins.items():
+        code, said = call(QUICK, "--picture", tmp_path / f"board.{form}", "--strategies", "tome, noise")
+        assert code == 0 and "written" in said and (tmp_path / f"board.{form}").read_bytes().startswith(first)
+    texts = (tmp_path / "board.svg").read_text(encoding="utf-8")
+    assert "<!-- tome -->" in texts and "<!-- noise -->" in texts and "<!-- attn_topk -->" not in texts
+    assert "3 networks" in texts and "nan" not in texts.lower().replace("dominant-", "")
+
+
+@pytest.mark.parametrize(("of", "says"), [("gap", "points less than dense"), ("samples", "training samples")])
+def test_gap_and_samples_have_pictures_of_their_own(tmp_path: Path, of: str, says: str) -> None:
+    assert call(QUICK, "--picture", tmp_path / "one.svg", "--of", of, "--width", "one")[0] == 0
+    texts = (tmp_path / "one.svg").read_text(encoding="utf-8")
+    assert f"<!-- {says} -->" in texts and "<!-- oracle -->" in texts and 'width="234pt"' in texts
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--picture", "board.jpg"], "board.jpg"),
+        (["--picture", "board.png", "--strategies", "tomee"], "did you mean 'tome'"),
+        (["--width", "one"], "--picture"),
+        (["--strategies", "tome"], "--picture"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_is_the_users_mistake(words: list[str], named: str) -> None:
+    code, said = call(QUICK, *words)
+    assert code == 2 and named in said and "Traceback" not in said and not Path("board.png").exists()
+
+
+def test_a_board_of_a_single_budget_has_dots(tmp_path: Path) -> None:
+    line = ["run", "--suite", "smoke", "--plugin", "attn_topk", "--out", str(tmp_path), "--jobs", "0"]
+    assert CliRunner().invoke(main, line).exit_code == 0
+    assert call(tmp_path, "--picture", tmp_path / "board.svg")[0] == 0
+    texts = (tmp_path / "board.svg").read_text(encoding="utf-8")
+    assert "<!-- accuracy, % -->" in texts and "<!-- dense -->" in texts
+    with Image.open(tmp_path / "leaderboard.png") as made:
+        assert made.size[0] == round(style.DPI * style.COLUMNS["two"])
