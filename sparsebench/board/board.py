@@ -130,6 +130,7 @@ class Board:
         bibtex: entries of what is in it.
         environments: machine and libraries by hash; `suites` lines that say what was asked for.
         pictures: PNG files by what they show, such as which tokens were kept.
+        data, networks: what the pictures and the networks of a task are, in words, by the task; some are not known.
     """
 
     rows: list[Row]
@@ -144,3 +145,5 @@ class Board:
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     suites: list[str] = field(default_factory=list)
     pictures: Mapping[str, bytes] = field(default_factory=dict)
+    data: Mapping[str, str] = field(default_factory=dict)
+    networks: Mapping[str, str] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from sparsebench.board import critical, notes, reading
+from sparsebench.board import critical, notes, picture_input, reading
 from sparsebench.board.board import Board, Curve, Group
 from sparsebench.board.build import Flats, judge
 from sparsebench.board.entries import METRICS, Entry, Setting, add_titles, frame_of, settings_of
@@ -65,6 +65,8 @@ def board_of(records: Flats, folder: Path) -> Board:
         environments=environment.read(folder, set(frame["environment"])),
         suites=list(dict.fromkeys(suites)),  # one that was asked for with other words is there again
         pictures=pictures,
+        data={one.task: words for one in settings if (words := picture_input.data_of(one))},
+        networks={one.task: words for one in settings if (words := picture_input.networks_of(one))},
     )
 
 

@@ -217,7 +217,7 @@ def _span(axis: Axes, values: np.ndarray, logarithmic: bool) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     finite = values[np.isfinite(values) & ((values > 0) | (not logarithmic))]
-    first, last = (finite.min(), finite.max()) if len(finite) else (0.0, 1.0)
+    first, last = (finite.min(), finite.max()) if len(finite) else (1.0, 2.0)
     if logarithmic:
         first, last = first / 1.3, last * (1.3 if np.isfinite(values).all() else 4)
         steps = [
@@ -285,8 +285,8 @@ def _chosen(board: pd.DataFrame, strategies: Sequence[str], lines: Mapping[str, 
 def _best(board: pd.DataFrame, lines: Mapping[str, _Line]) -> list[str]:
     """Return the strategies to name, in the board's order.
 
-    Of those that may be the best, as their rank begins where the best rank does, the one of each budget; then those of
-    the best ranks. What is worse than random tokens in the network is not named.
+    Of those that may be the best, as their rank begins where the best rank does, the one of each of the smallest budgets; then
+    those of the best ranks. What is worse than random tokens in the network is not named.
     """
     fair = {name: line for name, line in lines.items() if _competes(board, name)}
     ranked = {name: line for name, line in fair.items() if not math.isnan(line.rank[0])} or fair
@@ -294,7 +294,7 @@ def _best(board: pd.DataFrame, lines: Mapping[str, _Line]) -> list[str]:
     leading = [name for name in by_rank if ranked[name].rank[0] == ranked[by_rank[0]].rank[0]] or by_rank
     able = board[board["strategy"].isin(leading) & (board["macs_ratio"] <= MISSED * board["budget"])]
     at_budgets = able.sort_values("accuracy", ascending=False, kind="stable").groupby("budget", sort=True)["strategy"]
-    found = list(dict.fromkeys([*at_budgets.first(), *by_rank]))[:NAMED]
+    found = list(dict.fromkeys([*at_budgets.first()[: NAMED // 2], *by_rank]))[:NAMED]
     beaten = lines.get("random_inside")
     worse = {name for name in found if beaten is not None and ranked[name].rank[0] > beaten.rank[1]}
     return [name for name in lines if name in found and name not in worse]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from sparsebench.board import picture
 from sparsebench.board.board import Board, Row
-from sparsebench.board.entries import DENSE
+from sparsebench.board.entries import DENSE, Setting
 from sparsebench.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,11 +70,15 @@ def values(board: Board, column: str, times: float = 1.0) -> pd.DataFrame:
 def facts(board: Board, part: str = "accuracy") -> dict[str, str]:
     """Return what the title of a picture says of the part of a board that it shows: data, networks, track."""
     task = next((column.task for column in board.columns if column.part == part and column.task), "")
-    data = {"data": f"Task {task}."} if task else {}
+    data = {"data": board.data.get(task, f"Task {task}.")} if task else {}
     if part != "accuracy":
         return data
     repetitions = max((row["n_seeds"] for row in board.rows), default=0)
     networks = "One network" if repetitions == 1 else f"{repetitions} networks"
+    networks += f" ({words})" if (words := board.networks.get(task)) else ""
+    asked = {row["budget"] for row in board.rows if row["strategy"] != DENSE and row["accuracy"] is not None}
+    if len(asked) == 1:
+        data["budget"] = f"Strategies at {asked.pop()}."
     track = "" if board.over_budgets is None else TRACKS.get(board.over_budgets.track, board.over_budgets.track)
     return data | {"networks": f"{networks}{',' if track else '.'}", "track": f"{track}." if track else ""}
 
@@ -119,6 +123,24 @@ def draw(board: Board, what: str = ACCURACY, strategies: Sequence[str] = (), wid
     return picture.dots(
         values(board, COLUMN[what], 100), {"what": "Test accuracy.", **facts(board)}, "accuracy, %", strategies, width
     )
+
+
+def data_of(setting: Setting) -> str:
+    """Return in words what the pictures of a task are made of, with its name; nothing where it has no pictures."""
+    parts = [_SOURCES.get(name.partition("-")[0], name) for key in ("images", "backgrounds")
+             if isinstance(name := setting.params[0].get(key), str) and name]  # fmt: skip
+    said = " on ".join(parts)
+    return f"{said[:1].upper()}{said[1:]} (task {setting.task})." if parts else ""
+
+
+def networks_of(setting: Setting) -> str:
+    """Return in words what the networks of a task are: depth and width, where a ViT is described by them."""
+    depth, dim = (setting.params[1].get(key) for key in ("depth", "dim"))
+    return f"ViT, depth {depth}, width {dim}" if depth and dim else setting.model
+
+
+_SOURCES = {"photos": "photographs", "pictures": "photographs of a folder", "folder": "pictures of a folder"}
+"""What is said of sources of pictures, besides their names."""
 
 
 def _point(row: Row) -> tuple[Any, ...]:

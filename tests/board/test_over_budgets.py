@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from sparsebench.board import budget_table, columns, figures
+from sparsebench.board import budget_table, columns
 from sparsebench.board.board import BudgetBoard, Row
 from sparsebench.board.build import Leaderboard, build, judge
 from sparsebench.board.columns import keys_of
@@ -272,25 +272,11 @@ def test_the_picture_and_the_page_open_with_the_curves(tmp_path: Path) -> None:
     assert board.over_budgets is not None and board.over_budgets.rows == over(judge([*WORLD, *gaps_and_trials()])).rows
     made = files(board)
     assert made["leaderboard.png"].startswith(b"\x89PNG") and b'id="budgets"' in made["leaderboard.html"]
-    assert made["leaderboard.png"] != figures.draw(board.rows)
     page = made["leaderboard.html"].decode()
     assert page.index('id="budgets"') < page.index('id="board"')
     assert b"kept accuracy" in made["leaderboard.md"]
     single = [r | OWN for r in WORLD if r["macs_ratio_asked"] in (0.5, 1.0)]
     assert b'id="budgets"' not in files(board_of(single, tmp_path))["leaderboard.html"]
-
-
-def test_the_axis_of_the_picture_ends_shortly_after_dense() -> None:
-    from matplotlib.figure import Figure
-
-    from sparsebench.board import budget_figure
-
-    dear = records("dear", dict.fromkeys(BUDGETS, 0.99), dict.fromkeys(BUDGETS, 64.0))
-    axis = Figure().subplots()
-    budget_figure.draw(axis, over(judge([*WORLD, *dear])))
-    assert axis.get_xlim() == pytest.approx((0.27, 1.02))
-    styles = {line.get_label(): line.get_linestyle() for line in axis.get_lines()}
-    assert (styles["oracle"], styles["random_inside"], styles["good"]) == ("--", ":", "-")
 
 
 def test_who_was_not_asked_for_the_lowest_budget_has_no_area() -> None:

@@ -80,7 +80,7 @@ def test_named_lines_differ_in_colour_or_dash() -> None:
         picture.curves(board(many | {"more": (1, 1, 1)}), FACTS, [*many, "more"])
 
 
-def test_the_best_at_each_budget_and_of_the_best_ranks_are_named_and_others_are_grey() -> None:
+def test_the_best_at_small_budgets_and_of_the_best_ranks_are_named_and_others_are_grey() -> None:
     rest = {f"other_{i}": (0.5, 1, 3 + i / 10) for i in range(9)}
     lost = {"early": (0, 2, 9), "steady": (1, 1, 1), **rest, **REFERENCES, "worse": (9, 20, 40)}
     frame = board(lost)
@@ -194,3 +194,9 @@ def test_a_board_of_a_single_budget_has_dots(tmp_path: Path) -> None:
     assert "<!-- accuracy, % -->" in texts and "<!-- dense -->" in texts
     with Image.open(tmp_path / "leaderboard.png") as made:
         assert made.size[0] == round(style.DPI * style.COLUMNS["two"])
+
+
+def test_dots_of_what_nobody_reached_say_so() -> None:
+    never = VALUES.assign(value=math.inf, low=math.inf, high=math.inf)
+    figure = picture.dots(never, FACTS, "training samples", falling=False, logarithmic=True)
+    assert sum("not reached" in text.get_text() for text in figure.findobj(Text)) == 6

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from matplotlib.text import Text
 
 from sparsebench import page
-from sparsebench.board import figures, tables
+from sparsebench.board import picture_input, tables
 from sparsebench.board.board import Board
 from sparsebench.board.build import Leaderboard, judge
 from sparsebench.board.columns import FORMATS
@@ -46,9 +46,9 @@ def others(task: str) -> set[str]:
 
 
 def texts_of(board: Board) -> list[str]:
-    """Return all that is written in the picture of a board."""
-    figure = figures.figure_of(board.rows, board.over_budgets, board.columns)
-    return [text.get_text() for text in figure.findobj(Text)]
+    """Return all that is written in the pictures of a board."""
+    figures = [picture_input.draw(board, what) for what in picture_input.measured(board)]
+    return [text.get_text() for figure in figures for text in figure.findobj(Text)]
 
 
 def test_no_output_of_a_task_names_another(alone: tuple[str, Path, str]) -> None:
@@ -70,9 +70,9 @@ def test_figure_page_and_legend_name_the_task_that_was_run(alone: tuple[str, Pat
     tasks = {column.key: column.task for column in board.columns}
     assert tasks["accuracy"] == task and tasks["sample_complexity"] == (task if trials else "")
     assert tasks["aligned_gap"] == tasks["macs_ratio"] == ""
-    titles = texts_of(board)
-    assert f"accuracy ({task})" in titles
-    assert (f"N50: training samples for half of the trials ({task})" in titles) == trials
+    titles = " ".join(" ".join(texts_of(board)).split())
+    assert f"Test accuracy. Task {task}." in titles
+    assert (f"fewer are better. Task {task}." in titles) == trials
     assert f"Accuracy, AUROC and MACs: {task} task, where it was run." in said
     assert (f"trials to succeed, {task} task, where it was run." in said) == trials and "Gap:" not in said
     assert f"test accuracy, mean over seeds ({task} task)" in page.render(board).decode()

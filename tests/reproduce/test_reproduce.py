@@ -261,7 +261,8 @@ def failed(record: Record, reason: str, kind: str = "ValueError", status: Any = 
 def test_figures_and_verdicts_are_files(tmp_path: Path) -> None:
     verdicts = publish(theory.PAPER, {"1a": records_of("1a"), "spurious": records_of("spurious")}, tmp_path)
     assert sorted(contents(tmp_path)) == [
-        "fig1a-n50.csv", "fig1a.csv", "fig1a.pdf", "fig1a.png", "fig1a.svg", "spurious.csv", "spurious.pdf", "spurious.png", "spurious.svg",
+        "fig1a-n50.csv", "fig1a.csv", "fig1a.pdf", "fig1a.png", "fig1a.svg",
+        "spurious.csv", "spurious.pdf", "spurious.png", "spurious.svg",
         "verdicts.csv", "verdicts.json", "verdicts.md",
     ]  # fmt: skip
     assert [Verdict(**row) for row in csv_rows(tmp_path / "verdicts.csv")] == verdicts and len(verdicts) == 3
