@@ -285,8 +285,8 @@ def _chosen(board: pd.DataFrame, strategies: Sequence[str], lines: Mapping[str, 
 def _best(board: pd.DataFrame, lines: Mapping[str, _Line]) -> list[str]:
     """Return the strategies to name, in the board's order.
 
-    Of those that may be the best, as their rank begins where the best rank does, the one of each of the smallest budgets; then
-    those of the best ranks. What is worse than random tokens in the network is not named.
+    Of those that may be the best, as their rank begins where the best rank does, the one of each of the smallest
+    budgets; then those of the best ranks. What is worse than random tokens in the network is not named.
     """
     fair = {name: line for name, line in lines.items() if _competes(board, name)}
     ranked = {name: line for name, line in fair.items() if not math.isnan(line.rank[0])} or fair
