@@ -43,6 +43,12 @@ BELOW = 4
 LINEAR = 2.0
 """Points of loss below which the axis is linear; above it is logarithmic, so that small differences can be seen."""
 TICKS = (20, 10, 5, 2, 1, 0.5, 0, -0.5, -1, -2, -5, -10, -20, -50, -100)
+KINDS = {
+    "deployable": ("strategy", style.COLOURS[0], "o"),
+    "baseline": ("baseline", style.DARK, "s"),
+    "oracle": ("oracle (knows the relevant tokens)", style.COLOURS[3], "^"),
+}
+"""Kinds of strategies in words, with colour and marker of their dots."""
 EDGE = 0.06
 """Inches between what is drawn and the rim."""
 LETTERS, SIZE = {"one": 20, "two": 34}, {"one": 7, "two": 9}
@@ -88,10 +94,8 @@ def curves(board: pd.DataFrame, facts: Mapping[str, str], strategies: Sequence[s
     named = _chosen(board, strategies, lines) if strategies else _best(board, lines)
     references = [name for name in REFERENCES if name in lines and name not in named]
     inches, others = style.COLUMNS[width], len(lines) - len(named) - len(references)
-    notes = [
-        f"Dense: {100 * dense:.1f} % accuracy. Bars: 95 % intervals of differences.",
-        f"Grey: {others} others." if others else "",
-    ]
+    notes = [f"Dense: {100 * dense:.1f} % accuracy.", "Bars: 95 % intervals of differences."]
+    notes += ["The vertical axis is stretched near dense.", f"Grey: {others} others." if others else ""]
     notes += [f"{REFERENCES[name]}." for name in references] if width == "two" else []
     with _sheet(width):
         figure = style.new(inches, 1)
@@ -157,16 +161,19 @@ def dots(
     inches, place = style.COLUMNS[width], np.arange(len(order))
     value, low, high = (order[name].to_numpy(float) for name in ("value", "low", "high"))
     reached = np.isfinite(value)
-    note = "Bars: 95 % intervals." + (f" {left_out} more are not drawn." if left_out else "")
+    note = "No strategy has a result." if order.empty else "Bars: 95 % intervals."
+    note += f" {left_out} more are not drawn." if left_out else ""
     with _sheet(width):
         figure = style.new(inches, 1)
         heading = _heading(figure, facts.values(), [note], width)
         axis = figure.add_axes((0, 0, 1, 1))
+        if order.empty:
+            axis.set_axis_off()
         if logarithmic:
             axis.set_xscale("log")
-        for kind, (color, marker) in KINDS.items():
+        for kind, (words, color, marker) in KINDS.items():
             of_kind = (order["kind"] == kind).to_numpy() & reached & (order["strategy"] != DENSE).to_numpy()
-            _dots(axis, place[of_kind], value[of_kind], low[of_kind], high[of_kind], color, marker, _WORDS[kind])
+            _dots(axis, place[of_kind], value[of_kind], low[of_kind], high[of_kind], color, marker, words)
         is_dense = (order["strategy"] == DENSE).to_numpy() & reached
         _dots(axis, place[is_dense], value[is_dense], low[is_dense], high[is_dense], style.BLACK, "D", DENSE)
         for at in value[is_dense]:
@@ -191,10 +198,6 @@ def dots(
         )  # fmt: skip
         _place(figure, axis, heading, [], max(0.16 * len(order) + 0.1, 0.5), legend)
     return figure
-
-
-KINDS = {"deployable": (style.COLOURS[0], "o"), "baseline": (style.DARK, "s"), "oracle": (style.COLOURS[3], "^")}
-_WORDS = {"deployable": "strategy", "baseline": "baseline", "oracle": "oracle (knows the truth)"}
 
 
 def _dots(
@@ -285,7 +288,7 @@ def _chosen(board: pd.DataFrame, strategies: Sequence[str], lines: Mapping[str, 
 def _best(board: pd.DataFrame, lines: Mapping[str, _Line]) -> list[str]:
     """Return the strategies to name, in the board's order.
 
-    Of those that may be the best, as their rank begins where the best rank does, the one of each of the smallest
+    Of those that may be the best, as their rank begins where the best rank does, the best at each of the smallest
     budgets; then those of the best ranks. What is worse than random tokens in the network is not named.
     """
     fair = {name: line for name, line in lines.items() if _competes(board, name)}
@@ -384,11 +387,10 @@ def _place(
     axis.set_position((0.3, 0.2, 0.4, 0.6))
     figure.draw_without_rendering()
     inside, beside, below = axis.get_window_extent(), axis.yaxis.get_tightbbox(), axis.xaxis.get_tightbbox()
-    assert beside is not None and below is not None
-    left = (inside.x0 - beside.x0) / dpi + EDGE
+    left = (inside.x0 - beside.x0 if beside else 0.0) / dpi + EDGE
     right = max((label.get_window_extent().width / dpi + 0.32 for label in labels), default=0.12)
     under = 0.0 if legend is None else legend.get_window_extent().height / dpi + EDGE
-    bottom = (inside.y0 - below.y0) / dpi + EDGE + under
+    bottom = (inside.y0 - below.y0 if below else 0.0) / dpi + EDGE + under
     heights = [text.get_window_extent().height / dpi + EDGE for text in heading]
     total = sum(heights) + 2.5 * EDGE + high + bottom
     figure.set_figheight(total)

@@ -74,6 +74,8 @@ def facts(board: Board, part: str = "accuracy") -> dict[str, str]:
     if part != "accuracy":
         return data
     repetitions = max((row["n_seeds"] for row in board.rows), default=0)
+    if not repetitions:
+        return data
     networks = "One network" if repetitions == 1 else f"{repetitions} networks"
     networks += f" ({words})" if (words := board.networks.get(task)) else ""
     asked = {row["budget"] for row in board.rows if row["strategy"] != DENSE and row["accuracy"] is not None}

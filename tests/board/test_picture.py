@@ -196,6 +196,13 @@ def test_a_board_of_a_single_budget_has_dots(tmp_path: Path) -> None:
         assert made.size[0] == round(style.DPI * style.COLUMNS["two"])
 
 
+def test_a_board_without_results_says_so_in_place_of_an_empty_chart() -> None:
+    figure = picture.dots(VALUES[:0], FACTS, "accuracy, %")
+    assert any("No strategy has a result" in text for text in boxes(figure))
+    assert not any(axis.axison for axis in figure.axes)
+    assert style.content(figure).startswith(b"\x89PNG")
+
+
 def test_dots_of_what_nobody_reached_say_so() -> None:
     never = VALUES.assign(value=math.inf, low=math.inf, high=math.inf)
     figure = picture.dots(never, FACTS, "training samples", falling=False, logarithmic=True)

@@ -20,12 +20,15 @@ def masks(patches: list[int], n: int = 5) -> np.ndarray:
     return np.tile(np.isin(np.arange(16), patches), (n, 1))
 
 
-def comparison(stages: int = 1, label: str = "attn_topk", name: str = "a cat") -> Comparison:
+TITLE = "composite, vit, 600 training samples"
+
+
+def comparison(stages: int = 1, label: str = "attn_topk", name: str = "a cat", title: str = TITLE) -> Comparison:
     rows = np.array([0, 2, 4])
     kept = (masks(A), masks(B))
     kept[0][4], kept[1][4] = False, False
     stage = [Agreement(block, kept, iou(*kept), np.full(5, 0.2), None, None) for block in range(stages)]
-    scene = Scene("composite, vit, 600 training samples", (4, 4), PICTURES, np.zeros((3, 16, 16), bool), [name] * 3,
+    scene = Scene(title, (4, 4), PICTURES, np.zeros((3, 16, 16), bool), [name] * 3,
                   np.zeros(3, int), ("cat",))  # fmt: skip
     return Comparison(None, (Side(label, "macs 0.5"), Side("random", "macs 0.5")), stage, rows, scene)  # type: ignore[arg-type]
 
@@ -72,10 +75,15 @@ def test_the_same_comparison_gives_the_same_png() -> None:
         assert image.format == "PNG" and 600 < image.width < 2500
 
 
+def test_the_picture_can_be_a_vector_graphic() -> None:
+    assert draw(comparison(), "pdf").startswith(b"%PDF") and b"<svg" in draw(comparison(), "svg")
+    assert draw(comparison(), "svg") == draw(comparison(), "svg")
+
+
 @pytest.mark.parametrize("stages", [1, 3])
 def test_no_text_is_on_another_or_on_a_picture_or_outside(stages: int) -> None:
     label = "a_strategy_with_a_long_name(some=parameter, other=2, and_another=0.25, and_a=last_one)"
-    sheet = figure(comparison(stages, label, "a class of an unusually long name"))
+    sheet = figure(comparison(stages, label, "a class of an unusually long name", 5 * f"{TITLE}, "))
     canvas: Any = sheet.canvas
     sheet.draw_without_rendering()
     things = [*sheet.texts, *sheet.axes, *sheet.legends]

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -14,7 +15,7 @@ from sparsebench.papers.theory import PAPER
 from sparsebench.planning.expand import expand
 from sparsebench.planning.request import Request
 from sparsebench.plugin.registry import Registry
-from sparsebench.reproduce.result import Result, heat_map
+from sparsebench.reproduce.result import COLOURS, Result, heat_map, legend
 from sparsebench.reproduce.trials import Trial
 from sparsebench.reproduce.verdicts import as_csv, as_json
 from sparsebench.tasks.theory import Theory
@@ -89,3 +90,15 @@ def test_a_heat_map_shows_the_rates_that_there_are_and_has_the_same_bytes_again(
     assert Result("rates", {}, [panel], []).pictures() == made
     shown = re.findall(rb"<!-- (.*?) -->", made["svg"])
     assert {b"0.25", b"0.75", b"1", b"4", b"9", b"8", b"16"} <= set(shown) and b"nan" not in shown
+
+
+def test_series_differ_in_dashes_and_a_long_title_is_broken_into_lines() -> None:
+    def panel(axis: Axes) -> None:
+        for height, colour in enumerate(COLOURS[:2]):
+            axis.plot([0, 1], [height, height], color=colour, label=f"series {height}")
+        legend(axis)
+
+    made = Result("a title of $\\alpha$ and so on " * 9, {}, [panel], []).pictures()["svg"]
+    assert b"stroke-dasharray" in made
+    lines = [text for text in re.findall(rb"<!-- (.*?) -->", made, re.DOTALL) if b"alpha" in text]
+    assert len(lines) > 2 and b"".join(lines).count(b"$") == 18
